@@ -1,0 +1,251 @@
+/* atoll-agent: the program that runs inside every sandbox and does there what the host asks for.
+ *
+ * Theory of operation. It is on the untrusted side. It holds no secret of the host, and it can do nothing that code in the sandbox
+ * could not do by itself; the host treats whatever it says as hostile. It exists so that commands, files and ports work in the
+ * same way behind every engine: all of them are spoken over one byte stream (docs/protocol.md).
+ *
+ * One process, one epoll loop, no threads. loop.c is the loop; connection.c reads and writes frames; every operation is a stream with a few
+ * callbacks: process.c (with launch.c and supervise.c) for commands, file.c, tree.c, put.c and watch.c for files, port.c for
+ * ports. It is PID 1 of the sandbox where the engine can arrange that, and then also reaps orphans.
+ *
+ *   atoll-agent --listen-fd N    accept on an inherited, listening socket: nothing inside can take its place
+ *   atoll-agent --listen-path P  make and accept on a unix socket
+ *   atoll-agent --stdio          one connection over stdin and stdout
+ *     --work-dir DIR             where relative paths and commands start
+ *     --rlimit-nofile N          a cap on open files for everything inside
+ *   atoll-agent connect P        join stdin and stdout to the unix socket P (a bridge for engines that can only run programs)
+ *   atoll-agent --as U:G -- CMD  on the host: give up root for uid U and gid G, in a session of its own, then run CMD
+ */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+struct agent agent;
+
+static void die(const char *what)
+{
+    fprintf(stderr, "atoll-agent: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static uint64_t own_rss(void)
+{
+    FILE *file = fopen("/proc/self/statm", "re");
+    unsigned long size = 0, resident = 0, shared = 0;
+    if (file && fscanf(file, "%lu %lu %lu", &size, &resident, &shared) != 3)
+        resident = shared = 0;
+    if (file)
+        fclose(file);
+    return (uint64_t)(resident - shared) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t processes_seen(void)
+{
+    struct stat info; /* /proc has a link for each process, besides its fixed ones */
+    return stat("/proc", &info) == 0 ? info.st_nlink : 0;
+}
+
+static void answer_hello(struct stream *stream)
+{
+    struct builder fields;
+    fields.length = 0;
+    add_number(&fields, TAG_VERSION, PROTOCOL_VERSION);
+    add_bytes(&fields, TAG_INSTANCE, agent.instance, sizeof agent.instance);
+    add_number(&fields, TAG_PID, (uint64_t)getpid());
+    add_number(&fields, TAG_UPTIME_NS, now_ns() - agent.started_ns);
+    stream_finish(stream, &fields);
+}
+
+static void answer_stats(struct stream *stream)
+{
+    struct builder fields;
+    fields.length = 0;
+    add_number(&fields, TAG_RSS_BYTES, own_rss());
+    add_number(&fields, TAG_PROCESSES, processes_seen());
+    add_number(&fields, TAG_STREAMS, streams_count());
+    add_number(&fields, TAG_CONNECTIONS, connections_count());
+    add_number(&fields, TAG_OUTPUT_BYTES, processes_output_bytes());
+    add_number(&fields, TAG_UPTIME_NS, now_ns() - agent.started_ns);
+    stream_finish(stream, &fields);
+}
+
+void operation_open(struct stream *stream, unsigned operation, struct fields fields)
+{
+    switch (operation) {
+    case OP_HELLO: answer_hello(stream); break;
+    case OP_STATS: answer_stats(stream); break;
+    case OP_START: process_start(stream, fields); break;
+    case OP_ATTACH: process_attach(stream, fields); break;
+    case OP_PROCESSES: process_list(stream); break;
+    case OP_KILL: process_kill(stream, fields); break;
+    case OP_RELEASE: process_release(stream, fields); break;
+    case OP_STAT:
+    case OP_MKDIR:
+    case OP_RENAME:
+    case OP_CHMOD:
+    case OP_CHOWN:
+    case OP_SYMLINK: file_simple(stream, operation, fields); break;
+    case OP_REMOVE: file_remove(stream, fields); break;
+    case OP_READ: file_read(stream, fields); break;
+    case OP_WRITE: file_write(stream, fields); break;
+    case OP_LIST:
+    case OP_WALK:
+    case OP_GET_TREE: tree_walk(stream, operation, fields); break;
+    case OP_PUT_TREE: tree_put(stream, fields); break;
+    case OP_WATCH: watch_open(stream, fields); break;
+    case OP_CONNECT: port_open(stream, fields); break;
+    default: stream_fail(stream, ENOSYS, "unknown operation");
+    }
+}
+
+/* --- the other modes -------------------------------------------------------------------------------------------------------- */
+
+static int give_up_root(int argc, char **argv)
+{
+    unsigned uid, gid;
+    char rest;
+    if (argc < 4 || sscanf(argv[2], "%u:%u%c", &uid, &gid, &rest) != 2 || strcmp(argv[3], "--") || !argv[4] || !uid || !gid) {
+        fprintf(stderr, "usage: atoll-agent --as UID:GID -- COMMAND...\n");
+        return 2;
+    }
+    for (int signal = 1; signal < 32; signal++)
+        if (signal != SIGKILL && signal != SIGSTOP)
+            sigaction(signal, &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid();
+    if (setgroups(0, NULL) < 0 || setresgid(gid, gid, gid) < 0 || setresuid(uid, uid, uid) < 0)
+        die("cannot give up root");
+    execvp(argv[4], argv + 4);
+    die(argv[4]);
+    return 127;
+}
+
+static int copy_some(int from, int to)
+{
+    char buffer[65536];
+    ssize_t length = read(from, buffer, sizeof buffer);
+    for (ssize_t done = 0, part; done < length; done += part)
+        if ((part = write(to, buffer + done, (size_t)(length - done))) <= 0)
+            return -1;
+    return length > 0 ? 0 : -1;
+}
+
+static int bridge(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (strlen(path) >= sizeof address.sun_path)
+        return 2;
+    strcpy(address.sun_path, path);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
+        die(path);
+    struct pollfd watched[2] = {{.fd = 0, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
+    while (poll(watched, 2, -1) >= 0 || errno == EINTR) {
+        if (watched[1].revents && copy_some(fd, 1) < 0)
+            return 0;
+        if (watched[0].revents && copy_some(0, fd) < 0)
+            return 0;
+    }
+    return 1;
+}
+
+static int listen_at(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (strlen(path) >= sizeof address.sun_path)
+        die("socket path");
+    strcpy(address.sun_path, path);
+    unlink(path);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) < 0 || listen(fd, 128) < 0)
+        die(path);
+    chmod(path, 0600);
+    return fd;
+}
+
+/* --- becoming the agent --------------------------------------------------------------------------------------------------------- */
+
+struct options {
+    int listen_fd;
+    const char *listen_path, *work_dir;
+    bool stdio;
+    unsigned long open_files;
+};
+
+static struct options parse_options(int argc, char **argv)
+{
+    struct options options = {.listen_fd = -1, .work_dir = "/"};
+    for (int i = 1; i < argc; i++) {
+        bool last = i + 1 == argc;
+        if (strcmp(argv[i], "--stdio") == 0)
+            options.stdio = true;
+        else if (strcmp(argv[i], "--listen-fd") == 0 && !last)
+            options.listen_fd = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--listen-path") == 0 && !last)
+            options.listen_path = argv[++i];
+        else if (strcmp(argv[i], "--work-dir") == 0 && !last)
+            options.work_dir = argv[++i];
+        else if (strcmp(argv[i], "--rlimit-nofile") == 0 && !last)
+            options.open_files = strtoul(argv[++i], NULL, 10);
+        else {
+            fprintf(stderr, "atoll-agent: bad argument: %s\n", argv[i]);
+            exit(2);
+        }
+    }
+    if (options.listen_fd < 0 && !options.listen_path && !options.stdio) {
+        fprintf(stderr, "usage: atoll-agent (--listen-fd N | --listen-path PATH | --stdio) [--work-dir DIR]\n");
+        exit(2);
+    }
+    return options;
+}
+
+static void settle_in(const struct options *options)
+{
+    if (getrandom(agent.instance, sizeof agent.instance, 0) != sizeof agent.instance)
+        die("random numbers");
+    agent.started_ns = now_ns();
+    umask(022);
+    signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_DUMPABLE, 0); /* commands of the same user may not trace us or read our memory */
+    if (options->open_files && setrlimit(RLIMIT_NOFILE, &(struct rlimit){options->open_files, options->open_files}) < 0)
+        die("--rlimit-nofile");
+    if (strlen(options->work_dir) >= sizeof agent.work_dir || options->work_dir[0] != '/' || chdir(options->work_dir) < 0)
+        die(options->work_dir);
+    strcpy(agent.work_dir, options->work_dir);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--as") == 0)
+        return give_up_root(argc, argv);
+    if (argc == 3 && strcmp(argv[1], "connect") == 0)
+        return bridge(argv[2]);
+    struct options options = parse_options(argc, argv);
+    settle_in(&options);
+    loop_init();
+    processes_init();
+    if (options.stdio && connection_open(fcntl(0, F_DUPFD_CLOEXEC, 16), fcntl(1, F_DUPFD_CLOEXEC, 16)) < 0)
+        die("--stdio");
+    if (options.listen_path)
+        connections_listen(listen_at(options.listen_path));
+    else if (options.listen_fd >= 0)
+        connections_listen(fcntl(options.listen_fd, F_DUPFD_CLOEXEC, 16)), close(options.listen_fd);
+    loop_run();
+}

@@ -1,0 +1,882 @@
+/* Processes: started, fed, listened to, and remembered until they are released.
+ *
+ * The output of each channel is kept in a ring with absolute offsets. While a stream is attached, nothing that it has not seen is
+ * overwritten: a full ring stops us reading, and so the command. Without one, the oldest output makes way.
+ *
+ * A process is complete when it has exited and all that was in its pipes at that moment is in the rings. If its tree is
+ * being killed, it is complete only when the tree is gone, so that an answer means what it says.
+ */
+#define _GNU_SOURCE
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <sched.h>
+#include <termios.h>
+#include <unistd.h>
+
+enum {
+    CHUNK = 64 * 1024,
+    DEFAULT_KEEP = 1 << 20,
+    MOST_KEEP = 64 << 20,
+    FIRST_FREE_FD = 16,
+    MAX_KILL_ROUNDS = 400,
+};
+#define MS 1000000u
+
+static struct process *processes;
+static unsigned process_count;
+static uint64_t output_bytes;
+static int null_fd = -1;
+static struct source notices, children;
+static const struct stream_ops process_ops, killer_ops;
+
+#define OWNER(pointer, member) ((struct process *)((char *)(pointer)-offsetof(struct process, member)))
+
+uint64_t processes_output_bytes(void) { return output_bytes; }
+
+static struct process *find_process(struct fields fields)
+{
+    struct field id;
+    if (!fields_find(fields, TAG_ID, &id) || !id.length || id.length > MAX_ID)
+        return NULL;
+    for (struct process *process = processes; process; process = process->next)
+        if (process->id_length == id.length && memcmp(process->id, id.value, id.length) == 0)
+            return process;
+    return NULL;
+}
+
+static void drop(struct process *process)
+{
+    if (process->dropped)
+        return;
+    process->dropped = true;
+    *process->link = process->next;
+    if (process->next)
+        process->next->link = process->link;
+    process_count--;
+    for (int i = 0; i < CHANNELS; i++) {
+        source_close(&process->channels[i].source);
+        free(process->channels[i].bytes);
+    }
+    source_close(&process->input);
+    free(process->input_bytes);
+    timer_set(&process->deadline, 0);
+    timer_set(&process->kill_again, 0);
+    timer_set(&process->settle, 0);
+    launch_release(&process->launch);
+    free_later(process);
+}
+
+static void drop_if_forgotten(struct process *process)
+{
+    if (process->gone && process->complete && !process->stream && process->flags & START_FORGET)
+        drop(process);
+}
+
+/* --- the rings -------------------------------------------------------------------------------------------------------- */
+
+static size_t make_room(struct channel *channel)
+{
+    size_t kept = (size_t)(channel->end - channel->start);
+    if (kept == channel->capacity && channel->capacity < channel->most) {
+        size_t capacity = channel->capacity ? channel->capacity * 4 : 4096;
+        if (capacity > channel->most)
+            capacity = channel->most;
+        uint8_t *larger = malloc(capacity);
+        if (larger) {
+            for (uint64_t at = channel->start; at < channel->end;) {
+                size_t from = (size_t)(at % channel->capacity), run = channel->capacity - from;
+                size_t to = (size_t)(at % capacity);
+                if (run > channel->end - at)
+                    run = (size_t)(channel->end - at);
+                if (run > capacity - to)
+                    run = capacity - to;
+                memcpy(larger + to, channel->bytes + from, run);
+                at += run;
+            }
+            free(channel->bytes);
+            channel->bytes = larger;
+            channel->capacity = capacity;
+        }
+    }
+    if (kept == channel->capacity) {
+        uint64_t forgettable = (channel->process->stream ? channel->sent : channel->end) - channel->start;
+        channel->start += forgettable < CHUNK ? forgettable : CHUNK;
+    }
+    return channel->capacity - (size_t)(channel->end - channel->start);
+}
+
+/* Up to `most` bytes from the pipe. Positive: read; 0: end of file; -1: nothing there now; -2: no room. */
+static ssize_t fill(struct channel *channel, size_t most)
+{
+    size_t room = make_room(channel);
+    if (!room)
+        return -2;
+    if (room > most)
+        room = most;
+    size_t at = (size_t)(channel->end % channel->capacity), run = channel->capacity - at;
+    struct iovec parts[2] = {{channel->bytes + at, run < room ? run : room}, {channel->bytes, run < room ? room - run : 0}};
+    ssize_t length;
+    do
+        length = readv(channel->source.fd, parts, parts[1].iov_len ? 2 : 1);
+    while (length < 0 && errno == EINTR);
+    if (length < 0)
+        return errno == EAGAIN ? -1 : 0; /* a pty without a slave says EIO */
+    channel->end += (uint64_t)length;
+    output_bytes += (uint64_t)length;
+    return length;
+}
+
+static void write_to_ring(struct channel *channel, const char *text)
+{
+    for (; *text && make_room(channel); text++)
+        channel->bytes[channel->end++ % channel->capacity] = (uint8_t)*text;
+}
+
+static void check_complete(struct process *process);
+
+static void channel_ready(struct source *source, uint32_t events)
+{
+    struct channel *channel = (struct channel *)((char *)source - offsetof(struct channel, source));
+    struct process *process = channel->process;
+    (void)events;
+    if (channel->index == 2) {
+        /* A status speaks of the output before it: that must be in first. */
+        for (int i = 0; i < 2; i++) {
+            struct channel *other = &process->channels[i];
+            ssize_t got = 1;
+            while (other->source.fd >= 0 && got > 0)
+                got = fill(other, CHUNK);
+            if (got == -2) {
+                source_watch(source, 0);
+                return;
+            }
+        }
+    }
+    ssize_t got = fill(channel, CHUNK);
+    if (got == 0)
+        source_close(source);
+    else if (got == -2)
+        source_watch(source, 0); /* the stream's pump will ask again */
+    if (process->stream)
+        stream_wake(process->stream);
+    check_complete(process);
+}
+
+static void listen_again(struct process *process)
+{
+    for (int i = 0; i < CHANNELS; i++)
+        if (process->channels[i].source.fd >= 0)
+            source_watch(&process->channels[i].source, EPOLLIN);
+}
+
+/* --- the end of a process ------------------------------------------------------------------------------------------------ */
+
+static void check_complete(struct process *process)
+{
+    if (!process->exited || process->complete || (process->killing && !process->gone && process->kill_rounds < MAX_KILL_ROUNDS))
+        return;
+    for (int i = 0; i < CHANNELS; i++) {
+        struct channel *channel = &process->channels[i];
+        if (channel->source.fd >= 0 && (channel->end < channel->drain_to || process->settle.due_ns))
+            return;
+    }
+    process->complete = true;
+    for (int i = 0; i < CHANNELS; i++)
+        process->channels[i].final = process->channels[i].end;
+    timer_set(&process->settle, 0);
+    if (process->stream)
+        stream_wake(process->stream);
+    else
+        drop_if_forgotten(process);
+}
+
+static void settle_fire(struct timer *timer)
+{
+    check_complete(OWNER(timer, settle));
+}
+
+/* Note what is still in the pipes and take it. */
+static void settle(struct process *process)
+{
+    for (int i = 0; i < CHANNELS; i++) {
+        struct channel *channel = &process->channels[i];
+        int waiting = 0;
+        if (channel->source.fd < 0)
+            continue;
+        ioctl(channel->source.fd, FIONREAD, &waiting);
+        channel->drain_to = channel->end + (uint64_t)(waiting > 0 ? waiting : 0);
+        if (process->flags & START_PTY) /* a terminal hands over a little later what was written to it */
+            timer_set(&process->settle, now_ns() + 100 * MS);
+        ssize_t got = 1;
+        while (channel->end < channel->drain_to && got > 0)
+            got = fill(channel, CHUNK);
+        if (got == 0)
+            source_close(&channel->source);
+    }
+    check_complete(process);
+}
+
+static void start_kill(struct process *process, unsigned cause);
+
+static void process_exited(struct process *process)
+{
+    process->exited = true;
+    process->ended_ns = now_ns();
+    timer_set(&process->deadline, 0);
+    source_close(&process->input);
+    if (process->stage == STAGE_EXEC) {
+        char text[PATH_MAX + 64];
+        bool missing = process->error == ENOENT;
+        snprintf(text, sizeof text, "atoll: %.4000s: %s\n", process->launch.argv[0], missing ? "not found" : strerror(process->error));
+        write_to_ring(&process->channels[process->flags & (START_MERGE | START_PTY) ? 0 : 1], text);
+        process->status = (missing ? 127 : 126) << 8;
+    } else if (process->stage != STAGE_NONE) {
+        process->flags |= START_FORGET;
+        process->complete = true;
+        struct stream *stream = process->stream;
+        const char *what = process->stage == STAGE_CWD    ? process->launch.cwd
+                           : process->stage == STAGE_USER ? "cannot become that user"
+                                                          : "cannot start a process";
+        if (stream)
+            stream_fail(stream, process->error, what);
+        return;
+    }
+    if (process->cause)
+        start_kill(process, process->cause); /* the deadline was over: nothing may stay */
+    else
+        process->cause = WIFSIGNALED(process->status) ? CAUSE_SIGNAL : CAUSE_EXIT;
+    settle(process);
+}
+
+static void process_gone(struct process *process)
+{
+    process->gone = true;
+    timer_set(&process->kill_again, 0);
+    if (!process->exited) { /* something inside killed the supervisor */
+        process->status = SIGKILL;
+        process_exited(process);
+    } else if (process->killing && !process->complete) {
+        settle(process);
+    }
+    while (process->killer_count) {
+        struct stream *killer = process->killers[0];
+        stream_finish(killer, NULL);
+    }
+    launch_release(&process->launch);
+    drop_if_forgotten(process);
+}
+
+static void tell_started(struct process *process)
+{
+    struct builder fields;
+    fields.length = 0;
+    process->told_started = true;
+    if (!process->stream)
+        return;
+    add_number(&fields, TAG_PID, (uint64_t)process->pid);
+    stream_event(process->stream, EVENT_STARTED, &fields);
+    if (process->flags & START_DETACH)
+        stream_finish(process->stream, NULL);
+}
+
+static void notices_ready(struct source *source, uint32_t events)
+{
+    struct process *process;
+    (void)events;
+    while (read(source->fd, &process, sizeof process) == sizeof process) {
+        if (process->flags & START_STARTED && !process->told_started && process->stage == STAGE_NONE)
+            tell_started(process);
+        if (process->ended && !process->exited)
+            process_exited(process);
+    }
+}
+
+static bool is_supervisor(pid_t pid)
+{
+    for (struct process *process = processes; process; process = process->next)
+        if (process->supervisor == pid && !process->gone)
+            return true;
+    return false;
+}
+
+static void children_ready(struct source *source, uint32_t events)
+{
+    struct signalfd_siginfo info;
+    bool strays = false;
+    (void)events;
+    while (read(source->fd, &info, sizeof info) == sizeof info)
+        continue;
+    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG | __WALL)) > 0;) {
+        notices_ready(&notices, 0); /* a supervisor gives notice before it ends */
+        struct process *process = processes;
+        while (process && (process->supervisor != pid || process->gone))
+            process = process->next;
+        if (!process || !process->exited)
+            strays = true;
+        if (process)
+            process_gone(process);
+    }
+    if (strays)
+        kill_strays(is_supervisor);
+}
+
+/* --- killing --------------------------------------------------------------------------------------------------------------- */
+
+static void kill_round(struct process *process)
+{
+    if (process->gone)
+        return;
+    kill(process->supervisor, SIGCONT);
+    kill_descendants(process->supervisor, 0);
+    if (++process->kill_rounds == MAX_KILL_ROUNDS / 4)
+        kill(process->supervisor, SIGKILL); /* what is below it then comes to us, see kill_strays */
+    if (process->kill_rounds >= MAX_KILL_ROUNDS)
+        check_complete(process);
+    timer_set(&process->kill_again, now_ns() + (process->kill_rounds < 10 ? 2 : process->kill_rounds < 100 ? 5 : 20) * MS);
+}
+
+static void kill_again_fire(struct timer *timer) { kill_round(OWNER(timer, kill_again)); }
+
+static void start_kill(struct process *process, unsigned cause)
+{
+    if (process->gone || process->killing)
+        return;
+    process->killing = true;
+    if (!process->cause)
+        process->cause = cause;
+    kill_round(process);
+}
+
+/* The process's own number; its supervisor may be about to write it. */
+static pid_t own_pid(struct process *process)
+{
+    for (uint64_t until = now_ns() + 50 * MS; !process->pid && !process->ended && now_ns() < until;)
+        sched_yield();
+    return process->pid;
+}
+
+static void deadline_fire(struct timer *timer)
+{
+    struct process *process = OWNER(timer, deadline);
+    pid_t pid = own_pid(process);
+    if (process->exited)
+        return;
+    if (!process->grace_ns || pid <= 0) {
+        start_kill(process, CAUSE_TIMEOUT);
+        return;
+    }
+    process->cause = CAUSE_TIMEOUT;
+    kill(-pid, SIGTERM);
+    kill(-pid, SIGCONT);
+    timer_set(timer, now_ns() + process->grace_ns);
+    process->grace_ns = 0;
+}
+
+static int send_signal(struct process *process, uint64_t number, bool spare)
+{
+    if (number > 64)
+        return EINVAL;
+    if (number == SIGKILL && !spare) {
+        if (process->gone)
+            return ESRCH;
+        start_kill(process, CAUSE_KILLED);
+        return 0;
+    }
+    pid_t pid = own_pid(process);
+    if (process->gone || pid <= 0)
+        return ESRCH;
+    if (spare) {
+        kill_descendants(process->supervisor, pid);
+        return 0;
+    }
+    return process->exited || kill(-pid, (int)number) < 0 ? ESRCH : 0;
+}
+
+static void killer_closed(struct stream *stream)
+{
+    struct process *process = stream->owner;
+    for (unsigned i = 0; i < process->killer_count; i++)
+        if (process->killers[i] == stream)
+            process->killers[i] = process->killers[--process->killer_count];
+}
+
+static const struct stream_ops killer_ops = {.closed = killer_closed};
+
+void process_kill(struct stream *stream, struct fields fields)
+{
+    struct process *process = find_process(fields);
+    uint64_t number = fields_number_or(fields, TAG_SIGNAL, SIGKILL);
+    bool spare = fields_number_or(fields, TAG_FLAGS, 0) & 1;
+    if (!process) {
+        stream_fail(stream, ENOENT, "no such process");
+        return;
+    }
+    if (process->killer_count == sizeof process->killers / sizeof *process->killers) {
+        stream_fail(stream, EAGAIN, "it is being killed");
+        return;
+    }
+    int error = send_signal(process, number, spare);
+    if (error) {
+        stream_fail(stream, error, NULL);
+    } else if (number != SIGKILL || spare || process->gone) {
+        stream_finish(stream, NULL);
+    } else {
+        stream_serve(stream, &killer_ops, process);
+        process->killers[process->killer_count++] = stream;
+    }
+}
+
+void process_release(struct stream *stream, struct fields fields)
+{
+    struct process *process = find_process(fields);
+    if (!process) {
+        stream_fail(stream, ENOENT, "no such process");
+    } else if (!process->gone) {
+        stream_fail(stream, EBUSY, NULL);
+    } else {
+        if (process->stream)
+            stream_fail(process->stream, ESTALE, "released");
+        drop(process); /* does nothing if that was the last word on it */
+        stream_finish(stream, NULL);
+    }
+}
+
+/* --- the stream of a process --------------------------------------------------------------------------------------------------- */
+
+static bool pump_channel(struct stream *stream, struct channel *channel)
+{
+    uint64_t until = channel->process->complete ? channel->final : channel->end;
+    size_t room;
+    if (channel->sent >= until)
+        return false;
+    size_t at = (size_t)(channel->sent % channel->capacity), run = channel->capacity - at;
+    if (run > until - channel->sent)
+        run = (size_t)(until - channel->sent);
+    uint8_t *payload = stream_reserve(stream, run < CHUNK ? run : CHUNK, &room);
+    if (!payload)
+        return false;
+    memcpy(payload, channel->bytes + at, room);
+    stream_commit(stream, channel->index + 1, room);
+    channel->sent += room;
+    return true;
+}
+
+static void finish(struct process *process)
+{
+    struct builder fields;
+    fields.length = 0;
+    add_number(&fields, TAG_CAUSE, process->cause);
+    add_number(&fields, TAG_PID, (uint64_t)process->pid);
+    if (WIFSIGNALED(process->status))
+        add_number(&fields, TAG_TERM_SIGNAL, (uint64_t)WTERMSIG(process->status));
+    else
+        add_number(&fields, TAG_EXIT_CODE, (uint64_t)WEXITSTATUS(process->status));
+    for (unsigned i = 0; i < CHANNELS; i++)
+        add_number(&fields, TAG_END_1 + i, process->channels[i].final);
+    add_number(&fields, TAG_DURATION_NS, process->ended_ns - process->started_ns);
+    add_number(&fields, TAG_CPU_NS, process->cpu_ns);
+    add_number(&fields, TAG_MAX_RSS_BYTES, process->max_rss_bytes);
+    stream_finish(process->stream, &fields);
+}
+
+static bool process_pump(struct stream *stream)
+{
+    struct process *process = stream->owner;
+    struct channel *channels = process->channels;
+    bool sent = pump_channel(stream, &channels[0]);
+    sent |= pump_channel(stream, &channels[1]);
+    if (channels[0].sent == channels[0].end && channels[1].sent == channels[1].end)
+        sent |= pump_channel(stream, &channels[2]);
+    if (process->complete) {
+        bool all = true;
+        for (int i = 0; i < CHANNELS; i++)
+            all &= channels[i].sent >= channels[i].final;
+        if (all) {
+            finish(process);
+            return false;
+        }
+    } else if (sent) {
+        listen_again(process);
+    }
+    return sent;
+}
+
+static void write_input(struct process *process)
+{
+    while (process->input_start < process->input_end && process->input.fd >= 0) {
+        ssize_t length = write(process->input.fd, process->input_bytes + process->input_start, process->input_end - process->input_start);
+        if (length < 0 && errno == EINTR)
+            continue;
+        if (length < 0 && errno == EAGAIN)
+            break;
+        if (length < 0) {
+            source_close(&process->input);
+            break;
+        }
+        process->input_start += (size_t)length;
+        if (process->stream)
+            stream_consumed(process->stream, (size_t)length);
+    }
+    size_t left = process->input_end - process->input_start;
+    if (process->input.fd < 0) { /* nobody reads it: as if written */
+        if (process->stream)
+            stream_consumed(process->stream, left);
+        left = 0;
+    }
+    if (!left) {
+        process->input_start = process->input_end = 0;
+        if (process->input_ended)
+            source_close(&process->input);
+    }
+    if (process->input.fd >= 0)
+        source_watch(&process->input, left ? EPOLLOUT : 0);
+}
+
+static void input_ready(struct source *source, uint32_t events)
+{
+    (void)events;
+    write_input(OWNER(source, input));
+}
+
+static bool queue_input(struct process *process, const uint8_t *bytes, size_t length)
+{
+    if (process->input_start) {
+        memmove(process->input_bytes, process->input_bytes + process->input_start, process->input_end - process->input_start);
+        process->input_end -= process->input_start;
+        process->input_start = 0;
+    }
+    if (process->input_capacity - process->input_end < length) {
+        size_t capacity = process->input_end + length + 4096;
+        uint8_t *larger = realloc(process->input_bytes, capacity);
+        if (!larger)
+            return false;
+        process->input_bytes = larger;
+        process->input_capacity = capacity;
+    }
+    memcpy(process->input_bytes + process->input_end, bytes, length);
+    process->input_end += length;
+    return true;
+}
+
+static void process_data(struct stream *stream, const uint8_t *bytes, size_t length)
+{
+    struct process *process = stream->owner;
+    if (process->input.fd < 0 || process->input_ended)
+        stream_consumed(stream, length);
+    else if (!queue_input(process, bytes, length))
+        stream_fail(stream, ENOMEM, NULL);
+    else
+        write_input(process);
+}
+
+static void process_end(struct stream *stream)
+{
+    struct process *process = stream->owner;
+    if (process->input.fd < 0)
+        return;
+    static const uint8_t end_of_file = 4;
+    if (process->flags & START_PTY)
+        queue_input(process, &end_of_file, 1);
+    else
+        process->input_ended = true;
+    write_input(process);
+}
+
+static void resize(struct process *process, struct fields fields)
+{
+    struct winsize size = {
+        .ws_row = (unsigned short)fields_number_or(fields, TAG_ROWS, 24),
+        .ws_col = (unsigned short)fields_number_or(fields, TAG_COLS, 80),
+    };
+    if (process->flags & START_PTY && process->channels[0].source.fd >= 0)
+        ioctl(process->channels[0].source.fd, TIOCSWINSZ, &size);
+}
+
+static void process_control(struct stream *stream, unsigned verb, struct fields fields)
+{
+    if (verb == VERB_RESIZE)
+        resize(stream->owner, fields);
+    else if (verb == VERB_SIGNAL)
+        send_signal(stream->owner, fields_number_or(fields, TAG_SIGNAL, SIGKILL), false);
+}
+
+static void process_closed(struct stream *stream)
+{
+    struct process *process = stream->owner;
+    process->stream = NULL;
+    listen_again(process); /* from now on old output makes way */
+    drop_if_forgotten(process);
+}
+
+static const struct stream_ops process_ops = {
+    .data = process_data,
+    .end = process_end,
+    .control = process_control,
+    .pump = process_pump,
+    .closed = process_closed,
+};
+
+static void attach(struct process *process, struct stream *stream, struct fields fields)
+{
+    struct builder event;
+    event.length = 0;
+    if (process->stream)
+        stream_fail(process->stream, ESTALE, "taken over by another connection");
+    add_number(&event, TAG_PID, (uint64_t)process->pid);
+    add_number(&event, TAG_RUNNING, !process->complete);
+    for (unsigned i = 0; i < CHANNELS; i++) {
+        struct channel *channel = &process->channels[i];
+        uint64_t end = process->complete ? channel->final : channel->end;
+        uint64_t from = fields_number_or(fields, TAG_OFFSET_1 + i, 0);
+        if (from < channel->start)
+            from = channel->start;
+        if (from > end)
+            from = end;
+        channel->sent = from;
+        add_number(&event, TAG_OFFSET_1 + i, from);
+    }
+    process->stream = stream;
+    stream_serve(stream, &process_ops, process);
+    stream_event(stream, EVENT_ATTACHED, &event);
+    stream_wake(stream);
+}
+
+void process_attach(struct stream *stream, struct fields fields)
+{
+    struct process *process = find_process(fields);
+    if (process)
+        attach(process, stream, fields);
+    else
+        stream_fail(stream, ENOENT, "no such process");
+}
+
+/* --- starting ---------------------------------------------------------------------------------------------------------------- */
+
+static int open_pty(struct process *process, struct fields fields)
+{
+    int unlock = 0, number;
+    char path[32];
+    int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (master < 0)
+        return -1;
+    process->channels[0].source.fd = master;
+    if (ioctl(master, TIOCSPTLCK, &unlock) < 0 || ioctl(master, TIOCGPTN, &number) < 0)
+        return -1;
+    snprintf(path, sizeof path, "/dev/pts/%d", number);
+    process->launch.fds[0] = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    process->input.fd = fcntl(master, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+    if (process->launch.fds[0] < 0 || process->input.fd < 0)
+        return -1;
+    for (int i = 1; i < 3; i++)
+        if ((process->launch.fds[i] = fcntl(process->launch.fds[0], F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
+            return -1;
+    process->launch.pty = true;
+    resize(process, fields);
+    return 0;
+}
+
+/* A pipe whose `ours` end is ours and does not block. */
+static int open_pipe(int *ours, int *theirs, int ours_index)
+{
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return -1;
+    *ours = fds[ours_index];
+    *theirs = fds[!ours_index];
+    return fcntl(*ours, F_SETFL, O_NONBLOCK);
+}
+
+static int open_pipes(struct process *process)
+{
+    int *theirs = process->launch.fds;
+    struct channel *channels = process->channels;
+    if (process->flags & START_STDIN) {
+        if (open_pipe(&process->input.fd, &theirs[0], 1) < 0)
+            return -1;
+    } else if ((theirs[0] = fcntl(null_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0) {
+        return -1;
+    }
+    if (open_pipe(&channels[0].source.fd, &theirs[1], 0) < 0)
+        return -1;
+    if (process->flags & START_MERGE) {
+        if ((theirs[2] = fcntl(theirs[1], F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
+            return -1;
+    } else if (open_pipe(&channels[1].source.fd, &theirs[2], 0) < 0) {
+        return -1;
+    }
+    return process->flags & START_STATUS ? open_pipe(&channels[2].source.fd, &theirs[3], 0) : 0;
+}
+
+static bool make_place(void)
+{
+    struct process *oldest = NULL;
+    if (process_count < MAX_PROCESSES)
+        return true;
+    for (struct process *process = processes; process; process = process->next)
+        if (process->gone && process->complete && !process->stream)
+            oldest = process; /* new ones are put in front */
+    if (oldest)
+        drop(oldest);
+    return oldest;
+}
+
+static struct process *new_process(struct fields fields)
+{
+    struct field id;
+    uint64_t keep = fields_number_or(fields, TAG_KEEP, DEFAULT_KEEP);
+    struct process *process = calloc(1, sizeof *process);
+    if (!process)
+        return NULL;
+    fields_find(fields, TAG_ID, &id);
+    memcpy(process->id, id.value, id.length);
+    process->id_length = id.length;
+    process->flags = (unsigned)fields_number_or(fields, TAG_FLAGS, 0);
+    process->input = (struct source){.fd = -1, .ready = input_ready};
+    for (unsigned i = 0; i < CHANNELS; i++) {
+        struct channel *channel = &process->channels[i];
+        channel->source = (struct source){.fd = -1, .ready = channel_ready};
+        channel->process = process;
+        channel->index = i;
+        channel->most = (keep > MOST_KEEP ? MOST_KEEP : (size_t)keep) + CHUNK;
+    }
+    process->deadline.fire = deadline_fire;
+    process->kill_again.fire = kill_again_fire;
+    process->settle.fire = settle_fire;
+    process->next = processes;
+    process->link = &processes;
+    if (processes)
+        processes->link = &process->next;
+    processes = process;
+    process_count++;
+    return process;
+}
+
+static int start(struct process *process, struct fields fields)
+{
+    if (launch_prepare(&process->launch, fields) < 0)
+        return -1;
+    if ((process->flags & START_PTY ? open_pty(process, fields) : open_pipes(process)) < 0)
+        return -1;
+    process->launch.tell_started = process->flags & START_STARTED;
+    process->started_ns = now_ns();
+    if (supervise(process) < 0)
+        return -1;
+    launch_close(&process->launch);
+    uint64_t deadline_ms = fields_number_or(fields, TAG_DEADLINE_MS, 0);
+    process->grace_ns = fields_number_or(fields, TAG_GRACE_MS, 0) % 86400000 * MS;
+    if (deadline_ms)
+        timer_set(&process->deadline, process->started_ns + (deadline_ms > 1000000000000 ? 1000000000000 : deadline_ms) * MS);
+    listen_again(process);
+    return 0;
+}
+
+void process_start(struct stream *stream, struct fields fields)
+{
+    struct field id;
+    struct process *process = find_process(fields);
+    if (process) {
+        attach(process, stream, (struct fields){NULL, 0});
+        return;
+    }
+    if (!fields_find(fields, TAG_ID, &id) || !id.length || id.length > MAX_ID) {
+        stream_fail(stream, EINVAL, "a process needs an ID");
+        return;
+    }
+    process = make_place() ? new_process(fields) : NULL;
+    if (!process) {
+        stream_fail(stream, EAGAIN, "too many processes");
+        return;
+    }
+    if (start(process, fields) < 0) {
+        int error = errno;
+        drop(process);
+        stream_fail(stream, error, "cannot start a process");
+        return;
+    }
+    process->stream = stream;
+    stream_serve(stream, &process_ops, process);
+}
+
+/* --- listing -------------------------------------------------------------------------------------------------------------------- */
+
+struct listing {
+    size_t length, sent;
+    uint8_t bytes[];
+};
+
+static bool listing_pump(struct stream *stream)
+{
+    struct listing *listing = stream->owner;
+    size_t room;
+    if (listing->sent == listing->length) {
+        struct builder fields;
+        fields.length = 0;
+        add_number(&fields, TAG_CAPACITY, MAX_PROCESSES);
+        stream_finish(stream, &fields);
+        return false;
+    }
+    uint8_t *payload = stream_reserve(stream, listing->length - listing->sent < CHUNK ? listing->length - listing->sent : CHUNK, &room);
+    if (!payload)
+        return false;
+    memcpy(payload, listing->bytes + listing->sent, room);
+    stream_commit(stream, 0, room);
+    listing->sent += room;
+    return true;
+}
+
+static void listing_closed(struct stream *stream) { free(stream->owner); }
+
+void process_list(struct stream *stream)
+{
+    static const struct stream_ops ops = {.pump = listing_pump, .closed = listing_closed};
+    struct listing *listing = calloc(1, sizeof *listing + process_count * (size_t)(MAX_ID + 19));
+    if (!listing) {
+        stream_fail(stream, ENOMEM, NULL);
+        return;
+    }
+    for (struct process *process = processes; process; process = process->next) {
+        uint8_t *at = listing->bytes + listing->length;
+        put_u16(at, (unsigned)process->id_length);
+        memcpy(at + 2, process->id, process->id_length);
+        at += 2 + process->id_length;
+        put_u64(at, (uint64_t)process->pid);
+        at[8] = !process->gone;
+        put_u64(at + 9, now_ns() - process->started_ns);
+        listing->length += 2 + process->id_length + 17;
+    }
+    stream_serve(stream, &ops, listing);
+    stream_wake(stream);
+}
+
+void processes_init(void)
+{
+    int fds[2];
+    sigset_t mask;
+    do /* keep the low numbers occupied: what a command inherits is put there and nothing of ours may stand in the way */
+        null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (null_fd >= 0 && null_fd < FIRST_FREE_FD);
+    if (null_fd < 0 || pipe2(fds, O_CLOEXEC | O_NONBLOCK) < 0)
+        _exit(73);
+    fcntl(fds[1], F_SETFL, 0); /* a supervisor may wait, we may not */
+    supervise_init(fds[1]);
+    notices = (struct source){.fd = fds[0], .ready = notices_ready};
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    children = (struct source){.fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK), .ready = children_ready};
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    if (source_watch(&notices, EPOLLIN) < 0 || source_watch(&children, EPOLLIN) < 0)
+        _exit(74);
+}

@@ -1,0 +1,312 @@
+/* Trees coming in: PUT_TREE takes items and makes them below a directory.
+ *
+ * Files are made anew under their own name, or under a temporary one beside an existing entry and then renamed over it; so nothing is
+ * written through a link, and what is interrupted is removed again. Directories stay writable until the end, then get their modes.
+ */
+#define _GNU_SOURCE
+#include "agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MOST_FOLDERS = 1 << 20 };
+
+struct folder_mode {
+    struct folder_mode *next;
+    mode_t mode;
+    int64_t mtime_ns;
+    char path[];
+};
+
+struct put {
+    int root;   /* directory that paths are relative to; made when the first item is known */
+    int file;   /* being filled, or -1 */
+    uint64_t file_left;
+    int64_t file_mtime_ns;
+    uint64_t items;
+    char file_path[PATH_MAX];
+    char temporary[PATH_MAX]; /* empty: the file has its final name already */
+    uint8_t record[RECORD_SIZE + 2 * PATH_MAX];
+    size_t filled;
+    struct folder_mode *folders;
+    size_t folder_count;
+    char path[PATH_MAX];
+};
+
+static struct timespec time_of(int64_t ns)
+{
+    struct timespec time = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    if (time.tv_nsec < 0) {
+        time.tv_nsec += 1000000000;
+        time.tv_sec--;
+    }
+    return time;
+}
+
+static void set_times(int at, const char *path, int64_t mtime_ns)
+{
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(mtime_ns)};
+    utimensat(at, path, times, AT_SYMLINK_NOFOLLOW); /* a nicety: some file systems cannot */
+}
+
+static void put_closed(struct stream *stream)
+{
+    struct put *put = stream->owner;
+    if (put->file >= 0) {
+        close(put->file);
+        unlinkat(put->root, put->temporary[0] ? put->temporary : put->file_path, 0);
+    }
+    while (put->folders) {
+        struct folder_mode *next = put->folders->next;
+        free(put->folders);
+        put->folders = next;
+    }
+    if (put->root >= 0)
+        close(put->root);
+    free(put);
+}
+
+static bool path_is_plain(const char *path)
+{
+    if (*path == '/')
+        return false;
+    for (const char *part = path; *part;) {
+        size_t length = strcspn(part, "/");
+        if (!length || (length == 1 && part[0] == '.') || (length == 2 && part[0] == '.' && part[1] == '.'))
+            return false;
+        part += length;
+        if (*part == '/' && !*++part)
+            return false;
+    }
+    return true;
+}
+
+static int put_folder(struct put *put, const char *path, mode_t mode, int64_t mtime_ns)
+{
+    struct stat info;
+    if (mkdirat(put->root, path, 0700 | mode) < 0) {
+        if (errno != EEXIST || fstatat(put->root, path, &info, AT_SYMLINK_NOFOLLOW) < 0)
+            return -1;
+        if (!S_ISDIR(info.st_mode))
+            return errno = ENOTDIR, -1;
+    }
+    if (++put->folder_count > MOST_FOLDERS)
+        return errno = E2BIG, -1;
+    struct folder_mode *folder = malloc(sizeof *folder + strlen(path) + 1);
+    if (!folder)
+        return -1;
+    folder->mode = mode;
+    folder->mtime_ns = mtime_ns;
+    strcpy(folder->path, path);
+    folder->next = put->folders; /* the deepest come first, as they must at the end */
+    put->folders = folder;
+    return 0;
+}
+
+static int put_link(struct put *put, const char *path, const char *target)
+{
+    if (symlinkat(target, put->root, path) == 0)
+        return 0;
+    if (errno != EEXIST || unlinkat(put->root, path, 0) < 0)
+        return -1;
+    return symlinkat(target, put->root, path);
+}
+
+static int put_file(struct put *put, const char *path, mode_t mode, uint64_t size, int64_t mtime_ns)
+{
+    int how = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    put->temporary[0] = 0;
+    put->file = openat(put->root, path, how, 0600);
+    if (put->file < 0 && errno == EEXIST) {
+        struct stat info;
+        uint64_t random;
+        if (fstatat(put->root, path, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(info.st_mode))
+            return errno = EISDIR, -1;
+        const char *slash = strrchr(path, '/');
+        int folder_length = slash ? (int)(slash - path) + 1 : 0;
+        if (getrandom(&random, sizeof random, 0) != sizeof random)
+            return -1;
+        if (snprintf(put->temporary, sizeof put->temporary, "%.*s.atoll-%016llx", folder_length, path, (unsigned long long)random)
+            >= (int)sizeof put->temporary)
+            return errno = ENAMETOOLONG, -1;
+        put->file = openat(put->root, put->temporary, how, 0600);
+    }
+    if (put->file < 0)
+        return -1;
+    strcpy(put->file_path, path);
+    put->file_left = size;
+    put->file_mtime_ns = mtime_ns;
+    return fchmod(put->file, mode);
+}
+
+static int finish_file(struct put *put)
+{
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(put->file_mtime_ns)};
+    futimens(put->file, times);
+    if (put->temporary[0] && renameat(put->root, put->temporary, put->root, put->file_path) < 0)
+        return -1;
+    int result = close(put->file);
+    put->file = -1;
+    return result;
+}
+
+/* The root of the tree: PATH itself for a directory, the directory that PATH is in for anything else. */
+static int open_root(struct put *put, unsigned kind)
+{
+    if (kind == 'd') {
+        if (mkdir(put->path, 0700) < 0 && errno != EEXIST)
+            return -1;
+        put->root = open(put->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    } else {
+        char *slash = strrchr(put->path, '/');
+        *slash = 0;
+        put->root = open(put->path[0] ? put->path : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        *slash = '/';
+    }
+    return put->root < 0 ? -1 : 0;
+}
+
+static int put_item(struct put *put)
+{
+    const uint8_t *at = put->record;
+    size_t path_length = get_u16(at + 2), target_length = get_u16(at + 4);
+    char path[PATH_MAX], target[PATH_MAX];
+    memcpy(path, at + RECORD_SIZE, path_length);
+    path[path_length] = 0;
+    memcpy(target, at + RECORD_SIZE + path_length, target_length);
+    target[target_length] = 0;
+    mode_t mode = get_u32(at + 8) & 07777;
+    int64_t mtime_ns = (int64_t)get_u64(at + 28);
+    if (strlen(path) != path_length || strlen(target) != target_length || !path_is_plain(path))
+        return errno = EINVAL, -1;
+    if (!put->items++) {
+        if (path_length)
+            return errno = EINVAL, -1;
+        if (open_root(put, at[0]) < 0)
+            return -1;
+        strcpy(path, at[0] == 'd' ? "." : strrchr(put->path, '/') + 1);
+    } else if (!path_length) {
+        return errno = EINVAL, -1;
+    }
+    switch (at[0]) {
+    case 'd': return put_folder(put, path, mode, mtime_ns);
+    case 'l': return put_link(put, path, target);
+    case 'f': return put_file(put, path, mode, get_u64(at + 20), mtime_ns);
+    default: return errno = EINVAL, -1;
+    }
+}
+
+static size_t record_length(const struct put *put)
+{
+    if (put->filled < RECORD_SIZE)
+        return RECORD_SIZE;
+    return RECORD_SIZE + get_u16(put->record + 2) + get_u16(put->record + 4);
+}
+
+static int take_content(struct put *put, const uint8_t **bytes, size_t *length)
+{
+    size_t part = *length < put->file_left ? *length : (size_t)put->file_left;
+    for (size_t done = 0; done < part;) {
+        ssize_t written = write(put->file, *bytes + done, part - done);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return -1;
+        done += (size_t)written;
+    }
+    *bytes += part;
+    *length -= part;
+    put->file_left -= part;
+    return put->file_left ? 0 : finish_file(put);
+}
+
+static int take_record(struct put *put, const uint8_t **bytes, size_t *length)
+{
+    size_t want = record_length(put);
+    if (want > RECORD_SIZE && (get_u16(put->record + 2) >= PATH_MAX || get_u16(put->record + 4) >= PATH_MAX))
+        return errno = ENAMETOOLONG, -1;
+    size_t part = want - put->filled < *length ? want - put->filled : *length;
+    memcpy(put->record + put->filled, *bytes, part);
+    put->filled += part;
+    *bytes += part;
+    *length -= part;
+    if (put->filled < record_length(put))
+        return 0;
+    put->filled = 0;
+    if (put_item(put) < 0)
+        return -1;
+    return put->file >= 0 && !put->file_left ? finish_file(put) : 0;
+}
+
+static void describe_failure(struct stream *stream, struct put *put)
+{
+    char what[PATH_MAX + 16];
+    int error = errno;
+    int path_length = (int)get_u16(put->record + 2);
+    if (put->file < 0 && path_length > 0 && path_length < PATH_MAX)
+        snprintf(what, sizeof what, "%.2000s/%.*s", put->path, path_length > 2000 ? 2000 : path_length, put->record + RECORD_SIZE);
+    else
+        snprintf(what, sizeof what, "%.2000s%s%.2000s", put->path, put->file >= 0 ? "/" : "", put->file >= 0 ? put->file_path : "");
+    stream_fail(stream, error, what);
+}
+
+static void put_data(struct stream *stream, const uint8_t *bytes, size_t length)
+{
+    struct put *put = stream->owner;
+    size_t all = length;
+    while (length) {
+        int result = put->file >= 0 ? take_content(put, &bytes, &length) : take_record(put, &bytes, &length);
+        if (result < 0) {
+            describe_failure(stream, put);
+            return;
+        }
+    }
+    stream_consumed(stream, all);
+}
+
+static void put_end(struct stream *stream)
+{
+    struct put *put = stream->owner;
+    struct builder fields;
+    if (put->file >= 0 || put->filled || !put->items) {
+        stream_fail(stream, EINVAL, "the tree is incomplete");
+        return;
+    }
+    for (struct folder_mode *folder = put->folders; folder; folder = folder->next) {
+        set_times(put->root, folder->path, folder->mtime_ns);
+        if (fchmodat(put->root, folder->path, folder->mode, 0) < 0) {
+            stream_fail(stream, errno, folder->path);
+            return;
+        }
+    }
+    fields.length = 0;
+    add_number(&fields, TAG_SIZE, put->items);
+    stream_finish(stream, &fields);
+}
+
+void tree_put(struct stream *stream, struct fields fields)
+{
+    static const struct stream_ops ops = {.data = put_data, .end = put_end, .closed = put_closed};
+    struct put *put = calloc(1, sizeof *put);
+    int result = put ? fields_path(fields, TAG_PATH, put->path) : -1;
+    if (result == 0) {
+        put->root = put->file = -1;
+        for (size_t length = strlen(put->path); length > 1 && put->path[length - 1] == '/';)
+            put->path[--length] = 0;
+        if (fields_number_or(fields, TAG_FLAGS, 0) & 1)
+            result = make_parents(put->path);
+    }
+    if (result < 0) {
+        stream_fail(stream, put ? errno : ENOMEM, put ? put->path : NULL);
+        free(put);
+        return;
+    }
+    stream_serve(stream, &ops, put);
+    stream_grant(stream, 3 * WINDOW);
+}
