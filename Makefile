@@ -1,0 +1,46 @@
+# Every target sets up what it needs by itself; `scripts/setup` is quick when there is nothing to do.
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup agent run test test-slow check bench format generate clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: ## install what is missing, make .venv, compile the agent
+	@scripts/setup
+
+agent: ## compile the agent into src/atoll/bin
+	@scripts/setup agent
+
+run: setup ## show a sandbox working
+	@$(BIN)/atoll demo
+
+test: setup ## all tests but the slow ones
+	@$(PYTEST) -m "not slow" -n 2 $(ARGS)
+
+test-slow: setup ## the slow tests: long runs, fuzzing, memory
+	@$(PYTEST) -m slow $(ARGS)
+
+check: setup ## format, lint, types, layers, generated files, docs
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python scripts/generate_sync.py --check
+	@$(BIN)/python scripts/check_docs.py
+
+bench: setup ## measure every promise against its peers; results in benchmarks/results
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+format: setup ## let ruff fix and format everything
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+generate: setup ## write the generated files again
+	@$(BIN)/python scripts/generate_sync.py
+
+clean: ## remove everything that can be made again
+	rm -rf .venv .venv-tools src/atoll/bin agent/build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

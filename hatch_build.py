@@ -1,0 +1,149 @@
+"""Compiles the agent. Run by hatchling when the package is built, and by `make agent` as a script.
+
+The system's C compiler is used when there is one that can link statically, else the one in the `ziglang` package. The
+result is one static program at `src/atoll/bin/atoll-agent`, which runs on every Linux of its architecture, so the wheel
+is tagged by platform and not by Python version.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # as a script there is no hatchling
+    BuildHookInterface = object
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "agent" / "src"
+BINARY = ROOT / "src" / "atoll" / "bin" / "atoll-agent"
+FLAGS = shlex.split(
+    "-std=gnu11 -static -Os -s -Wall -Wextra -Werror -Wshadow -Wvla -fno-strict-aliasing -ffunction-sections"
+)
+LINKING = ["-Wl,--gc-sections"]
+HARDENING = shlex.split("-fstack-protector-strong -D_FORTIFY_SOURCE=2")
+ZIG = "ziglang>=0.13"
+NO_COMPILER = (
+    "no C compiler can build the agent: install one (Debian: apt-get install gcc libc6-dev) or `pip install ziglang`"
+)
+
+
+class BuildError(Exception):
+    """The agent could not be compiled. The text says why."""
+
+    status = 1
+
+
+class NoCompilerError(BuildError):
+    """Nothing here can compile it. `scripts/setup` knows the status and fetches a compiler."""
+
+    status = 3
+
+
+def sources() -> list[Path]:
+    return sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
+
+
+def is_fresh() -> bool:
+    """Whether the binary is newer than everything it is made from."""
+    if not BINARY.exists():
+        return False
+    made = BINARY.stat().st_mtime_ns
+    return all(path.stat().st_mtime_ns <= made for path in [*sources(), Path(__file__)])
+
+
+@functools.cache
+def system_compiler() -> tuple[str, ...] | None:
+    """`$CC`, `cc`, `gcc` or `clang`: the first that makes a static program."""
+    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+        command = shlex.split(name)
+        if command and shutil.which(command[0]) and _links_statically(command):
+            return tuple(command)
+    return None
+
+
+def _links_statically(command: list[str]) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder, "probe.c")
+        probe.write_text('#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
+        result = subprocess.run([*command, "-static", "-o", f"{folder}/probe", str(probe)], capture_output=True)
+        return result.returncode == 0
+
+
+def compiler() -> tuple[str, ...]:
+    found = system_compiler()
+    if found:
+        return (*found, *HARDENING)
+    if importlib.util.find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "cc", "-target", f"{_machine()}-linux-musl")
+    raise NoCompilerError(NO_COMPILER)
+
+
+def _machine() -> str:
+    machine = platform.machine()
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(machine.lower(), machine)
+
+
+def build() -> bool:
+    """Compile if anything changed. Returns whether it did."""
+    if is_fresh():
+        return False
+    units = [str(path) for path in sources() if path.suffix == ".c"]
+    if not units:
+        raise BuildError(f"there are no agent sources in {SOURCES}")
+    BINARY.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, then renamed: a running sandbox keeps the old program, and a failure leaves it as it was.
+    fresh = BINARY.with_name(f".{BINARY.name}.{os.getpid()}")
+    try:
+        command = [*compiler(), *FLAGS, "-o", str(fresh), *units, *LINKING]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise BuildError(f"compiling the agent failed:\n{shlex.join(command)}\n{result.stderr.strip()}")
+        os.replace(fresh, BINARY)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return True
+
+
+class AgentBuildHook(BuildHookInterface):  # type: ignore[misc]
+    """What hatchling calls."""
+
+    def dependencies(self) -> list[str]:
+        return [] if is_fresh() or system_compiler() else [ZIG]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        build_data["pure_python"] = False
+        machine = _machine()
+        build_data["tag"] = f"py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}"
+        try:
+            build()
+        except BuildError as error:
+            if version != "editable":
+                self.app.abort(str(error))
+            # In a working copy the sources may be half edited; `make agent` builds it again and fails loudly.
+            self.app.display_warning(str(error))
+
+
+def main() -> int:
+    try:
+        print(f"{BINARY.relative_to(ROOT)}: {'built' if build() else 'up to date'}")
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return error.status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

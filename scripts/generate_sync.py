@@ -1,0 +1,209 @@
+"""Writes src/atoll/_sync.py: the synchronous classes, made from the asynchronous ones.
+
+Every public method gets a twin of the same name, arguments and text that runs the original through the portal. So the
+two cannot drift apart. With --check nothing is written and a difference is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "src/atoll/_sync.py"
+SOURCES = {
+    "src/atoll/command.py": {"AsyncCommand": "Command"},
+    "src/atoll/terminal.py": {"AsyncTerminal": "Terminal"},
+    "src/atoll/shell.py": {"AsyncShell": "Shell"},
+    "src/atoll/guest/watch.py": {"Watch": "FileWatch"},
+    "src/atoll/guest/ports.py": {"PortStream": "Port"},
+    "src/atoll/sandbox.py": {"AsyncSandbox": "Sandbox"},
+}
+CLASSES = {old: new for names in SOURCES.values() for old, new in names.items()}
+DUNDERS = {
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__aiter__": "__iter__",
+    "__anext__": "__next__",
+    "aclose": "close",
+}
+HEADER = '''"""The synchronous classes. Generated from the asynchronous ones by scripts/generate_sync.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from atoll.command import AsyncCommand, Output
+from atoll.engines.base import Engine
+from atoll.guest.files import FileInfo
+from atoll.guest.ports import PortStream
+from atoll.guest.watch import FileEvent, Watch
+from atoll.model import ExecutionResult, Observation, SandboxSpec, Stats
+from atoll.portal import Portal, portal
+from atoll.sandbox import DEFAULT_OUTPUT_BYTES, DEFAULT_TIMEOUT_S, AsyncSandbox, CommandLine
+from atoll.settings import Settings
+from atoll.shell import AsyncShell
+from atoll.terminal import AsyncTerminal
+'''
+WRAPPER = """
+    def __init__(self, original: {old}, portal: Portal) -> None:
+        self._async = original
+        self._portal = portal
+"""
+
+
+def sync_type(annotation: ast.expr | None) -> str:
+    """The annotation with the names of the synchronous world."""
+    text = ast.unparse(annotation) if annotation else "None"
+    for old, new in {
+        "AsyncIterable[bytes] | ": "",
+        "AsyncIterator": "Iterator",
+        "AsyncGenerator": "Iterator",
+        **CLASSES,
+    }.items():
+        text = text.replace(old, new) if old not in ("Watch", "PortStream") else (new if text == old else text)
+    return text
+
+
+def docstring(node: ast.AST, indent: str) -> str:
+    text = ast.get_docstring(node, clean=False)  # type: ignore[arg-type]
+    if not text:
+        return ""
+    return f'{indent}"""{text.replace("async with", "with").replace("async for", "for")}"""\n'
+
+
+def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str]:
+    """The parameter list, and how the original is called with it."""
+    parts = function.args
+    for argument in [*parts.args, *parts.kwonlyargs]:
+        if argument.annotation:
+            argument.annotation = ast.parse(sync_type(argument.annotation), mode="eval").body
+    if parts.vararg and parts.vararg.annotation:
+        parts.vararg.annotation = ast.parse(sync_type(parts.vararg.annotation), mode="eval").body
+    positional = [argument.arg for argument in parts.args[1:]]
+    keywords = [f"{argument.arg}={argument.arg}" for argument in parts.kwonlyargs]
+    star = [f"*{parts.vararg.arg}"] if parts.vararg else []
+    return ast.unparse(parts), ", ".join([*positional, *star, *keywords])
+
+
+def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(isinstance(item, ast.Name) and item.id == "property" for item in function.decorator_list)
+
+
+def is_classmethod(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(isinstance(item, ast.Name) and item.id == "classmethod" for item in function.decorator_list)
+
+
+def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
+    name = DUNDERS.get(function.name, function.name)
+    parameters, passed = arguments(function)
+    returned = sync_type(function.returns)
+    text = docstring(function, " " * 8)
+    if is_property(function):
+        return (
+            f"\n    @property\n    def {name}(self) -> {returned}:\n{text}        return self._async.{function.name}\n"
+        )
+    head = f"\n    def {name}({parameters}) -> {returned}:\n{text}"
+    if is_classmethod(function):
+        call = f"portal().call({owner}.{function.name}({passed}))"
+        return (
+            f"\n    @classmethod\n    def {name}({parameters}) -> {returned}:\n{text}"
+            f"        sandbox = cls.__new__(cls)\n        sandbox._async = {call}\n"
+            "        sandbox._portal = portal()\n        return sandbox\n"
+        )
+    call = f"self._async.{function.name}({passed})"
+    if name == "__next__":
+        return (
+            f"{head}        try:\n            return self._portal.call({call})\n"
+            "        except StopAsyncIteration:\n            raise StopIteration from None\n"
+        )
+    if name == "__iter__" and not isinstance(function, ast.AsyncFunctionDef):
+        return f"\n    def __iter__(self) -> Self:\n{text}        return self\n"
+    if returned.startswith("Iterator"):
+        return f"{head}        return self._portal.iterate({call})\n"
+    if isinstance(function, ast.AsyncFunctionDef):
+        call = f"self._portal.call({call})"
+    if returned in CLASSES.values():
+        if name in ("__enter__", "__iter__"):
+            return f"\n    def {name}(self) -> Self:\n{text}        {call}\n        return self\n"
+        return f"{head}        return {returned}({call}, self._portal)\n"
+    if returned == "Self":
+        return f"{head}        {call}\n        return self\n"
+    return f"{head}        {'' if returned == 'None' else 'return '}{call}\n"
+
+
+def constructor(function: ast.FunctionDef) -> str:
+    parameters, passed = arguments(function)
+    return (
+        f"\n    def __init__({parameters}) -> None:\n"
+        f"        self._async = AsyncSandbox({passed})\n        self._portal = portal()\n"
+    )
+
+
+def public_attributes(node: ast.ClassDef) -> list[str]:
+    """Names that the constructor sets, other than private ones."""
+    found: list[str] = []
+    for item in ast.walk(
+        next(item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
+    ):
+        targets = (
+            item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
+        )
+        found += [t.attr for t in targets if isinstance(t, ast.Attribute) and not t.attr.startswith("_")]
+    return found
+
+
+ATTRIBUTE_TYPES = {"id": "str", "name": "str", "spec": "SandboxSpec", "timeout_s": "float", "path": "str"}
+
+
+def twin(node: ast.ClassDef, new: str) -> str:
+    text = f"\n\nclass {new}:\n{docstring(node, '    ')}"
+    if new == "Sandbox":
+        text += constructor(next(i for i in node.body if isinstance(i, ast.FunctionDef) and i.name == "__init__"))
+    else:
+        text += WRAPPER.format(old=node.name)
+    for name in public_attributes(node):
+        text += (
+            f"\n    @property\n    def {name}(self) -> {ATTRIBUTE_TYPES[name]}:\n        return self._async.{name}\n"
+        )
+    for item in node.body:
+        if not isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if item.name in ("__init__", "__del__") or (item.name.startswith("_") and item.name not in DUNDERS):
+            continue
+        text += method(item, node.name)
+    return text
+
+
+def generate() -> str:
+    text = HEADER
+    for source, names in SOURCES.items():
+        tree = ast.parse((ROOT / source).read_text())
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in names:
+                text += twin(node, names[node.name])
+    ruff = str(Path(sys.executable).with_name("ruff"))
+    for step in (["check", "--fix", "--select=I,F401"], ["format"]):
+        command = [ruff, *step, "--quiet", "--stdin-filename", str(TARGET), "-"]
+        text = subprocess.run(command, input=text, text=True, capture_output=True, check=True, cwd=ROOT).stdout
+    return text
+
+
+def main() -> int:
+    text = generate()
+    if "--check" not in sys.argv:
+        TARGET.write_text(text)
+        return 0
+    if TARGET.exists() and TARGET.read_text() == text:
+        return 0
+    print(f"{TARGET.relative_to(ROOT)} is not what its sources say: run `make generate`", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
