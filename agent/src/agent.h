@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include "protocol.h"
@@ -48,7 +49,7 @@ struct field {
 bool fields_valid(struct fields fields);
 bool fields_next(struct fields *rest, struct field *field);
 bool fields_find(struct fields fields, unsigned tag, struct field *field);
-bool fields_number(struct fields fields, unsigned tag, uint64_t *number);      /* false: absent or not a number */
+bool fields_number(struct fields fields, unsigned tag, uint64_t *number);      /* false: absent */
 uint64_t fields_number_or(struct fields fields, unsigned tag, uint64_t otherwise);
 /* A copy with a final NUL, or NULL with errno: ENOENT (absent), EINVAL (NUL inside, too long), ENOMEM. */
 char *fields_text(struct fields fields, unsigned tag, size_t most);
@@ -101,7 +102,7 @@ struct stream {
 };
 
 void connections_listen(int fd);
-int connection_open(int in, int out);
+void connection_over(int in, int out); /* whenever there is something to read, until its end, and then again */
 void connections_flush(void); /* at the end of each turn of the loop */
 unsigned connections_count(void);
 unsigned streams_count(void);
@@ -135,6 +136,10 @@ void file_write(struct stream *stream, struct fields fields);
 void file_remove(struct stream *stream, struct fields fields);
 int make_parents(char *path);
 unsigned kind_of(mode_t mode);
+struct stat;
+int64_t mtime_of(const struct stat *info);
+/* The directory at the first `length` bytes of a relative path, going through no link. Empty: a copy of `root`. */
+int open_folder(int root, const char *path, size_t length);
 
 void tree_walk(struct stream *stream, unsigned operation, struct fields fields);
 void tree_put(struct stream *stream, struct fields fields);
@@ -143,10 +148,16 @@ void port_open(struct stream *stream, struct fields fields);
 
 /* --- main.c ---------------------------------------------------------------------------------------------------------- */
 
+/* Descriptors with a fixed number. What a command inherits is put into low numbers, so those below FIRST_FREE_FD are always
+ * taken, with /dev/null if with nothing else, and nothing of ours stands in the way. */
+enum { NULL_FD = 3, STATUS_FD = 9 /* inside a command */, NOTICE_FD = 10, FIRST_FREE_FD = 16 };
+
 struct agent {
     char work_dir[PATH_MAX];
     uint8_t instance[16];
     uint64_t started_ns;
+    bool raised_open_files; /* commands get `open_files` back */
+    struct rlimit open_files;
 };
 extern struct agent agent;
 

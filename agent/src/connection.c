@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +21,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define MS 1000000u
+
 enum {
     BUCKETS = 64,
+    PUMPS_PER_TURN = 16, /* then other connections get their turn, however fast this host reads */
+    SMALL = 64 * 1024,   /* buffers above this are given back when a connection is idle */
     IN_SIZE = HEADER_SIZE + MAX_PAYLOAD,
     OUT_ENOUGH = 256 * 1024,      /* stop pumping above this */
     OUT_TOO_MUCH = 4 * 1024 * 1024, /* stop reading above this: the host asks and does not read answers */
@@ -42,10 +47,13 @@ struct connection {
     struct connection *dirty_next; /* has output to flush at the end of this turn */
     struct timer trim;
     bool dirty, broken, refused;
+    bool ended; /* by the host */
+    bool lasting; /* its descriptors are used again for the next one */
 };
 
 static unsigned connection_count, stream_total;
 static struct source listener = {.fd = -1};
+static struct timer accept_again;
 static struct connection *dirty_first;
 
 unsigned connections_count(void) { return connection_count; }
@@ -132,14 +140,15 @@ static void trim(struct timer *timer)
         malloc_trim(0);
 #endif
     }
-    if (!connection->in_end)
+    if (!connection->in_end) /* else there is half a frame in it */
         madvise(connection->in_bytes, IN_SIZE, MADV_DONTNEED);
 }
 
 static void flush(struct connection *connection)
 {
-    for (;;) {
-        pump(connection);
+    for (int turns = 0; turns < PUMPS_PER_TURN; turns++) {
+        if (!connection->refused)
+            pump(connection);
         size_t length = connection->out_end - connection->out_start;
         if (!length || connection->broken)
             break;
@@ -162,10 +171,10 @@ static void flush(struct connection *connection)
         destroy(connection);
         return;
     }
-    if (connection->out_capacity > 64 * 1024 && !connection->trim.due_ns)
-        timer_set(&connection->trim, now_ns() + 1000000000u);
+    if (connection->out_capacity > SMALL && !connection->trim.due_ns)
+        timer_set(&connection->trim, now_ns() + 1000 * MS);
     uint32_t in = left > OUT_TOO_MUCH || connection->refused ? 0 : EPOLLIN;
-    uint32_t out = left ? EPOLLOUT : 0;
+    uint32_t out = left || (connection->ready_first && !connection->refused) ? EPOLLOUT : 0;
     if (connection->in.fd == connection->out.fd) {
         source_watch(&connection->in, in | out);
     } else {
@@ -228,6 +237,8 @@ void stream_wake(struct stream *stream)
 
 uint8_t *stream_reserve(struct stream *stream, size_t most, size_t *room)
 {
+    if (most > MAX_PAYLOAD)
+        most = MAX_PAYLOAD;
     if (most > stream->credit)
         most = (size_t)stream->credit;
     if (!most)
@@ -372,8 +383,10 @@ static void receive(struct connection *connection, uint32_t number, unsigned typ
         }
         break;
     case FRAME_CONTROL:
-        if (length < 2 || !fields_valid((struct fields){payload + 2, length - 2}))
+        if (length < 2)
             refuse(connection, "bad CONTROL");
+        else if (!fields_valid((struct fields){payload + 2, length - 2}))
+            stream_fail(stream, EINVAL, "malformed fields");
         else if (stream->ops->control)
             stream->ops->control(stream, get_u16(payload), (struct fields){payload + 2, length - 2});
         break;
@@ -448,8 +461,11 @@ static void connection_ready(struct source *source, uint32_t events)
         ssize_t length = read(source->fd, connection->in_bytes + connection->in_end, IN_SIZE - connection->in_end);
         if (length > 0) {
             connection->in_end += (size_t)length;
+            if (connection->in_end > SMALL && !connection->trim.due_ns)
+                timer_set(&connection->trim, now_ns() + 1000 * MS);
             parse(connection);
         } else if (length == 0 || (errno != EAGAIN && errno != EINTR)) {
+            connection->ended = length == 0;
             connection->broken = true;
         }
     }
@@ -474,17 +490,28 @@ void connections_flush(void)
     }
 }
 
+static void look_later(int in, int out, bool ended);
+
+static void close_descriptors(struct connection *connection)
+{
+    struct source *in = &connection->in, *out = &connection->out;
+    if (connection->lasting) {
+        int fds[2] = {in->fd, out->fd};
+        source_watch(in, 0);
+        source_watch(out, 0);
+        in->fd = out->fd = -1;
+        look_later(fds[0], fds[1], connection->ended);
+    } else {
+        source_close(in);
+        out->fd = -1;
+    }
+}
+
 static void destroy(struct connection *connection)
 {
     if (connection->in.fd < 0)
         return;
-    if (connection->out.fd == connection->in.fd) {
-        connection->out.fd = -1;
-        source_close(&connection->in);
-    } else {
-        source_close(&connection->in);
-        source_close(&connection->out);
-    }
+    close_descriptors(connection);
     for (unsigned i = 0; i < BUCKETS; i++)
         while (connection->buckets[i])
             forget_stream(connection->buckets[i]);
@@ -493,27 +520,39 @@ static void destroy(struct connection *connection)
     munmap(connection->in_bytes, IN_SIZE);
     free(connection->out_bytes);
     free_later(connection);
-    if (listener.fd >= 0)
+    if (listener.fd >= 0 && !accept_again.due_ns)
         source_watch(&listener, EPOLLIN);
 }
 
-int connection_open(int in, int out)
+static int connection_open(int in, int out, bool lasting)
 {
     struct connection *connection = calloc(1, sizeof *connection);
     void *in_bytes = mmap(NULL, IN_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!connection || in_bytes == MAP_FAILED) {
+    if (connection)
+        connection->in = (struct source){.fd = in, .ready = connection_ready};
+    if (!connection || in_bytes == MAP_FAILED || source_watch(&connection->in, EPOLLIN) < 0) {
+        if (in_bytes != MAP_FAILED)
+            munmap(in_bytes, IN_SIZE);
         free(connection);
         return -1;
     }
+    connection->out = (struct source){.fd = out, .ready = out_ready};
     connection->in_bytes = in_bytes;
     connection->trim.fire = trim;
-    fcntl(in, F_SETFL, fcntl(in, F_GETFL) | O_NONBLOCK);
-    fcntl(out, F_SETFL, fcntl(out, F_GETFL) | O_NONBLOCK);
     connection->ready_last = &connection->ready_first;
-    connection->in = (struct source){.fd = in, .ready = connection_ready};
-    connection->out = (struct source){.fd = out, .ready = out_ready};
+    connection->lasting = lasting;
     connection_count++;
-    return source_watch(&connection->in, EPOLLIN);
+    return 0;
+}
+
+/* --- where connections come from -------------------------------------------------------------------------------------------- */
+
+static void not_blocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+static void accept_fire(struct timer *timer)
+{
+    (void)timer;
+    source_watch(&listener, EPOLLIN);
 }
 
 static void accept_ready(struct source *source, uint32_t events)
@@ -521,19 +560,67 @@ static void accept_ready(struct source *source, uint32_t events)
     (void)events;
     while (connection_count < MAX_CONNECTIONS) {
         int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
+        if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR))
             return;
-        if (connection_open(fd, fd) < 0)
-            close(fd);
+        if (fd < 0 || connection_open(fd, fd, false) < 0) {
+            if (fd >= 0)
+                close(fd);
+            timer_set(&accept_again, now_ns() + 100 * MS); /* no descriptors or no memory: asking at once would only burn time */
+            break;
+        }
     }
     source_watch(source, 0); /* until one of them ends */
 }
 
 void connections_listen(int fd)
 {
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    not_blocking(fd);
+    accept_again.fire = accept_fire;
     listener = (struct source){.fd = fd, .ready = accept_ready};
     if (source_watch(&listener, EPOLLIN) < 0)
         _exit(72);
+}
+
+/* A fifo without a writer is always at its end, and epoll would say so without pause: we look again from time to time. After anything
+ * but an end we are somewhere in the middle of a frame, and what is left of that host's words is thrown away. */
+static struct {
+    struct timer timer;
+    int in, out;
+    bool ended;
+} lasting;
+
+static void skip_to_end(void)
+{
+    uint8_t ignored[16384];
+    ssize_t length;
+    do
+        length = read(lasting.in, ignored, sizeof ignored);
+    while (length > 0);
+    lasting.ended = length == 0;
+}
+
+static void lasting_fire(struct timer *timer)
+{
+    struct pollfd input = {.fd = lasting.in, .events = POLLIN};
+    if (!lasting.ended)
+        skip_to_end();
+    if (!lasting.ended || poll(&input, 1, 0) <= 0 || !(input.revents & POLLIN) || connection_open(lasting.in, lasting.out, true) < 0)
+        timer_set(timer, now_ns() + 100 * MS);
+}
+
+static void look_later(int in, int out, bool ended)
+{
+    lasting.in = in;
+    lasting.out = out;
+    lasting.ended = ended;
+    lasting.timer.fire = lasting_fire;
+    timer_set(&lasting.timer, now_ns() + 100 * MS);
+}
+
+void connection_over(int in, int out)
+{
+    not_blocking(in);
+    not_blocking(out);
+    if (connection_open(in, out, true) < 0)
+        look_later(in, out, true);
 }

@@ -20,11 +20,18 @@ bool fields_next(struct fields *rest, struct field *field)
     return true;
 }
 
+static bool is_number(unsigned tag)
+{
+    return (tag >= TAG_FLAGS && tag <= TAG_GRACE_MS) || (tag >= TAG_ROWS && tag <= TAG_ERRNO) || (tag >= TAG_MODE && tag <= TAG_MTIME_NS)
+           || (tag >= TAG_OFFSET && tag <= TAG_DEVICE) || tag == TAG_PORT;
+}
+
 bool fields_valid(struct fields fields)
 {
     struct field field;
     while (fields_next(&fields, &field))
-        continue;
+        if (is_number(field.tag) && field.length != 8)
+            return false; /* taken for absent, it would mean something else */
     return fields.length == 0;
 }
 
@@ -39,7 +46,7 @@ bool fields_find(struct fields fields, unsigned tag, struct field *field)
 bool fields_number(struct fields fields, unsigned tag, uint64_t *number)
 {
     struct field field;
-    if (!fields_find(fields, tag, &field) || field.length != 8)
+    if (!fields_find(fields, tag, &field))
         return false;
     *number = get_u64(field.value);
     return true;
@@ -89,7 +96,7 @@ int fields_path(struct fields fields, unsigned tag, char *path)
         start = (const char *)base.value;
         start_length = base.length;
     }
-    if (start_length + 1 + name.length >= PATH_MAX) {
+    if (start_length + (start_length > 0) + name.length >= PATH_MAX) {
         errno = ENAMETOOLONG;
         return -1;
     }

@@ -15,7 +15,7 @@
 #include <sys/random.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { READ_CHUNK = 128 * 1024, REMOVALS_PER_TURN = 256 };
@@ -33,9 +33,36 @@ unsigned kind_of(mode_t mode)
     }
 }
 
-static int64_t mtime_of(const struct stat *info)
+int64_t mtime_of(const struct stat *info)
 {
-    return (int64_t)info->st_mtim.tv_sec * 1000000000 + info->st_mtim.tv_nsec;
+    int64_t seconds = info->st_mtim.tv_sec, most = INT64_MAX / 1000000000 - 1;
+    if (seconds > most || seconds < -most) /* file systems can hold times that we cannot */
+        seconds = seconds > 0 ? most : -most;
+    return seconds * 1000000000 + info->st_mtim.tv_nsec;
+}
+
+int open_folder(int root, const char *path, size_t length)
+{
+    char name[NAME_MAX + 1];
+    int folder = openat(root, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    for (const char *at = path, *end = path + length; folder >= 0 && at < end;) {
+        size_t part = strcspn(at, "/");
+        if (part > (size_t)(end - at))
+            part = (size_t)(end - at);
+        int below = -1;
+        errno = ENAMETOOLONG;
+        if (part <= NAME_MAX) {
+            memcpy(name, at, part);
+            name[part] = 0;
+            below = openat(folder, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        }
+        int error = errno;
+        close(folder);
+        errno = error;
+        folder = below;
+        at += part + 1;
+    }
+    return folder;
 }
 
 /* Like mkdir -p for all but the last part of the path. */
@@ -62,7 +89,8 @@ static void answer_stat(struct stream *stream, const char *path, bool follow)
         stream_fail(stream, errno, path);
         return;
     }
-    add_number(&fields, TAG_KIND, kind_of(info.st_mode));
+    uint8_t kind = (uint8_t)kind_of(info.st_mode);
+    add_bytes(&fields, TAG_KIND, &kind, 1);
     add_number(&fields, TAG_MODE, info.st_mode & 07777);
     add_number(&fields, TAG_UID, info.st_uid);
     add_number(&fields, TAG_GID, info.st_gid);
@@ -99,6 +127,14 @@ static int move(const char *from, char *to, bool parents)
     return rename(from, to);
 }
 
+static int change_owner(const char *path, struct fields fields)
+{
+    uint64_t uid = fields_number_or(fields, TAG_UID, UINT32_MAX), gid = fields_number_or(fields, TAG_GID, UINT32_MAX);
+    if (uid > UINT32_MAX || gid > UINT32_MAX) /* cut off, it would be somebody else */
+        return errno = EINVAL, -1;
+    return lchown(path, (uid_t)uid, (gid_t)gid);
+}
+
 /* The requests that are one or two system calls. */
 void file_simple(struct stream *stream, unsigned operation, struct fields fields)
 {
@@ -116,9 +152,7 @@ void file_simple(struct stream *stream, unsigned operation, struct fields fields
     case OP_MKDIR: result = make_directory(path, mode, flags & 1); break;
     case OP_RENAME: result = fields_path(fields, TAG_TARGET, target) < 0 ? -1 : move(path, target, flags & 1); break;
     case OP_CHMOD: result = chmod(path, mode); break;
-    case OP_CHOWN:
-        result = lchown(path, (uid_t)fields_number_or(fields, TAG_UID, (uid_t)-1), (gid_t)fields_number_or(fields, TAG_GID, (gid_t)-1));
-        break;
+    case OP_CHOWN: result = change_owner(path, fields); break;
     case OP_SYMLINK:
         link_text = fields_text(fields, TAG_TARGET, PATH_MAX - 1);
         result = link_text ? symlink(link_text, path) : -1;
@@ -172,6 +206,9 @@ static void reader_closed(struct stream *stream)
 
 static int open_regular(const char *path, int flags, struct stat *info)
 {
+    /* Looked at before it is opened: to open a fifo or a device already does something to it. */
+    if (stat(path, info) == 0 && !S_ISREG(info->st_mode))
+        return errno = S_ISDIR(info->st_mode) ? EISDIR : EINVAL, -1;
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0600);
     if (fd < 0)
         return -1;
@@ -220,6 +257,7 @@ enum { WRITE_PARENTS = 1, WRITE_IN_PLACE = 2, WRITE_EXCLUSIVE = 4, WRITE_APPEND 
 
 struct writer {
     int fd;
+    bool exclusive;
     uint64_t written;
     char path[PATH_MAX];
     char temporary[PATH_MAX]; /* empty when writing in place */
@@ -262,7 +300,8 @@ static void writer_data(struct stream *stream, const uint8_t *bytes, size_t leng
 /* The target is a mount point of its own and cannot be replaced: copy into it. */
 static int copy_over(struct writer *writer)
 {
-    int fd = open(writer->path, O_WRONLY | O_TRUNC | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+    int fd = open_regular(writer->path, O_WRONLY | O_TRUNC, &info);
     off_t offset = 0;
     int result = fd < 0 ? -1 : 0;
     while (result == 0 && (uint64_t)offset < writer->written)
@@ -274,17 +313,31 @@ static int copy_over(struct writer *writer)
     return errno = error, result;
 }
 
+/* Give the temporary file its name. */
+static int put_in_place(struct writer *writer)
+{
+    int result;
+    if (writer->exclusive) { /* something may have got that name meanwhile */
+        result = (int)syscall(SYS_renameat2, AT_FDCWD, writer->temporary, AT_FDCWD, writer->path, 1 /* RENAME_NOREPLACE */);
+        if (result < 0 && (errno == EINVAL || errno == ENOSYS))
+            return link(writer->temporary, writer->path);
+    } else {
+        result = rename(writer->temporary, writer->path);
+        if (result < 0 && errno == EBUSY)
+            return copy_over(writer);
+    }
+    if (result == 0)
+        writer->temporary[0] = 0;
+    return result;
+}
+
 static void writer_end(struct stream *stream)
 {
     struct writer *writer = stream->owner;
     struct builder fields;
-    if (writer->temporary[0]) {
-        if (rename(writer->temporary, writer->path) == 0) {
-            writer->temporary[0] = 0;
-        } else if (errno != EBUSY || copy_over(writer) < 0) {
-            stream_fail(stream, errno, writer->path);
-            return;
-        }
+    if (writer->temporary[0] && put_in_place(writer) < 0) {
+        stream_fail(stream, errno, writer->path);
+        return;
     }
     fields.length = 0;
     add_number(&fields, TAG_SIZE, writer->written);
@@ -324,23 +377,26 @@ static int open_in_place(struct writer *writer, uint64_t flags, uint64_t offset,
     int fd = open_regular(writer->path, how, &info);
     if (fd < 0)
         return -1;
-    if ((!exists || mode >= 0) && fchmod(fd, mode >= 0 ? (mode_t)mode : 0644) < 0)
-        return close(fd), -1;
-    if (!(flags & WRITE_APPEND) && lseek(fd, (off_t)offset, SEEK_SET) < 0)
-        return close(fd), -1;
+    if (((!exists || mode >= 0) && fchmod(fd, mode >= 0 ? (mode_t)mode : 0644) < 0)
+        || (!(flags & WRITE_APPEND) && lseek(fd, (off_t)offset, SEEK_SET) < 0)) {
+        int error = errno;
+        close(fd);
+        return errno = error, -1;
+    }
     return fd;
 }
 
 static int open_target(struct writer *writer, uint64_t flags, uint64_t offset, int64_t mode)
 {
     struct stat old;
+    writer->exclusive = flags & WRITE_EXCLUSIVE;
     if (flags & WRITE_PARENTS && make_parents(writer->path) < 0)
         return -1;
     if (flags & (WRITE_IN_PLACE | WRITE_APPEND))
         return open_in_place(writer, flags, offset, mode);
     if (lstat(writer->path, &old) < 0)
         return errno == ENOENT ? open_temporary(writer, NULL, mode) : -1;
-    if (flags & WRITE_EXCLUSIVE)
+    if (writer->exclusive)
         return errno = EEXIST, -1;
     if (S_ISLNK(old.st_mode)) { /* replace what the link means, not the link */
         char resolved[PATH_MAX];
@@ -383,12 +439,19 @@ void file_write(struct stream *stream, struct fields fields)
 /* --- removing ---------------------------------------------------------------------------------------------------------------- */
 
 /* A tree is removed a few entries at a time, so that others get their turn, and without recursion: we stand in one directory,
- * remember the names of those above, and go back through "..". */
+ * remember those above, and go back through "..". If that is not the one we came from, somebody has moved the tree while we were in
+ * it, and we stop: what is there now was never meant to be removed. */
+struct level {
+    dev_t device;
+    ino_t inode;
+    char *name; /* of the directory below it that we went into */
+};
+
 struct removal {
     struct timer timer;
     struct stream *stream;
     DIR *folder;
-    char **names;
+    struct level *levels;
     size_t depth, capacity;
     char path[PATH_MAX];
 };
@@ -400,52 +463,88 @@ static void removal_closed(struct stream *stream)
     if (removal->folder)
         closedir(removal->folder);
     while (removal->depth)
-        free(removal->names[--removal->depth]);
-    free(removal->names);
+        free(removal->levels[--removal->depth].name);
+    free(removal->levels);
     free_later(removal);
 }
 
-static int enter(struct removal *removal, const char *name)
+static int open_to_empty(int at, const char *name)
 {
-    int fd = openat(dirfd(removal->folder), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 && errno == EACCES && fchmodat(dirfd(removal->folder), name, 0700, 0) == 0)
-        fd = openat(dirfd(removal->folder), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
+    int how = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    int fd = openat(at, name, how);
+    if (fd < 0 && errno == EACCES && fchmodat(at, name, 0700, 0) == 0)
+        fd = openat(at, name, how);
+    return fd;
+}
+
+static int remember_level(struct removal *removal, const char *name)
+{
+    struct stat info;
     if (removal->depth == removal->capacity) {
         size_t capacity = removal->capacity ? removal->capacity * 2 : 16;
-        char **larger = realloc(removal->names, capacity * sizeof *larger);
+        struct level *larger = realloc(removal->levels, capacity * sizeof *larger);
         if (!larger)
-            return close(fd), -1;
-        removal->names = larger;
+            return -1;
+        removal->levels = larger;
         removal->capacity = capacity;
     }
-    char *copy = strdup(name);
-    DIR *folder = copy ? fdopendir(fd) : NULL;
+    if (fstat(dirfd(removal->folder), &info) < 0)
+        return -1;
+    struct level level = {info.st_dev, info.st_ino, strdup(name)};
+    if (!level.name)
+        return -1;
+    removal->levels[removal->depth++] = level;
+    return 0;
+}
+
+static int stand_in(struct removal *removal, int fd)
+{
+    DIR *folder = fdopendir(fd);
     if (!folder) {
-        free(copy);
-        return close(fd), -1;
+        int error = errno;
+        close(fd);
+        return errno = error, -1;
     }
-    fchmod(fd, 0700);
-    removal->names[removal->depth++] = copy;
     closedir(removal->folder);
     removal->folder = folder;
     return 0;
 }
 
+static int enter(struct removal *removal, const char *name)
+{
+    int fd = open_to_empty(dirfd(removal->folder), name);
+    if (fd < 0)
+        return -1;
+    if (remember_level(removal, name) < 0)
+        return close(fd), errno = ENOMEM, -1;
+    return stand_in(removal, fd);
+}
+
 static int leave(struct removal *removal)
 {
+    struct level *above = &removal->levels[removal->depth - 1];
+    struct stat info;
     int fd = openat(dirfd(removal->folder), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return -1;
-    closedir(removal->folder);
-    removal->folder = fdopendir(fd);
-    if (!removal->folder)
-        return close(fd), -1;
-    char *name = removal->names[--removal->depth];
-    int result = unlinkat(fd, name, AT_REMOVEDIR);
-    free(name);
-    return result < 0 && errno != ENOENT ? -1 : 0;
+    if (fstat(fd, &info) < 0 || info.st_dev != above->device || info.st_ino != above->inode)
+        return close(fd), errno = EBUSY, -1;
+    if (stand_in(removal, fd) < 0)
+        return -1;
+    int result = unlinkat(fd, above->name, AT_REMOVEDIR);
+    int error = errno;
+    free(above->name);
+    removal->depth--;
+    return errno = error, result < 0 && error != ENOENT ? -1 : 0;
+}
+
+/* As unlinkat(2); a directory of ours that is not writable does not stop us. */
+static int unlink_entry(int folder, const char *name)
+{
+    int result = unlinkat(folder, name, 0);
+    if (result < 0 && errno == EACCES)
+        result = fchmod(folder, 0700) < 0 ? (errno = EACCES, -1) : unlinkat(folder, name, 0);
+    return result;
 }
 
 /* 1: more to do; 0: all is gone; -1: errno. */
@@ -462,7 +561,7 @@ static int remove_one(struct removal *removal)
     }
     if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
         return 1;
-    if (unlinkat(dirfd(removal->folder), entry->d_name, 0) == 0 || errno == ENOENT)
+    if (unlink_entry(dirfd(removal->folder), entry->d_name) == 0 || errno == ENOENT)
         return 1;
     if (errno != EISDIR && errno != EPERM)
         return -1;
@@ -492,15 +591,8 @@ static void remove_tree(struct stream *stream, const char *path)
 {
     static const struct stream_ops ops = {.closed = removal_closed};
     struct removal *removal = calloc(1, sizeof *removal);
-    DIR *folder = NULL;
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 && errno == EACCES && chmod(path, 0700) == 0)
-        fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd >= 0) {
-        fchmod(fd, 0700);
-        folder = fdopendir(fd);
-    }
-    if (!removal || !folder) {
+    int fd = removal ? open_to_empty(AT_FDCWD, path) : -1;
+    if (fd < 0 || !(removal->folder = fdopendir(fd))) {
         int error = errno;
         if (fd >= 0)
             close(fd);
@@ -508,7 +600,6 @@ static void remove_tree(struct stream *stream, const char *path)
         stream_fail(stream, error, path);
         return;
     }
-    removal->folder = folder;
     removal->stream = stream;
     removal->timer.fire = removal_fire;
     strcpy(removal->path, path);

@@ -80,12 +80,12 @@ static int prepare_arguments(struct launch *launch, struct fields fields)
     struct field field;
     size_t count = 0;
     if (fields_find(fields, TAG_SHELL, &field)) {
-        const char *shell = access("/bin/bash", X_OK) == 0 ? "bash" : "sh";
-        char *words[] = {strdup(shell), strdup("-c"), copy_text(field.value, field.length)};
-        for (int i = 0; i < 3; i++)
-            if (append(&launch->argv, &count, words[i]) < 0)
-                return -1;
-        return 0;
+        const char *shell = access("/bin/bash", X_OK) == 0 ? "/bin/bash" : "/bin/sh";
+        if (append(&launch->argv, &count, strdup(shell + strlen("/bin/"))) < 0 || append(&launch->argv, &count, strdup("-c")) < 0
+            || append(&launch->argv, &count, copy_text(field.value, field.length)) < 0)
+            return -1;
+        count = 0;
+        return append(&launch->programs, &count, strdup(shell));
     }
     while (fields_next(&rest, &field))
         if (field.tag == TAG_ARG && append(&launch->argv, &count, copy_text(field.value, field.length)) < 0)
@@ -196,6 +196,8 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
 {
     char *group = strchr(wanted, ':');
     unsigned id;
+    if (!*wanted)
+        return errno = EINVAL, -1;
     if (group)
         *group++ = 0;
     char *text = read_account_file("/etc/passwd"), *words[7];
@@ -221,7 +223,8 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             return errno = EINVAL, -1;
         launch->gid = id;
     }
-    launch->change_user = result == 0;
+    /* Without root there is nothing to change, and even the attempt is forbidden. */
+    launch->change_user = result == 0 && !(geteuid() && launch->uid == geteuid() && launch->gid == getegid());
     return result;
 }
 
@@ -253,6 +256,8 @@ static int prepare_programs(struct launch *launch)
 {
     const char *name = launch->argv[0], *path = "/usr/local/bin:/usr/bin:/bin";
     size_t count = 0;
+    if (launch->programs)
+        return 0; /* a shell */
     if (strchr(name, '/'))
         return append(&launch->programs, &count, strdup(name));
     for (char **variable = launch->envp; *variable; variable++)
@@ -273,6 +278,10 @@ static int prepare_programs(struct launch *launch)
 static int prepare_rlimits(struct launch *launch, struct fields fields)
 {
     struct field field;
+    if (agent.raised_open_files) { /* for ourselves only */
+        launch->rlimits[0].resource = RLIMIT_NOFILE;
+        launch->rlimits[launch->rlimit_count++].limit = agent.open_files;
+    }
     while (fields_next(&fields, &field)) {
         if (field.tag != TAG_RLIMIT)
             continue;

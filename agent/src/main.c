@@ -10,7 +10,8 @@
  *
  *   atoll-agent --listen-fd N    accept on an inherited, listening socket: nothing inside can take its place
  *   atoll-agent --listen-path P  make and accept on a unix socket
- *   atoll-agent --stdio          one connection over stdin and stdout
+ *   atoll-agent --stdio          connections over stdin and stdout, one after another: each lasts until the end of the input. Where
+ *                                both are fifos the host may open them again later; until then it waits
  *     --work-dir DIR             where relative paths and commands start
  *     --rlimit-nofile N          a cap on open files for everything inside
  *   atoll-agent connect P        join stdin and stdout to the unix socket P (a bridge for engines that can only run programs)
@@ -19,9 +20,11 @@
 #define _GNU_SOURCE
 #include "agent.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -32,6 +35,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -56,8 +60,13 @@ static uint64_t own_rss(void)
 
 static uint64_t processes_seen(void)
 {
-    struct stat info; /* /proc has a link for each process, besides its fixed ones */
-    return stat("/proc", &info) == 0 ? info.st_nlink : 0;
+    uint64_t count = 0;
+    DIR *proc = opendir("/proc");
+    for (struct dirent *entry; proc && (entry = readdir(proc));)
+        count += entry->d_name[0] >= '1' && entry->d_name[0] <= '9';
+    if (proc)
+        closedir(proc);
+    return count;
 }
 
 static void answer_hello(struct stream *stream)
@@ -119,7 +128,8 @@ static int give_up_root(int argc, char **argv)
 {
     unsigned uid, gid;
     char rest;
-    if (argc < 4 || sscanf(argv[2], "%u:%u%c", &uid, &gid, &rest) != 2 || strcmp(argv[3], "--") || !argv[4] || !uid || !gid) {
+    if (argc < 5 || sscanf(argv[2], "%u:%u%c", &uid, &gid, &rest) != 2 || strcmp(argv[3], "--") || !uid || !gid
+        || uid == (uid_t)-1 || gid == (gid_t)-1) { /* -1 would mean: stay who you are */
         fprintf(stderr, "usage: atoll-agent --as UID:GID -- COMMAND...\n");
         return 2;
     }
@@ -137,6 +147,7 @@ static int give_up_root(int argc, char **argv)
     return 127;
 }
 
+/* 1: copied; 0: the end; -1: it cannot be written. */
 static int copy_some(int from, int to)
 {
     char buffer[65536];
@@ -144,9 +155,10 @@ static int copy_some(int from, int to)
     for (ssize_t done = 0, part; done < length; done += part)
         if ((part = write(to, buffer + done, (size_t)(length - done))) <= 0)
             return -1;
-    return length > 0 ? 0 : -1;
+    return length > 0;
 }
 
+/* Ends when the agent's side does. The end of our input is passed on, and what the agent still says comes out. */
 static int bridge(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -158,10 +170,12 @@ static int bridge(const char *path)
         die(path);
     struct pollfd watched[2] = {{.fd = 0, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
     while (poll(watched, 2, -1) >= 0 || errno == EINTR) {
-        if (watched[1].revents && copy_some(fd, 1) < 0)
+        if (watched[1].revents && copy_some(fd, 1) <= 0)
             return 0;
-        if (watched[0].revents && copy_some(0, fd) < 0)
-            return 0;
+        if (watched[0].fd >= 0 && watched[0].revents && copy_some(0, fd) <= 0) {
+            shutdown(fd, SHUT_WR);
+            watched[0].fd = -1;
+        }
     }
     return 1;
 }
@@ -216,16 +230,83 @@ static struct options parse_options(int argc, char **argv)
     return options;
 }
 
+/* Descriptors that come with a purpose get fixed numbers; everything else that was inherited is closed. */
+enum { LISTEN_FD = FIRST_FREE_FD, INPUT_FD, OUTPUT_FD };
+
+static void close_from(unsigned first, unsigned last)
+{
+    if (syscall(SYS_close_range, first, last, 0) == 0)
+        return;
+    for (unsigned fd = first; fd <= last && fd < 65536; fd++)
+        close((int)fd);
+}
+
+static void claim(int fd, int number)
+{
+    if (fd == number ? fcntl(fd, F_SETFD, FD_CLOEXEC) < 0 : dup3(fd, number, O_CLOEXEC) < 0)
+        die("descriptors");
+}
+
+static void sort_descriptors(const struct options *options)
+{
+    if (options->listen_fd >= 0)
+        claim(options->listen_fd, LISTEN_FD);
+    else
+        close(LISTEN_FD);
+    close_from(OUTPUT_FD + 1, ~0U);
+    close_from(3, LISTEN_FD - 1);
+    close_from(INPUT_FD, OUTPUT_FD);
+    if (options->stdio) {
+        claim(0, INPUT_FD);
+        claim(1, OUTPUT_FD);
+        close(0);
+        close(1);
+    }
+    int low;
+    do
+        low = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (low >= 0 && low < FIRST_FREE_FD);
+    if (low < 0)
+        die("/dev/null");
+    close(low);
+}
+
+/* What commands inherit is decided here, once: no ignored signal, no raised limit (see launch.c). */
+static void settle_signals(void)
+{
+    struct sigaction now, standard = {.sa_handler = SIG_DFL};
+    sigset_t mask;
+    for (int number = 1; number < NSIG; number++)
+        if (sigaction(number, NULL, &now) == 0 && now.sa_handler == SIG_IGN)
+            sigaction(number, &standard, NULL);
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGPIPE); /* blocked and not ignored: that is not inherited */
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+}
+
+static void settle_limits(const struct options *options)
+{
+    if (options->open_files && setrlimit(RLIMIT_NOFILE, &(struct rlimit){options->open_files, options->open_files}) < 0)
+        die("--rlimit-nofile");
+    if (getrlimit(RLIMIT_NOFILE, &agent.open_files) == 0 && agent.open_files.rlim_cur < agent.open_files.rlim_max) {
+        struct rlimit raised = {agent.open_files.rlim_max, agent.open_files.rlim_max};
+        agent.raised_open_files = setrlimit(RLIMIT_NOFILE, &raised) == 0;
+    }
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 64 * 1024); /* large buffers go back to the system when they are freed */
+    mallopt(M_TRIM_THRESHOLD, 64 * 1024);
+#endif
+}
+
 static void settle_in(const struct options *options)
 {
     if (getrandom(agent.instance, sizeof agent.instance, 0) != sizeof agent.instance)
         die("random numbers");
     agent.started_ns = now_ns();
     umask(022);
-    signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_DUMPABLE, 0); /* commands of the same user may not trace us or read our memory */
-    if (options->open_files && setrlimit(RLIMIT_NOFILE, &(struct rlimit){options->open_files, options->open_files}) < 0)
-        die("--rlimit-nofile");
+    settle_signals();
+    settle_limits(options);
     if (strlen(options->work_dir) >= sizeof agent.work_dir || options->work_dir[0] != '/' || chdir(options->work_dir) < 0)
         die(options->work_dir);
     strcpy(agent.work_dir, options->work_dir);
@@ -239,13 +320,14 @@ int main(int argc, char **argv)
         return bridge(argv[2]);
     struct options options = parse_options(argc, argv);
     settle_in(&options);
+    sort_descriptors(&options);
     loop_init();
     processes_init();
-    if (options.stdio && connection_open(fcntl(0, F_DUPFD_CLOEXEC, 16), fcntl(1, F_DUPFD_CLOEXEC, 16)) < 0)
-        die("--stdio");
+    if (options.stdio)
+        connection_over(INPUT_FD, OUTPUT_FD);
     if (options.listen_path)
         connections_listen(listen_at(options.listen_path));
     else if (options.listen_fd >= 0)
-        connections_listen(fcntl(options.listen_fd, F_DUPFD_CLOEXEC, 16)), close(options.listen_fd);
+        connections_listen(LISTEN_FD);
     loop_run();
 }

@@ -20,6 +20,7 @@ struct port {
     struct stream *stream;
     uint16_t number; /* 0: a unix socket */
     bool tried_v6, connected, peer_ended, host_ended, shut;
+    bool silent; /* the peer had nothing to say when it was last asked; else the pump asks again */
     uint8_t *bytes; /* from the host, not yet taken by the peer; bounded by credit */
     size_t start, end, capacity;
 };
@@ -36,7 +37,7 @@ static void port_closed(struct stream *stream)
 static void rearm(struct port *port)
 {
     uint32_t events = port->start < port->end || !port->connected ? EPOLLOUT : 0;
-    if (port->connected && !port->peer_ended && port->stream->credit)
+    if (port->connected && !port->peer_ended && port->silent)
         events |= EPOLLIN;
     source_watch(&port->source, events);
 }
@@ -111,20 +112,29 @@ static void send_to_peer(struct port *port)
     port->start = port->end = 0;
 }
 
-static void receive_from_peer(struct port *port)
+/* One frame from the peer. Called by the connection when it has room: until then the peer waits. */
+static bool port_pump(struct stream *stream)
 {
+    struct port *port = stream->owner;
     size_t room;
-    uint8_t *payload = stream_reserve(port->stream, PORT_CHUNK, &room);
+    if (!port->connected || port->peer_ended)
+        return false;
+    uint8_t *payload = stream_reserve(stream, PORT_CHUNK, &room);
     if (!payload)
-        return;
+        return false; /* no credit: new credit wakes us */
     ssize_t length = recv(port->source.fd, payload, room, 0);
     if (length > 0) {
-        stream_commit(port->stream, 0, (size_t)length);
-    } else if (length == 0 || (errno != EAGAIN && errno != EINTR)) {
-        port->peer_ended = true;
-        stream_event(port->stream, EVENT_EOF, NULL);
+        stream_commit(stream, 0, (size_t)length);
+        return true;
     }
-    stream_wake(port->stream); /* flushes */
+    port->silent = length < 0 && (errno == EAGAIN || errno == EINTR);
+    if (!port->silent) {
+        port->peer_ended = true;
+        stream_event(stream, EVENT_EOF, NULL);
+    }
+    if (!finish_if_done(port))
+        rearm(port);
+    return false;
 }
 
 static void port_ready(struct source *source, uint32_t events)
@@ -140,23 +150,16 @@ static void port_ready(struct source *source, uint32_t events)
                 stream_fail(port->stream, error, NULL);
             return;
         }
-        port->connected = true;
+        port->connected = port->silent = true;
         stream_event(port->stream, EVENT_CONNECTED, NULL);
     }
     send_to_peer(port);
-    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !port->peer_ended)
-        receive_from_peer(port);
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !port->peer_ended) {
+        port->silent = false;
+        stream_wake(port->stream);
+    }
     if (!finish_if_done(port))
         rearm(port);
-}
-
-/* New credit: the peer may speak again. */
-static bool port_pump(struct stream *stream)
-{
-    struct port *port = stream->owner;
-    if (port->connected)
-        rearm(port);
-    return false;
 }
 
 static void port_data(struct stream *stream, const uint8_t *bytes, size_t length)

@@ -1,8 +1,5 @@
 /* Processes: started, fed, listened to, and remembered until they are released.
  *
- * The output of each channel is kept in a ring with absolute offsets. While a stream is attached, nothing that it has not seen is
- * overwritten: a full ring stops us reading, and so the command. Without one, the oldest output makes way.
- *
  * A process is complete when it has exited and all that was in its pipes at that moment is in the rings. If its tree is
  * being killed, it is complete only when the tree is gone, so that an answer means what it says.
  */
@@ -19,31 +16,28 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 #include <sched.h>
 #include <termios.h>
 #include <unistd.h>
 
 enum {
-    CHUNK = 64 * 1024,
     DEFAULT_KEEP = 1 << 20,
     MOST_KEEP = 64 << 20,
-    FIRST_FREE_FD = 16,
+    MOST_INPUT = 4 << 20, /* streams that attach one after another each bring credit for more */
     MAX_KILL_ROUNDS = 400,
 };
 #define MS 1000000u
+#ifndef TIOCGPTPEER
+#define TIOCGPTPEER 0x5441
+#endif
 
 static struct process *processes;
 static unsigned process_count;
-static uint64_t output_bytes;
-static int null_fd = -1;
 static struct source notices, children;
 static const struct stream_ops process_ops, killer_ops;
 
 #define OWNER(pointer, member) ((struct process *)((char *)(pointer)-offsetof(struct process, member)))
-
-uint64_t processes_output_bytes(void) { return output_bytes; }
 
 static struct process *find_process(struct fields fields)
 {
@@ -84,87 +78,31 @@ static void drop_if_forgotten(struct process *process)
         drop(process);
 }
 
-/* --- the rings -------------------------------------------------------------------------------------------------------- */
-
-static size_t make_room(struct channel *channel)
-{
-    size_t kept = (size_t)(channel->end - channel->start);
-    if (kept == channel->capacity && channel->capacity < channel->most) {
-        size_t capacity = channel->capacity ? channel->capacity * 4 : 4096;
-        if (capacity > channel->most)
-            capacity = channel->most;
-        uint8_t *larger = malloc(capacity);
-        if (larger) {
-            for (uint64_t at = channel->start; at < channel->end;) {
-                size_t from = (size_t)(at % channel->capacity), run = channel->capacity - from;
-                size_t to = (size_t)(at % capacity);
-                if (run > channel->end - at)
-                    run = (size_t)(channel->end - at);
-                if (run > capacity - to)
-                    run = capacity - to;
-                memcpy(larger + to, channel->bytes + from, run);
-                at += run;
-            }
-            free(channel->bytes);
-            channel->bytes = larger;
-            channel->capacity = capacity;
-        }
-    }
-    if (kept == channel->capacity) {
-        uint64_t forgettable = (channel->process->stream ? channel->sent : channel->end) - channel->start;
-        channel->start += forgettable < CHUNK ? forgettable : CHUNK;
-    }
-    return channel->capacity - (size_t)(channel->end - channel->start);
-}
-
-/* Up to `most` bytes from the pipe. Positive: read; 0: end of file; -1: nothing there now; -2: no room. */
-static ssize_t fill(struct channel *channel, size_t most)
-{
-    size_t room = make_room(channel);
-    if (!room)
-        return -2;
-    if (room > most)
-        room = most;
-    size_t at = (size_t)(channel->end % channel->capacity), run = channel->capacity - at;
-    struct iovec parts[2] = {{channel->bytes + at, run < room ? run : room}, {channel->bytes, run < room ? room - run : 0}};
-    ssize_t length;
-    do
-        length = readv(channel->source.fd, parts, parts[1].iov_len ? 2 : 1);
-    while (length < 0 && errno == EINTR);
-    if (length < 0)
-        return errno == EAGAIN ? -1 : 0; /* a pty without a slave says EIO */
-    channel->end += (uint64_t)length;
-    output_bytes += (uint64_t)length;
-    return length;
-}
-
-static void write_to_ring(struct channel *channel, const char *text)
-{
-    for (; *text && make_room(channel); text++)
-        channel->bytes[channel->end++ % channel->capacity] = (uint8_t)*text;
-}
+/* --- output coming in --------------------------------------------------------------------------------------------------- */
 
 static void check_complete(struct process *process);
+
+/* A status speaks of the output before it: that must be in first. False: there is no room for it yet. */
+static bool take_output_before_status(struct process *process)
+{
+    for (int i = 0; i < 2; i++) {
+        struct channel *channel = &process->channels[i];
+        if (channel_drain(channel) == 0)
+            source_close(&channel->source);
+        if (channel->source.fd >= 0 && channel->end < channel->drain_to)
+            return false;
+        process->said_before[i] = channel->end;
+    }
+    return true;
+}
 
 static void channel_ready(struct source *source, uint32_t events)
 {
     struct channel *channel = (struct channel *)((char *)source - offsetof(struct channel, source));
     struct process *process = channel->process;
     (void)events;
-    if (channel->index == 2) {
-        /* A status speaks of the output before it: that must be in first. */
-        for (int i = 0; i < 2; i++) {
-            struct channel *other = &process->channels[i];
-            ssize_t got = 1;
-            while (other->source.fd >= 0 && got > 0)
-                got = fill(other, CHUNK);
-            if (got == -2) {
-                source_watch(source, 0);
-                return;
-            }
-        }
-    }
-    ssize_t got = fill(channel, CHUNK);
+    bool wait = channel->index == 2 && !process->complete && !take_output_before_status(process);
+    ssize_t got = wait ? -2 : channel_fill(channel, CHUNK);
     if (got == 0)
         source_close(source);
     else if (got == -2)
@@ -212,17 +150,11 @@ static void settle(struct process *process)
 {
     for (int i = 0; i < CHANNELS; i++) {
         struct channel *channel = &process->channels[i];
-        int waiting = 0;
         if (channel->source.fd < 0)
             continue;
-        ioctl(channel->source.fd, FIONREAD, &waiting);
-        channel->drain_to = channel->end + (uint64_t)(waiting > 0 ? waiting : 0);
         if (process->flags & START_PTY) /* a terminal hands over a little later what was written to it */
             timer_set(&process->settle, now_ns() + 100 * MS);
-        ssize_t got = 1;
-        while (channel->end < channel->drain_to && got > 0)
-            got = fill(channel, CHUNK);
-        if (got == 0)
+        if (channel_drain(channel) == 0)
             source_close(&channel->source);
     }
     check_complete(process);
@@ -240,11 +172,12 @@ static void process_exited(struct process *process)
         char text[PATH_MAX + 64];
         bool missing = process->error == ENOENT;
         snprintf(text, sizeof text, "atoll: %.4000s: %s\n", process->launch.argv[0], missing ? "not found" : strerror(process->error));
-        write_to_ring(&process->channels[process->flags & (START_MERGE | START_PTY) ? 0 : 1], text);
+        channel_say(&process->channels[process->flags & (START_MERGE | START_PTY) ? 0 : 1], text);
         process->status = (missing ? 127 : 126) << 8;
     } else if (process->stage != STAGE_NONE) {
         process->flags |= START_FORGET;
         process->complete = true;
+        process->id_length = 0; /* it never was: the same ID may be tried again at once */
         struct stream *stream = process->stream;
         const char *what = process->stage == STAGE_CWD    ? process->launch.cwd
                            : process->stage == STAGE_USER ? "cannot become that user"
@@ -265,15 +198,15 @@ static void process_gone(struct process *process)
     process->gone = true;
     timer_set(&process->kill_again, 0);
     if (!process->exited) { /* something inside killed the supervisor */
+        if (!process->cause)
+            process->cause = CAUSE_LOST;
         process->status = SIGKILL;
         process_exited(process);
     } else if (process->killing && !process->complete) {
         settle(process);
     }
-    while (process->killer_count) {
-        struct stream *killer = process->killers[0];
-        stream_finish(killer, NULL);
-    }
+    while (process->killer_count)
+        stream_finish(process->killers[0], NULL);
     launch_release(&process->launch);
     drop_if_forgotten(process);
 }
@@ -291,60 +224,108 @@ static void tell_started(struct process *process)
         stream_finish(process->stream, NULL);
 }
 
+static void take_notice(struct process *process)
+{
+    if (process->flags & START_STARTED && !process->told_started && process->stage == STAGE_NONE)
+        tell_started(process);
+    if (process->ended && !process->exited)
+        process_exited(process);
+}
+
 static void notices_ready(struct source *source, uint32_t events)
 {
-    struct process *process;
+    struct process *noticed[64];
+    ssize_t length;
     (void)events;
-    while (read(source->fd, &process, sizeof process) == sizeof process) {
-        if (process->flags & START_STARTED && !process->told_started && process->stage == STAGE_NONE)
-            tell_started(process);
-        if (process->ended && !process->exited)
-            process_exited(process);
-    }
+    do {
+        length = read(source->fd, noticed, sizeof noticed);
+        for (ssize_t i = 0; i < length / (ssize_t)sizeof *noticed; i++)
+            take_notice(noticed[i]);
+    } while (length == sizeof noticed);
 }
 
 static bool is_supervisor(pid_t pid)
 {
     for (struct process *process = processes; process; process = process->next)
-        if (process->supervisor == pid && !process->gone)
+        if (process->supervisor == pid && !process->gone && !process->lost)
             return true;
     return false;
+}
+
+/* Below us is nothing but supervisors. Anything else came from one that was killed, and goes; until it has gone, the process that it
+ * belonged to has not ended. */
+static void sweep(struct timer *timer)
+{
+    static unsigned rounds;
+    bool clean = kill_below(getpid(), 0, is_supervisor) == 0;
+    rounds = clean ? 0 : rounds + 1;
+    if (!clean)
+        timer_set(timer, now_ns() + (rounds < MAX_KILL_ROUNDS ? 2 : 500) * MS);
+    for (struct process *process = processes, *next; process; process = next) {
+        next = process->next;
+        if (process->lost && !process->gone && (clean || rounds >= MAX_KILL_ROUNDS))
+            process_gone(process);
+    }
+}
+
+static struct timer sweeping = {.fire = sweep};
+
+static void supervisor_ended(struct process *process, bool killed)
+{
+    if (!process->exited)
+        notices_ready(&notices, 0); /* it gives notice before it ends */
+    if (killed)
+        process->lost = true;
+    else
+        process_gone(process);
 }
 
 static void children_ready(struct source *source, uint32_t events)
 {
     struct signalfd_siginfo info;
     bool strays = false;
+    int status;
     (void)events;
-    while (read(source->fd, &info, sizeof info) == sizeof info)
-        continue;
-    for (pid_t pid; (pid = waitpid(-1, NULL, WNOHANG | __WALL)) > 0;) {
-        notices_ready(&notices, 0); /* a supervisor gives notice before it ends */
+    if (read(source->fd, &info, sizeof info) < 0)
+        return;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL)) > 0;) {
         struct process *process = processes;
-        while (process && (process->supervisor != pid || process->gone))
+        if (WIFSTOPPED(status)) {
+            kill(pid, SIGCONT); /* a supervisor that was stopped would see nothing */
+            continue;
+        }
+        while (process && (process->supervisor != pid || process->gone || process->lost))
             process = process->next;
-        if (!process || !process->exited)
-            strays = true;
+        strays |= !process || WIFSIGNALED(status);
         if (process)
-            process_gone(process);
+            supervisor_ended(process, WIFSIGNALED(status));
     }
     if (strays)
-        kill_strays(is_supervisor);
+        sweep(&sweeping);
 }
 
 /* --- killing --------------------------------------------------------------------------------------------------------------- */
 
+static uint64_t next_round_ms(unsigned rounds)
+{
+    return rounds < 10 ? 2 : rounds < 100 ? 5 : rounds < MAX_KILL_ROUNDS ? 20 : 500;
+}
+
 static void kill_round(struct process *process)
 {
-    if (process->gone)
+    if (process->gone || process->lost)
         return;
     kill(process->supervisor, SIGCONT);
-    kill_descendants(process->supervisor, 0);
+    /* What outran the last rounds is chased for longer, but never so long that others would notice. */
+    uint64_t until = now_ns() + MS;
+    for (unsigned i = 0; i <= process->kill_rounds && now_ns() < until; i++)
+        if (!kill_below(process->supervisor, 0, NULL))
+            break;
     if (++process->kill_rounds == MAX_KILL_ROUNDS / 4)
-        kill(process->supervisor, SIGKILL); /* what is below it then comes to us, see kill_strays */
+        kill(process->supervisor, SIGKILL); /* what is below it then comes to us, see sweep */
     if (process->kill_rounds >= MAX_KILL_ROUNDS)
         check_complete(process);
-    timer_set(&process->kill_again, now_ns() + (process->kill_rounds < 10 ? 2 : process->kill_rounds < 100 ? 5 : 20) * MS);
+    timer_set(&process->kill_again, now_ns() + next_round_ms(process->kill_rounds) * MS);
 }
 
 static void kill_again_fire(struct timer *timer) { kill_round(OWNER(timer, kill_again)); }
@@ -371,7 +352,7 @@ static void deadline_fire(struct timer *timer)
 {
     struct process *process = OWNER(timer, deadline);
     pid_t pid = own_pid(process);
-    if (process->exited)
+    if (process->ended)
         return;
     if (!process->grace_ns || pid <= 0) {
         start_kill(process, CAUSE_TIMEOUT);
@@ -395,13 +376,14 @@ static int send_signal(struct process *process, uint64_t number, bool spare)
         return 0;
     }
     pid_t pid = own_pid(process);
-    if (process->gone || pid <= 0)
+    if (process->gone || process->lost || pid <= 0)
         return ESRCH;
     if (spare) {
-        kill_descendants(process->supervisor, pid);
+        for (int i = 0; i < 8 && kill_below(process->supervisor, pid, NULL); i++)
+            continue; /* some may fork while we look */
         return 0;
     }
-    return process->exited || kill(-pid, (int)number) < 0 ? ESRCH : 0;
+    return process->ended || kill(-pid, (int)number) < 0 ? ESRCH : 0;
 }
 
 static void killer_closed(struct stream *stream)
@@ -423,14 +405,15 @@ void process_kill(struct stream *stream, struct fields fields)
         stream_fail(stream, ENOENT, "no such process");
         return;
     }
-    if (process->killer_count == sizeof process->killers / sizeof *process->killers) {
+    bool waits = number == SIGKILL && !spare;
+    if (waits && process->killer_count == sizeof process->killers / sizeof *process->killers) {
         stream_fail(stream, EAGAIN, "it is being killed");
         return;
     }
     int error = send_signal(process, number, spare);
     if (error) {
         stream_fail(stream, error, NULL);
-    } else if (number != SIGKILL || spare || process->gone) {
+    } else if (!waits || process->gone) {
         stream_finish(stream, NULL);
     } else {
         stream_serve(stream, &killer_ops, process);
@@ -443,35 +426,18 @@ void process_release(struct stream *stream, struct fields fields)
     struct process *process = find_process(fields);
     if (!process) {
         stream_fail(stream, ENOENT, "no such process");
-    } else if (!process->gone) {
+    } else if (!process->complete) {
         stream_fail(stream, EBUSY, NULL);
     } else {
+        process->flags |= START_FORGET; /* what it left running keeps its entry, so that it can be killed, and no longer */
         if (process->stream)
             stream_fail(process->stream, ESTALE, "released");
-        drop(process); /* does nothing if that was the last word on it */
+        drop_if_forgotten(process);
         stream_finish(stream, NULL);
     }
 }
 
 /* --- the stream of a process --------------------------------------------------------------------------------------------------- */
-
-static bool pump_channel(struct stream *stream, struct channel *channel)
-{
-    uint64_t until = channel->process->complete ? channel->final : channel->end;
-    size_t room;
-    if (channel->sent >= until)
-        return false;
-    size_t at = (size_t)(channel->sent % channel->capacity), run = channel->capacity - at;
-    if (run > until - channel->sent)
-        run = (size_t)(until - channel->sent);
-    uint8_t *payload = stream_reserve(stream, run < CHUNK ? run : CHUNK, &room);
-    if (!payload)
-        return false;
-    memcpy(payload, channel->bytes + at, room);
-    stream_commit(stream, channel->index + 1, room);
-    channel->sent += room;
-    return true;
-}
 
 static void finish(struct process *process)
 {
@@ -495,10 +461,10 @@ static bool process_pump(struct stream *stream)
 {
     struct process *process = stream->owner;
     struct channel *channels = process->channels;
-    bool sent = pump_channel(stream, &channels[0]);
-    sent |= pump_channel(stream, &channels[1]);
-    if (channels[0].sent == channels[0].end && channels[1].sent == channels[1].end)
-        sent |= pump_channel(stream, &channels[2]);
+    bool sent = channel_pump(&channels[0], stream);
+    sent |= channel_pump(&channels[1], stream);
+    if (channels[0].sent >= process->said_before[0] && channels[1].sent >= process->said_before[1])
+        sent |= channel_pump(&channels[2], stream);
     if (process->complete) {
         bool all = true;
         for (int i = 0; i < CHANNELS; i++)
@@ -513,6 +479,17 @@ static bool process_pump(struct stream *stream)
     return sent;
 }
 
+/* Bytes of input that wait no more. */
+static void input_taken(struct process *process, size_t length)
+{
+    size_t unowed = process->input_end - process->input_start - process->input_owed; /* those came first */
+    size_t owed = length > unowed ? length - unowed : 0;
+    process->input_start += length;
+    process->input_owed -= owed;
+    if (process->stream && owed)
+        stream_consumed(process->stream, owed);
+}
+
 static void write_input(struct process *process)
 {
     while (process->input_start < process->input_end && process->input.fd >= 0) {
@@ -521,27 +498,20 @@ static void write_input(struct process *process)
             continue;
         if (length < 0 && errno == EAGAIN)
             break;
-        if (length < 0) {
+        if (length < 0)
             source_close(&process->input);
-            break;
-        }
-        process->input_start += (size_t)length;
-        if (process->stream)
-            stream_consumed(process->stream, (size_t)length);
+        else
+            input_taken(process, (size_t)length);
     }
-    size_t left = process->input_end - process->input_start;
-    if (process->input.fd < 0) { /* nobody reads it: as if written */
-        if (process->stream)
-            stream_consumed(process->stream, left);
-        left = 0;
-    }
-    if (!left) {
+    if (process->input.fd < 0) /* nobody reads it: as if written */
+        input_taken(process, process->input_end - process->input_start);
+    if (process->input_start == process->input_end) {
         process->input_start = process->input_end = 0;
         if (process->input_ended)
             source_close(&process->input);
     }
     if (process->input.fd >= 0)
-        source_watch(&process->input, left ? EPOLLOUT : 0);
+        source_watch(&process->input, process->input_end ? EPOLLOUT : 0);
 }
 
 static void input_ready(struct source *source, uint32_t events)
@@ -557,6 +527,8 @@ static bool queue_input(struct process *process, const uint8_t *bytes, size_t le
         process->input_end -= process->input_start;
         process->input_start = 0;
     }
+    if (process->input_end + length > MOST_INPUT)
+        return false;
     if (process->input_capacity - process->input_end < length) {
         size_t capacity = process->input_end + length + 4096;
         uint8_t *larger = realloc(process->input_bytes, capacity);
@@ -573,12 +545,14 @@ static bool queue_input(struct process *process, const uint8_t *bytes, size_t le
 static void process_data(struct stream *stream, const uint8_t *bytes, size_t length)
 {
     struct process *process = stream->owner;
-    if (process->input.fd < 0 || process->input_ended)
+    if (process->input.fd < 0 || process->input_ended) {
         stream_consumed(stream, length);
-    else if (!queue_input(process, bytes, length))
-        stream_fail(stream, ENOMEM, NULL);
-    else
+    } else if (!queue_input(process, bytes, length)) {
+        stream_fail(stream, ENOMEM, "standard input");
+    } else {
+        process->input_owed += length;
         write_input(process);
+    }
 }
 
 static void process_end(struct stream *stream)
@@ -615,7 +589,10 @@ static void process_control(struct stream *stream, unsigned verb, struct fields 
 static void process_closed(struct stream *stream)
 {
     struct process *process = stream->owner;
+    if (process->stream != stream)
+        return; /* another has taken over */
     process->stream = NULL;
+    process->input_owed = 0;
     listen_again(process); /* from now on old output makes way */
     drop_if_forgotten(process);
 }
@@ -631,9 +608,13 @@ static const struct stream_ops process_ops = {
 static void attach(struct process *process, struct stream *stream, struct fields fields)
 {
     struct builder event;
+    struct stream *former = process->stream;
     event.length = 0;
-    if (process->stream)
-        stream_fail(process->stream, ESTALE, "taken over by another connection");
+    process->stream = stream; /* first, so that a process to be forgotten is not dropped between the two */
+    process->input_owed = 0;
+    stream_serve(stream, &process_ops, process);
+    if (former)
+        stream_fail(former, ESTALE, "taken over by another connection");
     add_number(&event, TAG_PID, (uint64_t)process->pid);
     add_number(&event, TAG_RUNNING, !process->complete);
     for (unsigned i = 0; i < CHANNELS; i++) {
@@ -647,9 +628,8 @@ static void attach(struct process *process, struct stream *stream, struct fields
         channel->sent = from;
         add_number(&event, TAG_OFFSET_1 + i, from);
     }
-    process->stream = stream;
-    stream_serve(stream, &process_ops, process);
     stream_event(stream, EVENT_ATTACHED, &event);
+    listen_again(process);
     stream_wake(stream);
 }
 
@@ -664,25 +644,36 @@ void process_attach(struct stream *stream, struct fields fields)
 
 /* --- starting ---------------------------------------------------------------------------------------------------------------- */
 
-static int open_pty(struct process *process, struct fields fields)
+static int open_slave(int master)
 {
     int unlock = 0, number;
     char path[32];
+    if (ioctl(master, TIOCSPTLCK, &unlock) < 0)
+        return -1;
+    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC); /* whatever is mounted on /dev/pts */
+    if (slave >= 0 || ioctl(master, TIOCGPTN, &number) < 0)
+        return slave;
+    snprintf(path, sizeof path, "/dev/pts/%d", number);
+    return open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
+}
+
+static int open_pty(struct process *process, struct fields fields)
+{
+    struct launch *launch = &process->launch;
     int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (master < 0)
         return -1;
     process->channels[0].source.fd = master;
-    if (ioctl(master, TIOCSPTLCK, &unlock) < 0 || ioctl(master, TIOCGPTN, &number) < 0)
-        return -1;
-    snprintf(path, sizeof path, "/dev/pts/%d", number);
-    process->launch.fds[0] = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
     process->input.fd = fcntl(master, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
-    if (process->launch.fds[0] < 0 || process->input.fd < 0)
+    launch->fds[0] = open_slave(master);
+    if (launch->fds[0] < 0 || process->input.fd < 0)
         return -1;
     for (int i = 1; i < 3; i++)
-        if ((process->launch.fds[i] = fcntl(process->launch.fds[0], F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
+        if ((launch->fds[i] = fcntl(launch->fds[0], F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
             return -1;
-    process->launch.pty = true;
+    if (launch->change_user && fchown(launch->fds[0], launch->uid, (gid_t)-1) < 0 && errno != EPERM && errno != EROFS)
+        return -1; /* a terminal belongs to who sits at it */
+    launch->pty = true;
     resize(process, fields);
     return 0;
 }
@@ -702,12 +693,8 @@ static int open_pipes(struct process *process)
 {
     int *theirs = process->launch.fds;
     struct channel *channels = process->channels;
-    if (process->flags & START_STDIN) {
-        if (open_pipe(&process->input.fd, &theirs[0], 1) < 0)
-            return -1;
-    } else if ((theirs[0] = fcntl(null_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0) {
+    if (process->flags & START_STDIN && open_pipe(&process->input.fd, &theirs[0], 1) < 0)
         return -1;
-    }
     if (open_pipe(&channels[0].source.fd, &theirs[1], 0) < 0)
         return -1;
     if (process->flags & START_MERGE) {
@@ -743,6 +730,8 @@ static struct process *new_process(struct fields fields)
     memcpy(process->id, id.value, id.length);
     process->id_length = id.length;
     process->flags = (unsigned)fields_number_or(fields, TAG_FLAGS, 0);
+    if (process->flags & START_DETACH)
+        process->flags |= START_STARTED;
     process->input = (struct source){.fd = -1, .ready = input_ready};
     for (unsigned i = 0; i < CHANNELS; i++) {
         struct channel *channel = &process->channels[i];
@@ -847,12 +836,14 @@ void process_list(struct stream *stream)
         return;
     }
     for (struct process *process = processes; process; process = process->next) {
+        if (!process->id_length)
+            continue;
         uint8_t *at = listing->bytes + listing->length;
         put_u16(at, (unsigned)process->id_length);
         memcpy(at + 2, process->id, process->id_length);
         at += 2 + process->id_length;
         put_u64(at, (uint64_t)process->pid);
-        at[8] = !process->gone;
+        at[8] = !process->complete;
         put_u64(at + 9, now_ns() - process->started_ns);
         listing->length += 2 + process->id_length + 17;
     }
@@ -864,13 +855,10 @@ void processes_init(void)
 {
     int fds[2];
     sigset_t mask;
-    do /* keep the low numbers occupied: what a command inherits is put there and nothing of ours may stand in the way */
-        null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    while (null_fd >= 0 && null_fd < FIRST_FREE_FD);
-    if (null_fd < 0 || pipe2(fds, O_CLOEXEC | O_NONBLOCK) < 0)
+    if (pipe2(fds, O_CLOEXEC) < 0 || dup3(fds[1], NOTICE_FD, O_CLOEXEC) < 0)
         _exit(73);
-    fcntl(fds[1], F_SETFL, 0); /* a supervisor may wait, we may not */
-    supervise_init(fds[1]);
+    close(fds[1]);
+    fcntl(fds[0], F_SETFL, O_NONBLOCK); /* a supervisor may wait, we may not */
     notices = (struct source){.fd = fds[0], .ready = notices_ready};
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);

@@ -1,4 +1,4 @@
-/* A command that was started, as process.c and supervise.c see it. */
+/* A command that was started, as process.c, launch.c, supervise.c and kill.c see it. */
 #ifndef ATOLL_PROCESS_H
 #define ATOLL_PROCESS_H
 
@@ -6,7 +6,7 @@
 
 #include <sys/resource.h>
 
-enum { CHANNELS = 3, MAX_RLIMITS = 16, MAX_GROUPS = 64, STATUS_FD = 9 };
+enum { CHUNK = 64 * 1024, CHANNELS = 3, MAX_RLIMITS = 32, MAX_GROUPS = 64 };
 
 enum stage { STAGE_NONE, STAGE_SETUP, STAGE_CWD, STAGE_USER, STAGE_EXEC };
 
@@ -24,7 +24,7 @@ struct launch {
         struct rlimit limit;
     } rlimits[MAX_RLIMITS];
     size_t rlimit_count;
-    int fds[4]; /* stdin, stdout, stderr, status; -1: none. The supervisor has copies of its own */
+    int fds[4]; /* stdin (-1: nothing to read), stdout, stderr, status (-1: none). The supervisor has copies of its own */
     bool closed;
     bool pty;
     bool tell_started;
@@ -53,9 +53,11 @@ struct process {
     unsigned flags;
     struct launch launch;
     struct channel channels[CHANNELS];
+    uint64_t said_before[2]; /* output that the last status read speaks of: it goes out first */
     struct source input;
     uint8_t *input_bytes;
     size_t input_start, input_end, input_capacity;
+    size_t input_owed; /* of the bytes waiting, those that the attached stream sent and gets credit for */
     bool input_ended;
     struct stream *stream;
     struct stream *killers[8]; /* KILL requests that wait for the end of the tree */
@@ -72,6 +74,7 @@ struct process {
     volatile uint64_t cpu_ns, max_rss_bytes;
     volatile bool ended; /* the process itself; `status` holds */
 
+    bool lost;     /* its supervisor was killed: all below it came to us and is being killed */
     bool exited;   /* the process itself, and we know it */
     bool gone;     /* it and all that it started */
     bool killing;  /* its whole tree is being killed */
@@ -79,12 +82,17 @@ struct process {
     bool complete; /* exited, and all it wrote before is in the channels: `final` holds */
 };
 
-int supervise_init(int notice_fd);
 int supervise(struct process *process);
-/* Kill what descends from the supervisor, except `spare`. True: there was something. */
-bool kill_descendants(pid_t supervisor, pid_t spare);
-/* Kill what has become our own child although it is nobody's supervisor: orphans of a supervisor that was killed. */
-void kill_strays(bool (*is_supervisor)(pid_t pid));
+/* Kill what descends from `root`, except `spare`, and except children that are passed over with all that is below them (may be
+ * NULL). Returns how many were found: they may not be dead yet, and may have had children meanwhile. */
+size_t kill_below(pid_t root, pid_t spare, bool (*passed_over)(pid_t pid));
+
+/* Up to `most` bytes from the pipe. Positive: read; 0: end of file; -1: nothing there now; -2: no room. */
+ssize_t channel_fill(struct channel *channel, size_t most);
+/* All that is in the pipe now. The last result of `channel_fill`; with -2 and `end` below `drain_to` some is left. */
+ssize_t channel_drain(struct channel *channel);
+void channel_say(struct channel *channel, const char *text);            /* words of our own, as far as there is room */
+bool channel_pump(struct channel *channel, struct stream *stream);      /* one DATA frame, if there is something */
 
 int launch_prepare(struct launch *launch, struct fields fields);
 void launch_close(struct launch *launch); /* our copies of the descriptors; their numbers stay for the supervisor to read */

@@ -1,7 +1,8 @@
 /* Trees coming in: PUT_TREE takes items and makes them below a directory.
  *
- * Files are made anew under their own name, or under a temporary one beside an existing entry and then renamed over it; so nothing is
- * written through a link, and what is interrupted is removed again. Directories stay writable until the end, then get their modes.
+ * Files are made anew under their own name, or under a temporary one beside an existing entry and then renamed over it, and the
+ * directory of an item is reached through no link; so nothing is written through a link, be it an old one or one from the same
+ * tree. What is interrupted is removed again. Directories stay writable until the end, then get their modes.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -15,27 +16,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MOST_FOLDERS = 1 << 20 };
+enum { MOST_FOLDER_BYTES = 128 << 20 };
 
 struct folder_mode {
     struct folder_mode *next;
     mode_t mode;
+    bool existed;
     int64_t mtime_ns;
     char path[];
 };
 
 struct put {
     int root;   /* directory that paths are relative to; made when the first item is known */
+    int folder; /* the one that the last item is in */
+    char folder_path[PATH_MAX];
     int file;   /* being filled, or -1 */
     uint64_t file_left;
     int64_t file_mtime_ns;
     uint64_t items;
-    char file_path[PATH_MAX];
-    char temporary[PATH_MAX]; /* empty: the file has its final name already */
+    char file_name[NAME_MAX + 1];
+    char temporary[32]; /* empty: the file has its final name already */
     uint8_t record[RECORD_SIZE + 2 * PATH_MAX];
     size_t filled;
     struct folder_mode *folders;
-    size_t folder_count;
+    size_t folder_bytes;
     char path[PATH_MAX];
 };
 
@@ -49,10 +53,10 @@ static struct timespec time_of(int64_t ns)
     return time;
 }
 
-static void set_times(int at, const char *path, int64_t mtime_ns)
+static void set_time(int at, const char *name, int64_t mtime_ns)
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(mtime_ns)};
-    utimensat(at, path, times, AT_SYMLINK_NOFOLLOW); /* a nicety: some file systems cannot */
+    utimensat(at, name, times, AT_SYMLINK_NOFOLLOW); /* a nicety: some file systems cannot */
 }
 
 static void put_closed(struct stream *stream)
@@ -60,13 +64,15 @@ static void put_closed(struct stream *stream)
     struct put *put = stream->owner;
     if (put->file >= 0) {
         close(put->file);
-        unlinkat(put->root, put->temporary[0] ? put->temporary : put->file_path, 0);
+        unlinkat(put->folder, put->temporary[0] ? put->temporary : put->file_name, 0);
     }
     while (put->folders) {
         struct folder_mode *next = put->folders->next;
         free(put->folders);
         put->folders = next;
     }
+    if (put->folder >= 0)
+        close(put->folder);
     if (put->root >= 0)
         close(put->root);
     free(put);
@@ -87,21 +93,48 @@ static bool path_is_plain(const char *path)
     return true;
 }
 
-static int put_folder(struct put *put, const char *path, mode_t mode, int64_t mtime_ns)
+/* Go to the directory that a path is in. Returns its last part; NULL with errno. */
+static const char *go_to(struct put *put, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    size_t length = slash ? (size_t)(slash - path) : 0;
+    const char *name = slash ? slash + 1 : path;
+    if (strlen(name) > NAME_MAX)
+        return errno = ENAMETOOLONG, NULL;
+    if (put->folder >= 0 && strncmp(put->folder_path, path, length) == 0 && !put->folder_path[length])
+        return name; /* entries of one directory come one after another */
+    int folder = open_folder(put->root, path, length);
+    if (folder < 0)
+        return NULL;
+    if (put->folder >= 0)
+        close(put->folder);
+    put->folder = folder;
+    memcpy(put->folder_path, path, length);
+    put->folder_path[length] = 0;
+    return name;
+}
+
+static int put_folder(struct put *put, const char *name, const char *path, mode_t mode, int64_t mtime_ns)
 {
     struct stat info;
-    if (mkdirat(put->root, path, 0700 | mode) < 0) {
-        if (errno != EEXIST || fstatat(put->root, path, &info, AT_SYMLINK_NOFOLLOW) < 0)
+    bool existed = false;
+    if (mkdirat(put->folder, name, 0700 | mode) < 0) {
+        if (errno != EEXIST || fstatat(put->folder, name, &info, AT_SYMLINK_NOFOLLOW) < 0)
             return -1;
         if (!S_ISDIR(info.st_mode))
             return errno = ENOTDIR, -1;
+        if ((info.st_mode & 0700) != 0700 && fchmodat(put->folder, name, info.st_mode | 0700, 0) < 0 && errno != EPERM)
+            return -1; /* if it is not ours, we may still be able to write there */
+        existed = true;
     }
-    if (++put->folder_count > MOST_FOLDERS)
+    size_t size = sizeof(struct folder_mode) + strlen(path) + 1;
+    if ((put->folder_bytes += size) > MOST_FOLDER_BYTES)
         return errno = E2BIG, -1;
-    struct folder_mode *folder = malloc(sizeof *folder + strlen(path) + 1);
+    struct folder_mode *folder = malloc(size);
     if (!folder)
         return -1;
     folder->mode = mode;
+    folder->existed = existed;
     folder->mtime_ns = mtime_ns;
     strcpy(folder->path, path);
     folder->next = put->folders; /* the deepest come first, as they must at the end */
@@ -109,37 +142,34 @@ static int put_folder(struct put *put, const char *path, mode_t mode, int64_t mt
     return 0;
 }
 
-static int put_link(struct put *put, const char *path, const char *target)
+static int put_link(struct put *put, const char *name, const char *target, int64_t mtime_ns)
 {
-    if (symlinkat(target, put->root, path) == 0)
-        return 0;
-    if (errno != EEXIST || unlinkat(put->root, path, 0) < 0)
-        return -1;
-    return symlinkat(target, put->root, path);
+    int result = symlinkat(target, put->folder, name);
+    if (result < 0 && errno == EEXIST && (result = unlinkat(put->folder, name, 0)) == 0)
+        result = symlinkat(target, put->folder, name);
+    if (result == 0)
+        set_time(put->folder, name, mtime_ns);
+    return result;
 }
 
-static int put_file(struct put *put, const char *path, mode_t mode, uint64_t size, int64_t mtime_ns)
+static int put_file(struct put *put, const char *name, mode_t mode, uint64_t size, int64_t mtime_ns)
 {
     int how = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     put->temporary[0] = 0;
-    put->file = openat(put->root, path, how, 0600);
+    put->file = openat(put->folder, name, how, 0600);
     if (put->file < 0 && errno == EEXIST) {
         struct stat info;
         uint64_t random;
-        if (fstatat(put->root, path, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(info.st_mode))
+        if (fstatat(put->folder, name, &info, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(info.st_mode))
             return errno = EISDIR, -1;
-        const char *slash = strrchr(path, '/');
-        int folder_length = slash ? (int)(slash - path) + 1 : 0;
         if (getrandom(&random, sizeof random, 0) != sizeof random)
             return -1;
-        if (snprintf(put->temporary, sizeof put->temporary, "%.*s.atoll-%016llx", folder_length, path, (unsigned long long)random)
-            >= (int)sizeof put->temporary)
-            return errno = ENAMETOOLONG, -1;
-        put->file = openat(put->root, put->temporary, how, 0600);
+        snprintf(put->temporary, sizeof put->temporary, ".atoll-%016llx", (unsigned long long)random);
+        put->file = openat(put->folder, put->temporary, how, 0600);
     }
     if (put->file < 0)
         return -1;
-    strcpy(put->file_path, path);
+    strcpy(put->file_name, name);
     put->file_left = size;
     put->file_mtime_ns = mtime_ns;
     return fchmod(put->file, mode);
@@ -149,7 +179,7 @@ static int finish_file(struct put *put)
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(put->file_mtime_ns)};
     futimens(put->file, times);
-    if (put->temporary[0] && renameat(put->root, put->temporary, put->root, put->file_path) < 0)
+    if (put->temporary[0] && renameat(put->folder, put->temporary, put->folder, put->file_name) < 0)
         return -1;
     int result = close(put->file);
     put->file = -1;
@@ -194,10 +224,13 @@ static int put_item(struct put *put)
     } else if (!path_length) {
         return errno = EINVAL, -1;
     }
+    const char *name = go_to(put, path);
+    if (!name)
+        return -1;
     switch (at[0]) {
-    case 'd': return put_folder(put, path, mode, mtime_ns);
-    case 'l': return put_link(put, path, target);
-    case 'f': return put_file(put, path, mode, get_u64(at + 20), mtime_ns);
+    case 'd': return put_folder(put, name, path, mode, mtime_ns);
+    case 'l': return put_link(put, name, target, mtime_ns);
+    case 'f': return put_file(put, name, mode, get_u64(at + 20), mtime_ns);
     default: return errno = EINVAL, -1;
     }
 }
@@ -248,11 +281,11 @@ static void describe_failure(struct stream *stream, struct put *put)
 {
     char what[PATH_MAX + 16];
     int error = errno;
-    int path_length = (int)get_u16(put->record + 2);
-    if (put->file < 0 && path_length > 0 && path_length < PATH_MAX)
+    int path_length = (int)get_u16(put->record + 2); /* of the item in hand, whose record stays until the next one */
+    if (path_length > 0 && path_length < PATH_MAX)
         snprintf(what, sizeof what, "%.2000s/%.*s", put->path, path_length > 2000 ? 2000 : path_length, put->record + RECORD_SIZE);
     else
-        snprintf(what, sizeof what, "%.2000s%s%.2000s", put->path, put->file >= 0 ? "/" : "", put->file >= 0 ? put->file_path : "");
+        snprintf(what, sizeof what, "%.2000s", put->path);
     stream_fail(stream, error, what);
 }
 
@@ -270,6 +303,22 @@ static void put_data(struct stream *stream, const uint8_t *bytes, size_t length)
     stream_consumed(stream, all);
 }
 
+static int finish_folder(struct put *put, const struct folder_mode *folder)
+{
+    const char *name = go_to(put, folder->path);
+    int fd = name ? openat(put->folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return name && errno == EACCES && folder->existed ? 0 : -1;
+    struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(folder->mtime_ns)};
+    futimens(fd, times);
+    int result = fchmod(fd, folder->mode);
+    int error = errno;
+    close(fd);
+    if (error == EPERM && folder->existed)
+        return 0; /* somebody else's, and it stays as it is */
+    return errno = error, result;
+}
+
 static void put_end(struct stream *stream)
 {
     struct put *put = stream->owner;
@@ -279,8 +328,7 @@ static void put_end(struct stream *stream)
         return;
     }
     for (struct folder_mode *folder = put->folders; folder; folder = folder->next) {
-        set_times(put->root, folder->path, folder->mtime_ns);
-        if (fchmodat(put->root, folder->path, folder->mode, 0) < 0) {
+        if (finish_folder(put, folder) < 0) {
             stream_fail(stream, errno, folder->path);
             return;
         }
@@ -296,7 +344,7 @@ void tree_put(struct stream *stream, struct fields fields)
     struct put *put = calloc(1, sizeof *put);
     int result = put ? fields_path(fields, TAG_PATH, put->path) : -1;
     if (result == 0) {
-        put->root = put->file = -1;
+        put->root = put->folder = put->file = -1;
         for (size_t length = strlen(put->path); length > 1 && put->path[length - 1] == '/';)
             put->path[--length] = 0;
         if (fields_number_or(fields, TAG_FLAGS, 0) & 1)

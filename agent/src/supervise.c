@@ -11,35 +11,24 @@
  * supervisor in the manner of vfork: it borrows the memory until it has executed its program or failed, and leaves the reason in
  * `stage` and `error`.
  *
- * Killing. Descendants are found in /proc. A process may fork while we look, so we kill by process group first (the kernel
- * does that atomically against fork), then one by one, and look again until the supervisor is gone.
+ * The supervisor has a table of descriptors of its own. It lets go of all of ours at once, before there is a command: one whose
+ * execution hangs must not keep other commands' pipes or the host's connections open.
  */
 #define _GNU_SOURCE
 #include "process.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { MOST_DESCRIPTORS = 65536 };
+
 #define NO_SANITIZE __attribute__((no_sanitize("address", "undefined")))
-
-static int notice_fd = -1;
-
-int supervise_init(int fd)
-{
-    notice_fd = fd;
-    return 0;
-}
 
 #if defined(__x86_64__)
 NO_SANITIZE static inline long raw(long number, long a, long b, long c, long d)
@@ -122,22 +111,27 @@ NO_SANITIZE static long give_up(struct process *process, enum stage stage, long 
     return 127;
 }
 
-/* Put the prepared descriptors in their places. All of them are above STATUS_FD (see process.c), so none is overwritten. */
+/* Close a range of descriptors. Kernels before 5.9 cannot do that in one step. */
+NO_SANITIZE static void close_between(unsigned first, unsigned last)
+{
+    if (raw(SYS_close_range, first, last, 0, 0) != -ENOSYS)
+        return;
+    for (unsigned fd = first; fd <= last && fd < MOST_DESCRIPTORS; fd++)
+        raw(SYS_close, fd, 0, 0, 0);
+}
+
+/* Put the prepared descriptors in their places and let go of everything else but the notice. The prepared ones are above all places
+ * (see process.c), so none is overwritten; what is still open between the places is closed when the program is executed. */
 NO_SANITIZE static long place_descriptors(const struct launch *launch)
 {
     static const int places[4] = {0, 1, 2, STATUS_FD};
     for (int i = 0; i < 4; i++) {
-        if (launch->fds[i] < 0)
-            continue;
-        long result = raw(SYS_dup3, launch->fds[i], places[i], 0, 0);
+        int fd = launch->fds[i] < 0 && i == 0 ? NULL_FD : launch->fds[i];
+        long result = fd < 0 ? 0 : raw(SYS_dup3, fd, places[i], 0, 0);
         if (result < 0)
             return result;
     }
-    long first_free = launch->fds[3] < 0 ? 3 : STATUS_FD + 1;
-    if (first_free != 3)
-        raw(SYS_close_range, 3, STATUS_FD - 1, 0, 0);
-    /* Everything else of ours is close-on-exec; this also takes what was inherited without that. */
-    raw(SYS_close_range, first_free, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */, 0);
+    close_between(NOTICE_FD + 1, ~0U);
     return 0;
 }
 
@@ -156,21 +150,11 @@ NO_SANITIZE static long command_main(void *argument)
 {
     struct process *process = argument;
     const struct launch *launch = &process->launch;
-    struct {
-        void *handler;
-        unsigned long flags;
-        void *restorer;
-        uint64_t mask;
-    } action = {0};
-    for (int signal = 1; signal <= 64; signal++)
-        if (signal != SIGKILL && signal != SIGSTOP)
-            raw(SYS_rt_sigaction, signal, (long)&action, 0, 8);
+    /* Signals: nothing is ignored in the agent (see main.c), so all dispositions are default after execution. */
     uint64_t mask = 0;
     raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, 8);
     raw(SYS_setsid, 0, 0, 0, 0);
-    long result = place_descriptors(launch);
-    if (result == 0 && launch->pty)
-        result = raw(SYS_ioctl, 0, TIOCSCTTY, 0, 0);
+    long result = launch->pty ? raw(SYS_ioctl, 0, TIOCSCTTY, 0, 0) : 0;
     if (result < 0)
         return give_up(process, STAGE_SETUP, result);
     for (size_t i = 0; i < launch->rlimit_count; i++) {
@@ -195,7 +179,7 @@ NO_SANITIZE static long command_main(void *argument)
 
 NO_SANITIZE static void notice(struct process *process)
 {
-    while (raw(SYS_write, notice_fd, (long)&process, sizeof process, 0) == -EINTR)
+    while (raw(SYS_write, NOTICE_FD, (long)&process, sizeof process, 0) == -EINTR)
         continue;
 }
 
@@ -209,7 +193,9 @@ NO_SANITIZE static long supervisor_main(void *argument)
     raw(SYS_setpgid, 0, 0, 0, 0);
     raw(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0);
     char *middle = (char *)launch->stack + launch->stack_size / 2;
-    long pid = raw_clone(CLONE_VM | CLONE_VFORK | SIGCHLD, middle, command_main, process);
+    long pid = place_descriptors(launch);
+    if (pid == 0)
+        pid = raw_clone(CLONE_VM | CLONE_VFORK | SIGCHLD, middle, command_main, process);
     if (pid < 0) {
         give_up(process, STAGE_SETUP, pid);
         process->ended = true;
@@ -217,9 +203,7 @@ NO_SANITIZE static long supervisor_main(void *argument)
         return 1;
     }
     process->pid = (pid_t)pid;
-    /* Hold no end of the command's pipes, nor anything else: the notice alone is needed from here on. */
-    raw(SYS_close_range, 0, notice_fd - 1, 0, 0);
-    raw(SYS_close_range, notice_fd + 1, ~0U, 0, 0);
+    close_between(0, NOTICE_FD - 1); /* hold no end of the command's pipes */
     if (launch->tell_started && process->stage == STAGE_NONE)
         notice(process);
     for (;;) {
@@ -251,128 +235,4 @@ int supervise(struct process *process)
     }
     process->supervisor = (pid_t)pid;
     return 0;
-}
-
-/* --- finding and killing --------------------------------------------------------------------------------------------- */
-
-struct task {
-    pid_t pid, parent, group;
-    char state;
-    enum place { UNKNOWN, BELOW, ELSEWHERE } place;
-};
-
-static bool read_task(int proc_fd, const char *name, struct task *task)
-{
-    char path[32], text[512];
-    snprintf(path, sizeof path, "%.10s/stat", name);
-    int fd = openat(proc_fd, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (length <= 0)
-        return false;
-    text[length] = 0;
-    /* The name in parentheses may hold anything: the last parenthesis ends it. */
-    const char *after = strrchr(text, ')');
-    int parent, group;
-    if (!after || sscanf(after + 1, " %c %d %d", &task->state, &parent, &group) != 3)
-        return false;
-    task->pid = (pid_t)atoi(name);
-    task->parent = parent;
-    task->group = group;
-    task->place = UNKNOWN;
-    return true;
-}
-
-/* All processes that can be seen. The caller frees the result. */
-static struct task *read_tasks(size_t *count)
-{
-    struct task *tasks = NULL;
-    size_t capacity = 0;
-    *count = 0;
-    DIR *proc = opendir("/proc");
-    if (!proc)
-        return NULL;
-    for (struct dirent *entry; (entry = readdir(proc));) {
-        if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
-            continue;
-        if (*count == capacity) {
-            capacity = capacity ? capacity * 2 : 256;
-            struct task *larger = realloc(tasks, capacity * sizeof *tasks);
-            if (!larger)
-                break;
-            tasks = larger;
-        }
-        if (read_task(dirfd(proc), entry->d_name, &tasks[*count]))
-            ++*count;
-    }
-    closedir(proc);
-    return tasks;
-}
-
-static ssize_t find_task(const struct task *tasks, size_t count, pid_t pid)
-{
-    size_t low = 0, high = count; /* /proc lists processes by number */
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (tasks[middle].pid < pid)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < count && tasks[low].pid == pid ? (ssize_t)low : -1;
-}
-
-/* Climb from each task towards the root; what was once climbed is remembered. */
-static void mark_below(struct task *tasks, size_t count, pid_t root)
-{
-    for (size_t i = 0; i < count; i++) {
-        enum place place = UNKNOWN;
-        size_t steps = 0;
-        for (ssize_t at = (ssize_t)i; place == UNKNOWN && steps <= count; steps++) {
-            if (tasks[at].parent == root) {
-                place = BELOW;
-            } else if ((at = find_task(tasks, count, tasks[at].parent)) < 0) {
-                place = ELSEWHERE;
-            } else {
-                place = tasks[at].place;
-            }
-        }
-        for (ssize_t at = (ssize_t)i; steps && at >= 0 && tasks[at].place == UNKNOWN; steps--) {
-            tasks[at].place = place;
-            at = find_task(tasks, count, tasks[at].parent);
-        }
-    }
-}
-
-bool kill_descendants(pid_t supervisor, pid_t spare)
-{
-    size_t count;
-    struct task *tasks = read_tasks(&count);
-    bool any = false;
-    mark_below(tasks, count, supervisor);
-    for (size_t i = 0; i < count; i++) {
-        if (tasks[i].place != BELOW || tasks[i].pid == spare || tasks[i].state == 'Z')
-            continue;
-        any = true;
-        if (!spare && tasks[i].group > 1 && tasks[i].group != supervisor)
-            kill(-tasks[i].group, SIGKILL);
-        kill(tasks[i].pid, SIGKILL);
-    }
-    free(tasks);
-    return any;
-}
-
-void kill_strays(bool (*is_supervisor)(pid_t pid))
-{
-    size_t count;
-    struct task *tasks = read_tasks(&count);
-    pid_t self = getpid();
-    for (size_t i = 0; i < count; i++) {
-        if (tasks[i].parent != self || tasks[i].pid == self || is_supervisor(tasks[i].pid))
-            continue;
-        kill(tasks[i].pid, SIGKILL); /* its own children become strays in turn */
-    }
-    free(tasks);
 }

@@ -51,7 +51,7 @@ static void put_record(struct walk *walk, unsigned kind, const struct stat *info
         put_u32(at + 8, info->st_mode & 07777);
         put_u32(at + 12, info->st_uid);
         put_u32(at + 16, info->st_gid);
-        put_u64(at + 28, (uint64_t)((int64_t)info->st_mtim.tv_sec * 1000000000 + info->st_mtim.tv_nsec));
+        put_u64(at + 28, (uint64_t)mtime_of(info));
     }
     put_u64(at + 20, size);
     memcpy(at + RECORD_SIZE, path, path_length);
@@ -66,7 +66,7 @@ static void put_error(struct walk *walk, int error, const char *path) { put_reco
 static int queue_folder(struct walk *walk, const char *path)
 {
     size_t length = strlen(path);
-    if (walk->queued + length > MOST_QUEUED)
+    if (walk->queued + length + sizeof(struct folder) > MOST_QUEUED)
         return errno = ENOMEM, -1;
     struct folder *folder = malloc(sizeof *folder + length + 1);
     if (!folder)
@@ -74,7 +74,7 @@ static int queue_folder(struct walk *walk, const char *path)
     folder->next = NULL;
     folder->length = length;
     memcpy(folder->path, path, length + 1);
-    walk->queued += length;
+    walk->queued += length + sizeof *folder;
     *walk->last = folder;
     walk->last = &folder->next;
     return 0;
@@ -105,11 +105,14 @@ static void visit(struct walk *walk, int at, const char *name, const char *path)
         return;
     }
     if (contents && kind == 'f') {
-        walk->file = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-        if (walk->file < 0 || fstat(walk->file, &info) < 0 || !S_ISREG(info.st_mode)) {
-            put_error(walk, errno, path);
+        int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0 || fstat(fd, &info) < 0 || !S_ISREG(info.st_mode)) {
+            put_error(walk, fd < 0 ? errno : EINVAL, path);
+            if (fd >= 0)
+                close(fd);
             return;
         }
+        walk->file = fd;
         walk->file_left = (uint64_t)info.st_size;
         walk->file_short = false;
         strcpy(walk->file_path, path);
@@ -132,13 +135,17 @@ static bool next_folder(struct walk *walk)
     walk->first = walk->current->next;
     if (!walk->first)
         walk->last = &walk->first;
-    walk->queued -= walk->current->length;
+    walk->queued -= walk->current->length + sizeof *walk->current;
     const char *path = walk->current->path;
-    int fd = openat(walk->root, *path ? path : ".", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int folder = open_folder(walk->root, path, walk->current->length);
+    int fd = folder >= 0 ? openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     walk->open = fd >= 0 ? fdopendir(fd) : NULL;
+    int error = errno;
+    if (folder >= 0)
+        close(folder);
     if (!walk->open) {
-        if (errno != ENOENT)
-            put_error(walk, errno, path);
+        if (error != ENOENT)
+            put_error(walk, error, path);
         if (fd >= 0)
             close(fd);
     }
