@@ -1,0 +1,19 @@
+"""Where the compiled agent is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from atoll.errors import EngineUnavailableError
+
+
+def path() -> Path:
+    """The agent that came with this package."""
+    binary = Path(__file__).parent / "bin" / "atoll-agent"
+    if not os.access(binary, os.X_OK):
+        raise EngineUnavailableError(
+            f"the agent is missing: there is no program at '{binary}'",
+            hint="In a working copy run 'make agent'; otherwise install the package again.",
+        )
+    return binary

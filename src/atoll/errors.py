@@ -1,0 +1,102 @@
+"""Every error that leaves Atoll, by what the caller should do about it.
+
+SandboxError                         anything that went wrong with a sandbox
+├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
+├── SandboxResourceError             a resource limit of the sandbox was the cause
+├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
+├── SandboxGoneError                 the sandbox has ended; `cause` says why
+├── SpecError                        the request makes no sense: change it (also a ValueError)
+│   └── UnsupportedError             this engine cannot enforce what was asked for: choose another
+├── ImageError                       the image cannot be used
+│   └── ImageNotFoundError           there is no such image
+├── EngineError                      the engine failed to do its work
+│   ├── EngineNotFoundError          there is no engine of that name
+│   └── EngineUnavailableError       the engine cannot work on this machine: install what is missing
+└── AgentError                       the program inside the sandbox failed us
+    ├── AgentUnreachableError        it does not answer, or the connection to it was lost
+    └── ProtocolError                it broke the protocol: treat the sandbox as hostile
+
+"The command failed" is a result, never one of these. Missing files and the like are the built-in `OSError`s.
+"""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """Base of all. `code` is stable, `hint` says what to do."""
+
+    code = "sandbox_error"
+
+    def __init__(self, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n{self.hint}" if self.hint else self.reason
+
+
+class SandboxTimeoutError(SandboxError, TimeoutError):
+    code = "timeout"
+
+    def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.output = output
+        """What the command had written before its time was up."""
+
+
+class SandboxResourceError(SandboxError):
+    code = "resource_limit"
+
+
+class SandboxNotFoundError(SandboxError, KeyError):
+    code = "sandbox_not_found"
+    __str__ = SandboxError.__str__
+
+
+class SandboxGoneError(SandboxError):
+    code = "sandbox_gone"
+
+    def __init__(self, reason: str, *, cause: str = "unknown", hint: str | None = None) -> None:
+        super().__init__(reason, hint=hint)
+        self.cause = cause
+
+
+class SpecError(SandboxError, ValueError):
+    code = "invalid_spec"
+
+
+class UnsupportedError(SpecError):
+    code = "unsupported"
+
+
+class ImageError(SandboxError):
+    code = "image_unusable"
+
+
+class ImageNotFoundError(ImageError):
+    code = "image_not_found"
+
+
+class EngineError(SandboxError):
+    code = "engine_failed"
+
+
+class EngineNotFoundError(EngineError):
+    code = "engine_not_found"
+
+
+class EngineUnavailableError(EngineError):
+    code = "engine_unavailable"
+
+
+class AgentError(SandboxError):
+    code = "agent_failed"
+
+
+class AgentUnreachableError(AgentError):
+    code = "agent_unreachable"
+
+
+class ProtocolError(AgentError):
+    code = "protocol_violation"

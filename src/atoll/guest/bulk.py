@@ -1,0 +1,235 @@
+"""A blocking connection of its own for bulk data, used by a worker thread.
+
+Megabytes never pass through the event loop: they would delay every other user of it. One stream is open at a time. The
+same distrust applies as on a channel: lengths, numbers, directions and credit are checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+from atoll.errors import AgentUnreachableError, ProtocolError
+from atoll.guest.frames import (
+    HEADER,
+    MAX_PAYLOAD,
+    WINDOW,
+    Fields,
+    FrameType,
+    Op,
+    Tag,
+    agent_error,
+    decode_credit,
+    decode_fields,
+    encode_frame,
+    encode_u16,
+    encode_u32,
+    printable,
+)
+
+_BUFFER = 4 * (HEADER.size + MAX_PAYLOAD)
+FILE_CHUNK = 128 * 1024
+"""Half of the credit that a stream starts with: one half is on the way while the agent works on the other."""
+_TIMEVAL = struct.Struct("@ll")
+
+
+_NOT_FROM_FILE = (errno.EIO, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Refused(Exception):  # noqa: N818
+    """The agent ended the stream with an error. Not an OSError: it must not be taken for one of a host file."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Frame(NamedTuple):
+    kind: int
+    payload: memoryview
+    """Valid until the next frame is read."""
+
+
+class BulkConnection:
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        """`timeout_s` is how long the agent may make no progress at all."""
+        self._sock = sock
+        self._timeout_s = timeout_s
+        self._number = 0
+        self._send_credit = 0
+        self._receive_credit = 0
+        self._window = 0
+        self._consumed = 0
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._start = 0
+        self._end = 0
+        sock.setblocking(True)
+        # The kernel's own timeout: Python's would cost one more system call for each read and write.
+        limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def abort(self) -> None:
+        """From another thread: whoever is waiting for the agent fails now."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def open(self, op: Op, fields: bytes, window: int = WINDOW) -> None:
+        self._number += 1
+        self._send_credit = self._receive_credit = WINDOW
+        self._window, self._consumed = window, 0
+        frames = encode_frame(FrameType.OPEN, self._number, encode_u16(op) + fields)
+        if window > WINDOW:
+            self._receive_credit = window
+            frames += encode_frame(FrameType.CREDIT, self._number, encode_u32(window - WINDOW))
+        self._send(memoryview(frames))
+
+    def request(self, op: Op, fields: bytes) -> Fields:
+        self.open(op, fields)
+        return self.result()
+
+    def send_data(self, data: memoryview) -> None:
+        while data:
+            if self._send_credit == 0:
+                self._wait_for_credit()
+            piece = data[: min(self._send_credit, MAX_PAYLOAD)]
+            self._send_credit -= len(piece)
+            self._send(piece, HEADER.pack(len(piece), self._number, FrameType.DATA, 0, 0))
+            data = data[len(piece) :]
+
+    def send_file(self, fd: int, size: int) -> int:
+        """Exactly `size` bytes of a file, straight from the kernel's cache; zeros where it has ended or cannot be read.
+
+        Returns how much of it is really from the file.
+        """
+        real = offset = 0
+        while offset < size:
+            if self._send_credit == 0:
+                self._wait_for_credit()
+            length = min(size - offset, self._send_credit, FILE_CHUNK)
+            self._send_credit -= length
+            self._send(memoryview(HEADER.pack(length, self._number, FrameType.DATA, 0, 0)), flags=socket.MSG_MORE)
+            real += self._send_part(fd, offset, length)
+            offset += length
+        return real
+
+    def end(self) -> None:
+        self._send(memoryview(encode_frame(FrameType.END, self._number)))
+
+    def receive_data(self) -> memoryview | None:
+        """The next piece, valid until the next call; None after the last. Raises Refused."""
+        if self._consumed * 2 >= self._window:
+            self._receive_credit += self._consumed
+            credit, self._consumed = self._consumed, 0
+            self._send(memoryview(encode_frame(FrameType.CREDIT, self._number, encode_u32(credit))))
+        frame = self._next()
+        if frame.kind == FrameType.END:
+            decode_fields(frame.payload)
+            return None
+        if frame.kind != FrameType.DATA:
+            raise ProtocolError(f"the agent sent a frame of type {frame.kind} where data is due")
+        self._receive_credit -= len(frame.payload)
+        if self._receive_credit < 0:
+            raise ProtocolError("the agent sent more data than it was allowed to")
+        self._consumed += len(frame.payload)
+        return frame.payload
+
+    def result(self) -> Fields:
+        """What the stream ends with, when no data is due."""
+        while (frame := self._next()).kind == FrameType.CREDIT:
+            pass
+        if frame.kind != FrameType.END:
+            raise ProtocolError(f"the agent sent a frame of type {frame.kind} where the end is due")
+        return decode_fields(frame.payload)
+
+    def _wait_for_credit(self) -> None:
+        frame = self._next()
+        if frame.kind != FrameType.CREDIT:
+            raise ProtocolError(f"the agent sent a frame of type {frame.kind} in the middle of an upload")
+        self._send_credit += decode_credit(frame.payload)
+
+    def _next(self) -> _Frame:
+        while True:
+            start = self._start + HEADER.size
+            if self._end >= start:
+                length, number, kind, channel, reserved = HEADER.unpack_from(self._buffer, self._start)
+                if length > MAX_PAYLOAD:
+                    raise ProtocolError(f"the agent sent a frame of {length} bytes, at most {MAX_PAYLOAD} are allowed")
+                if self._end - start >= length:
+                    break
+            self._receive()
+        payload = self._buffer[start : start + length]
+        self._start = start + length
+        if kind == FrameType.ERROR and number in (0, self._number):
+            raise _refusal(number, decode_fields(payload))
+        if number != self._number or channel or reserved:
+            raise ProtocolError(f"the agent sent a malformed frame, or one for stream {number}, which is not open")
+        return _Frame(kind, payload)
+
+    def _receive(self) -> None:
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif len(self._buffer) - self._start < HEADER.size + MAX_PAYLOAD:
+            rest = bytes(self._buffer[self._start : self._end])
+            self._buffer[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        try:
+            size = self._sock.recv_into(self._buffer[self._end :])
+        except OSError as error:
+            raise self._lost(error) from error
+        if size == 0:
+            raise AgentUnreachableError("the agent closed the connection in the middle of a copy")
+        self._end += size
+
+    def _send_part(self, fd: int, offset: int, length: int) -> int:
+        done = 0
+        while done < length:
+            try:
+                step = os.sendfile(self._sock.fileno(), fd, offset + done, length - done)
+            except OSError as error:
+                if error.errno not in _NOT_FROM_FILE:
+                    raise self._lost(error) from error
+                step = self._send_read(fd, offset + done, length - done)
+            if step == 0:
+                self._send(memoryview(bytes(length - done)))
+                break
+            done += step
+        return done
+
+    def _send_read(self, fd: int, offset: int, length: int) -> int:
+        """For file systems whose files cannot be sent directly."""
+        try:
+            data = os.pread(fd, length, offset)
+        except OSError:
+            return 0
+        self._send(memoryview(data))
+        return len(data)
+
+    def _send(self, data: memoryview, header: bytes = b"", flags: int = 0) -> None:
+        try:
+            sent = self._sock.sendmsg([header, data], (), flags) - len(header)
+            if sent < 0:
+                self._sock.sendall(header[sent:])
+                sent = 0
+            if sent < len(data):
+                self._sock.sendall(data[sent:])
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: OSError) -> AgentUnreachableError:
+        if isinstance(error, BlockingIOError):
+            return AgentUnreachableError(f"the agent made no progress for {self._timeout_s:g} s")
+        return AgentUnreachableError(f"the connection to the agent was lost: {error.strerror}")
+
+
+def _refusal(number: int, fields: Fields) -> ProtocolError | Refused:
+    if number == 0:
+        return ProtocolError(f"the agent refused what it was sent: {printable(fields.bytes(Tag.MESSAGE, b''))}")
+    return Refused(agent_error(fields))

@@ -1,0 +1,219 @@
+"""One connection to an agent, on one event loop, shared by many streams.
+
+The agent is hostile until proven otherwise: whatever is not exactly as the protocol says fails the connection and with
+it all of its streams. Memory is bounded by one buffer, the credit of each stream and the number of streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import NoReturn
+
+from atoll.errors import AgentError, AgentUnreachableError, ProtocolError, SandboxResourceError
+from atoll.guest.frames import (
+    INSTANCE_BYTES,
+    MAX_STREAMS,
+    VERSION,
+    WINDOW,
+    Fields,
+    FrameType,
+    Op,
+    Tag,
+    agent_error,
+    decode_credit,
+    decode_fields,
+    decode_u16,
+    encode_frame,
+    encode_u16,
+    encode_u32,
+    printable,
+)
+from atoll.guest.stream import Signal, Stream, StreamHandler
+from atoll.guest.wire import Wire
+
+_MAX_CREDIT = 1 << 32
+_LAST_CHANNEL = 3
+_DATA, _END, _CREDIT, _EVENT, _ERROR = map(
+    int, (FrameType.DATA, FrameType.END, FrameType.CREDIT, FrameType.EVENT, FrameType.ERROR)
+)
+"""Plain numbers: comparing with a member of an enum costs a lookup for every frame."""
+
+
+class Channel:
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.closed = False
+        self.instance = b""
+        """Random name of this run of the agent: a new one means that all processes are gone."""
+        self._wire = Wire(sock, loop, self._on_frame, self.fail)
+        self._streams: dict[int, Stream] = {}
+        self._last_number = 0
+        self.send = self._wire.send
+        """Write complete frames. A lost connection is not raised: it reaches every stream's handler."""
+
+    @classmethod
+    async def open(cls, sock: socket.socket, timeout_s: float = 10.0) -> Channel:
+        """Greet the agent on a connected socket, which belongs to the channel from now on."""
+        channel = cls(sock, asyncio.get_running_loop())
+        try:
+            async with asyncio.timeout(timeout_s):
+                hello = await channel.request(Op.HELLO)
+            if hello.int(Tag.VERSION) != VERSION:
+                raise ProtocolError(f"the agent speaks version {hello.int(Tag.VERSION)}, this is version {VERSION}")
+            channel.instance = hello.bytes(Tag.INSTANCE)
+            if len(channel.instance) != INSTANCE_BYTES:
+                raise ProtocolError("the agent sent a malformed INSTANCE")
+        except TimeoutError as error:
+            channel.close()
+            raise AgentUnreachableError(f"the agent did not answer within {timeout_s:g} s") from error
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    @property
+    def congested(self) -> bool:
+        """The agent does not read as fast as we write."""
+        return self._wire.congested
+
+    @property
+    def drained(self) -> Signal:
+        return self._wire.drained
+
+    def open_stream(
+        self, op: Op, fields: bytes, handler: StreamHandler, *, window: int = WINDOW, data: bytes | None = None
+    ) -> Stream:
+        """Send a request at once. With `data` (at most WINDOW bytes) also all of its input and the end of it."""
+        if self.closed:
+            raise AgentUnreachableError("the connection to the agent was lost")
+        if len(self._streams) >= MAX_STREAMS:
+            raise SandboxResourceError(f"more than {MAX_STREAMS} requests at once to one sandbox")
+        number = self._last_number + 1
+        frames = encode_frame(FrameType.OPEN, number, encode_u16(op) + fields)
+        if window > WINDOW:
+            frames += encode_frame(FrameType.CREDIT, number, encode_u32(window - WINDOW))
+        stream = Stream(self, number, handler, window)
+        if data is not None:
+            if data:
+                frames += encode_frame(FrameType.DATA, number, data)
+            frames += encode_frame(FrameType.END, number)
+            stream.send_credit -= len(data)
+            stream.write_ended = True
+        self._last_number = number
+        self._streams[number] = stream
+        self.send(frames)
+        return stream
+
+    async def request(self, op: Op, fields: bytes = b"") -> Fields:
+        """The answer to a simple request. Cancelling tells the agent that nobody waits any more."""
+        answer = Answer(self.loop)
+        stream = self.open_stream(op, fields, answer)
+        try:
+            return await answer.future
+        finally:
+            stream.close()
+
+    def close(self) -> None:
+        """Close the connection, from whatever event loop or none. May be repeated."""
+        if self.loop.is_closed():
+            # Nobody can wait on that loop any more.
+            self.closed = True
+            self._streams.clear()
+            self._wire.close()
+        elif self.loop.is_running() and asyncio._get_running_loop() is not self.loop:
+            self.loop.call_soon_threadsafe(self.close)
+        else:
+            self.fail(AgentUnreachableError("the connection to the agent was closed"))
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def fail(self, error: AgentError) -> None:
+        """Tell every stream, and close. Whoever finds out that the agent breaks the protocol calls this."""
+        if self.closed:
+            return
+        self.closed = True
+        self._wire.close()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.ended = True
+            stream.wake()
+            if not stream.closed:
+                # Each gets an exception of its own: one raised in several tasks would collect all their tracebacks.
+                stream.handler.on_error(type(error)(error.reason))
+
+    def _on_frame(self, number: int, kind: int, channel: int, reserved: int, payload: memoryview) -> None:
+        if reserved or channel > _LAST_CHANNEL or (channel and kind != _DATA):
+            raise ProtocolError("the agent sent a malformed frame header")
+        stream = self._streams.get(number)
+        if stream is None:
+            self._refuse(number, kind, payload)
+        if kind == _DATA:
+            stream.receive_credit -= len(payload)
+            if stream.receive_credit < 0:
+                raise ProtocolError("the agent sent more data than it was allowed to")
+            if not stream.closed:
+                stream.handler.on_data(channel, payload)
+        elif kind in (_END, _ERROR):
+            self._finish(stream, kind, decode_fields(payload))
+        elif kind == _EVENT:
+            event, fields = decode_u16(payload), decode_fields(payload[2:])
+            if not stream.closed:
+                stream.handler.on_event(event, fields)
+        elif kind == _CREDIT:
+            stream.send_credit += decode_credit(payload)
+            if stream.send_credit > _MAX_CREDIT:
+                raise ProtocolError("the agent granted absurd credit")
+            stream.wake()
+        else:
+            raise ProtocolError(f"the agent sent a frame of type {kind}, which is not for an agent to send")
+
+    def _finish(self, stream: Stream, kind: int, fields: Fields) -> None:
+        error = agent_error(fields) if kind == _ERROR else None
+        del self._streams[stream.number]
+        stream.ended = True
+        stream.wake()
+        self.drained.notify()
+        if stream.closed:
+            return
+        if error is not None:
+            stream.handler.on_error(error)
+            return
+        try:
+            stream.handler.on_end(fields)
+        except ProtocolError as refusal:
+            # This stream is no longer among those that the failing channel tells.
+            stream.handler.on_error(refusal)
+            raise
+
+    def _refuse(self, number: int, kind: int, payload: memoryview) -> NoReturn:
+        if number == 0 and kind == _ERROR:
+            reason = printable(decode_fields(payload).bytes(Tag.MESSAGE, b""))
+            raise ProtocolError(f"the agent refused what it was sent: {reason}")
+        if number > self._last_number or number == 0:
+            raise ProtocolError(f"the agent sent a frame for stream {number}, which was never opened")
+        raise ProtocolError(f"the agent sent a frame for stream {number} after its last one")
+
+
+class Answer:
+    """Handler of a request that is answered by one END."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[Fields] = loop.create_future()
+
+    def on_data(self, channel: int, data: memoryview) -> None:
+        raise ProtocolError("the agent sent data where none is due")
+
+    def on_event(self, kind: int, fields: Fields) -> None:
+        raise ProtocolError(f"the agent sent event {kind} where none is due")
+
+    def on_end(self, fields: Fields) -> None:
+        if not self.future.done():
+            self.future.set_result(fields)
+
+    def on_error(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)

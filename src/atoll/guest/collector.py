@@ -1,0 +1,66 @@
+"""The short way for a command that is run to its end: output goes straight from the connection into two captures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atoll.errors import ProtocolError
+from atoll.guest.capture import Capture
+from atoll.guest.frames import EventKind, Fields
+from atoll.guest.process_stream import ProcessExit, dropped_at_attach
+from atoll.guest.stream import Stream
+
+
+class Collector:
+    """Stream handler. `stream` is set by whoever opens it."""
+
+    __slots__ = ("_attached", "_on_output", "future", "stderr", "stdout", "stream")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit_bytes: int, on_output: Callable[[int, bytes], None] | None
+    ) -> None:
+        self.stream: Stream
+        self.future: asyncio.Future[ProcessExit] = loop.create_future()
+        self.stdout = Capture(limit_bytes)
+        self.stderr = Capture(limit_bytes)
+        self._on_output = on_output
+        self._attached = False
+
+    def on_data(self, channel: int, data: memoryview) -> None:
+        if channel == 1:
+            self.stdout.add(data)
+        elif channel == 2:
+            self.stderr.add(data)
+        elif channel == 0:
+            raise ProtocolError("the agent sent output on the channel of input")
+        self.stream.grant(len(data))
+        if self._on_output is not None:
+            self._tell(channel, bytes(data))
+
+    def on_event(self, kind: int, fields: Fields) -> None:
+        # Comes only when the id was known already: the command was asked for before, and its answer was lost.
+        if kind != EventKind.ATTACHED or self._attached:
+            raise ProtocolError(f"the agent sent event {kind} where none is due")
+        self._attached = True
+        gaps = dropped_at_attach(fields, (0, 0, 0))
+        self.stdout.miss(gaps[0])
+        self.stderr.miss(gaps[1])
+
+    def on_end(self, fields: Fields) -> None:
+        exit = ProcessExit.decode(fields)
+        if not self.future.done():
+            self.future.set_result(exit)
+
+    def on_error(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def _tell(self, channel: int, data: bytes) -> None:
+        assert self._on_output is not None
+        try:
+            self._on_output(channel, data)
+        except Exception as error:
+            # A mistake of the caller must reach the caller, not the connection that others share.
+            self._on_output = None
+            self.on_error(error)

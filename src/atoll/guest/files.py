@@ -1,0 +1,211 @@
+"""Files of a sandbox. Paths are resolved inside, so links can only lead to what the sandbox has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from atoll.errors import ProtocolError, SandboxResourceError
+from atoll.guest.channel import Channel
+from atoll.guest.contents import fits, read_pieces, write_pieces, write_whole
+from atoll.guest.frames import Fields, Op, Tag, decode_text, encode_fields
+from atoll.guest.inbox import Inbox
+from atoll.guest.paths import GuestPath, check_path, naming, os_error, text
+from atoll.guest.records import ERROR, KINDS, LINK, FileInfo, Kind, Record, RecordParser, check_relative
+from atoll.guest.watch import FileEvent, FileEventKind, Watch
+
+if TYPE_CHECKING:
+    from atoll.guest.guest import Guest
+
+__all__ = ["FileEvent", "FileEventKind", "FileInfo", "Files", "Kind", "Watch"]
+
+_READ_LIMIT = 1 << 30
+_LIST_LIMIT = 100_000
+_FOLLOW = _PARENTS = _RECURSIVE = 1
+_MISSING_OK = _IN_PLACE = 2
+_EXCLUSIVE = 4
+_APPEND = 8
+
+
+class Files:
+    """Raises the built-in OSErrors, with the path. Relative paths start from `work_dir`, or from the agent's own."""
+
+    def __init__(self, guest: Guest, work_dir: str | None = None) -> None:
+        self._guest = guest
+        self.work_dir = work_dir
+
+    async def stat(self, path: GuestPath, follow: bool = True) -> FileInfo:
+        fields = await self._request(Op.STAT, path, (Tag.FLAGS, _FOLLOW if follow else 0))
+        kind = fields.bytes(Tag.KIND)
+        if len(kind) != 1 or kind[0] not in KINDS:
+            raise ProtocolError("the agent sent a file of unknown kind")
+        return FileInfo(
+            path=text(path),
+            kind=KINDS[kind[0]],
+            mode=fields.int(Tag.MODE) & 0o7777,
+            uid=fields.int(Tag.UID),
+            gid=fields.int(Tag.GID),
+            size=fields.int(Tag.SIZE),
+            mtime_s=fields.int(Tag.MTIME_NS) / 1e9,
+            target=decode_text(fields.bytes(Tag.TARGET, b"")) if kind[0] == LINK else None,
+        )
+
+    async def list(self, path: GuestPath, limit: int = _LIST_LIMIT) -> list[FileInfo]:
+        """Sorted by name; `path` of each is its name. SandboxResourceError if there are more than `limit`."""
+        found: list[FileInfo] = []
+        async for record in self._records(Op.LIST, path):
+            if record.kind == ERROR:
+                continue  # It went away between being listed and being looked at.
+            found.append(record.info())
+            if len(found) > limit:
+                raise SandboxResourceError(f"{text(path)!r} has more than {limit} entries")
+        return sorted(found, key=lambda info: info.path)
+
+    async def walk(
+        self, path: GuestPath, limit: int = _LIST_LIMIT, on_error: Callable[[OSError], None] | None = None
+    ) -> AsyncIterator[FileInfo]:
+        """Everything below, parents first, at most `limit`. As in os.walk, what cannot be read goes to `on_error`."""
+        count = 0
+        async for record in self._records(Op.WALK, path, (Tag.LENGTH, limit)):
+            count += 1
+            if count > limit:
+                return
+            if record.kind != ERROR:
+                yield record.info()
+                continue
+            where = "/".join(filter(None, (text(path).rstrip("/"), decode_text(record.path))))
+            error = os_error(record.size, where)
+            if not record.path:
+                raise error
+            if on_error is not None:
+                on_error(error)
+
+    async def make_dir(self, path: GuestPath, mode: int = 0o755, parents: bool = True) -> None:
+        """With `parents` those are made too, and that it exists already is fine."""
+        await self._request(Op.MKDIR, path, (Tag.MODE, mode), (Tag.FLAGS, _PARENTS if parents else 0))
+
+    async def rename(self, path: GuestPath, target: GuestPath, parents: bool = False) -> None:
+        check_path(target)
+        flags = _PARENTS if parents else 0
+        await self._request(Op.RENAME, path, (Tag.TARGET, target), (Tag.FLAGS, flags), second=target)
+
+    async def remove(self, path: GuestPath, recursive: bool = False, missing_ok: bool = False) -> None:
+        flags = (_RECURSIVE if recursive else 0) | (_MISSING_OK if missing_ok else 0)
+        await self._request(Op.REMOVE, path, (Tag.FLAGS, flags))
+
+    async def chmod(self, path: GuestPath, mode: int) -> None:
+        await self._request(Op.CHMOD, path, (Tag.MODE, mode))
+
+    async def chown(self, path: GuestPath, uid: int, gid: int) -> None:
+        await self._request(Op.CHOWN, path, (Tag.UID, uid), (Tag.GID, gid))
+
+    async def symlink(self, path: GuestPath, target: GuestPath) -> None:
+        """Make `path` a link that points to `target`."""
+        check_path(target)
+        await self._request(Op.SYMLINK, path, (Tag.TARGET, target))
+
+    async def read(
+        self, path: GuestPath, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
+    ) -> bytes:
+        """OSError (EFBIG) for more than `limit_bytes`, or 1 GiB: whatever is larger is for `read_stream` or a copy."""
+        limit = _READ_LIMIT if limit_bytes is None else limit_bytes
+        pieces = self._read(await self._guest.channel(), path, offset, length, limit)
+        async with contextlib.aclosing(pieces):
+            return b"".join([piece async for piece in pieces])
+
+    async def read_stream(self, path: GuestPath, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        pieces = self._read(await self._guest.channel(), path, offset, length, None)
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    async def write(
+        self,
+        path: GuestPath,
+        data: bytes,
+        mode: int | None = None,
+        parents: bool = True,
+        in_place_offset: int | None = None,
+        exclusive: bool = False,
+        append: bool = False,
+    ) -> int:
+        """All or nothing unless in place or appended: readers see the old content or the new. Returns the size."""
+        fields = self._write_fields(path, mode, parents, in_place_offset, exclusive, append)
+        channel = await self._guest.channel()
+        if fits(data):
+            return await write_whole(channel, fields, path, data)
+        return await write_pieces(channel, fields, path, [data])
+
+    async def write_stream(
+        self,
+        path: GuestPath,
+        pieces: AsyncIterable[bytes] | Iterable[bytes],
+        mode: int | None = None,
+        parents: bool = True,
+        in_place_offset: int | None = None,
+        exclusive: bool = False,
+        append: bool = False,
+    ) -> int:
+        """As `write`. If `pieces` fails or the call is cancelled, the file is as before."""
+        fields = self._write_fields(path, mode, parents, in_place_offset, exclusive, append)
+        return await write_pieces(await self._guest.channel(), fields, path, pieces)
+
+    def watch(self, path: GuestPath, recursive: bool = True) -> Watch:
+        return Watch(self._guest, self._fields(path, (Tag.FLAGS, _RECURSIVE if recursive else 0)), text(path))
+
+    def _fields(self, path: GuestPath, *more: tuple[Tag, int | bytes | str]) -> bytes:
+        check_path(path)
+        where: list[tuple[Tag, int | bytes | str]] = [(Tag.PATH, path)]
+        if self.work_dir is not None:
+            where.append((Tag.CWD, self.work_dir))
+        return encode_fields([*where, *more])
+
+    def _write_fields(
+        self, path: GuestPath, mode: int | None, parents: bool, offset: int | None, exclusive: bool, append: bool
+    ) -> bytes:
+        flags = (_PARENTS if parents else 0) | (_EXCLUSIVE if exclusive else 0) | (_APPEND if append else 0)
+        more: list[tuple[Tag, int | bytes | str]] = [] if mode is None else [(Tag.MODE, mode)]
+        if offset is not None:
+            flags |= _IN_PLACE
+            more.append((Tag.OFFSET, offset))
+        return self._fields(path, (Tag.FLAGS, flags), *more)
+
+    async def _request(
+        self, op: Op, path: GuestPath, *more: tuple[Tag, int | bytes | str], second: GuestPath | None = None
+    ) -> Fields:
+        fields = self._fields(path, *more)
+        channel = await self._guest.channel()
+        with naming(path, second):
+            return await channel.request(op, fields)
+
+    def _read(
+        self, channel: Channel, path: GuestPath, offset: int, length: int | None, limit: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        part: list[tuple[Tag, int | bytes | str]] = [(Tag.OFFSET, offset)] if offset else []
+        if length is not None:
+            part.append((Tag.LENGTH, length))
+        return read_pieces(channel, self._fields(path, *part), path, offset, length, limit)
+
+    async def _records(
+        self, op: Op, path: GuestPath, *more: tuple[Tag, int | bytes | str]
+    ) -> AsyncGenerator[Record, None]:
+        """Records are taken as the consumer goes on, so a list without an end costs no memory."""
+        inbox, parser = Inbox(), RecordParser()
+        inbox.open(await self._guest.channel(), op, self._fields(path, *more))
+        try:
+            with naming(path), inbox.parsing():
+                while (piece := await inbox.take()) is not None:
+                    for record in parser.feed(piece[1]):
+                        if record.path or record.kind != ERROR:
+                            _check_record(record, plain_name=op is Op.LIST)
+                        yield record
+                parser.finish()
+        finally:
+            inbox.close()
+
+
+def _check_record(record: Record, *, plain_name: bool) -> None:
+    components = check_relative(record.path)
+    if plain_name and len(components) != 1:
+        raise ProtocolError("the agent sent a path where a name is due")

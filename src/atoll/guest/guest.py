@@ -1,0 +1,110 @@
+"""The agent of one sandbox, as the host holds it: connects when needed, and again when the connection was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from atoll.guest.channel import Channel
+from atoll.guest.dial import Connect, dial
+from atoll.guest.files import Files
+from atoll.guest.frames import Op, Tag
+from atoll.guest.ports import Ports
+from atoll.guest.processes import Processes
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    pid: int
+    uptime_s: float
+    instance: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStats:
+    rss_bytes: int
+    processes: int
+    streams: int
+    connections: int
+    output_bytes: int
+    uptime_s: float
+
+
+class Guest:
+    """May be used from one event loop after another; each gets a connection of its own, the one before is closed."""
+
+    def __init__(self, connect: Connect, *, work_dir: str | None = None, connect_timeout_s: float = 30.0) -> None:
+        self.processes = Processes(self)
+        self.files = Files(self, work_dir)
+        self.ports = Ports(self)
+        self._connect = connect
+        self._connect_timeout_s = connect_timeout_s
+        self._channel: Channel | None = None
+        self._connecting: asyncio.Task[Channel] | None = None
+
+    @property
+    def instance(self) -> bytes:
+        """Which run of the agent this is; empty before the first connection."""
+        return self._channel.instance if self._channel is not None else b""
+
+    def current_channel(self) -> Channel | None:
+        """The open connection of the running event loop, if there is one."""
+        channel = self._channel
+        if channel is not None and not channel.closed and channel.loop is asyncio.get_running_loop():
+            return channel
+        return None
+
+    async def channel(self) -> Channel:
+        """The connection, made if there is none. Raises AgentUnreachableError, or what the engine says."""
+        channel = self.current_channel()
+        if channel is not None:
+            return channel
+        task = self._connecting
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = self._connecting = asyncio.create_task(self._open())
+            # Everyone who waits for it may have gone when it fails.
+            task.add_done_callback(_retrieve)
+        # Several callers share one attempt: that one of them gives up must not fail the others.
+        return await asyncio.shield(task)
+
+    async def hello(self) -> Hello:
+        fields = await (await self.channel()).request(Op.HELLO)
+        return Hello(
+            pid=fields.int(Tag.PID), uptime_s=fields.int(Tag.UPTIME_NS) / 1e9, instance=fields.bytes(Tag.INSTANCE)
+        )
+
+    async def stats(self) -> AgentStats:
+        fields = await (await self.channel()).request(Op.STATS)
+        return AgentStats(
+            rss_bytes=fields.int(Tag.RSS_BYTES),
+            processes=fields.int(Tag.PROCESSES),
+            streams=fields.int(Tag.STREAMS),
+            connections=fields.int(Tag.CONNECTIONS),
+            output_bytes=fields.int(Tag.OUTPUT_BYTES),
+            uptime_s=fields.int(Tag.UPTIME_NS) / 1e9,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connection; processes inside go on. May be repeated, and a later use connects again."""
+        task, self._connecting = self._connecting, None
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            task.cancel()
+            await asyncio.wait([task])
+        if self._channel is not None:
+            self._channel.close()
+
+    async def _open(self) -> Channel:
+        me = asyncio.current_task()
+        try:
+            if self._channel is not None:
+                self._channel.close()
+            self._channel = await Channel.open(await dial(self._connect, self._connect_timeout_s))
+            return self._channel
+        finally:
+            if self._connecting is me:
+                self._connecting = None
+
+
+def _retrieve(task: asyncio.Task[Channel]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,132 @@
+"""Data of a stream that is kept until somebody takes it; only then may the agent send more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Collection, Iterator
+
+from atoll.errors import ProtocolError
+from atoll.guest.channel import Channel
+from atoll.guest.frames import WINDOW, Fields, Op
+from atoll.guest.stream import Signal, Stream
+
+_COALESCE = 16 * 1024
+
+
+class Inbox:
+    """Stream handler with a queue. At most one window of data is ever held."""
+
+    def __init__(self, channels: Collection[int] = (0,), events: Collection[int] = ()) -> None:
+        self.stream: Stream
+        self.end: Fields | None = None
+        self.error: Exception | None = None
+        self.events: dict[int, Fields] = {}
+        self.taken = [0, 0, 0, 0]
+        """Bytes of each channel that were consumed."""
+        self.eof = False
+        """No more data will come, whatever the stream itself does."""
+        self.discarding = False
+        self._channels = channels
+        self._expected = events
+        self._queue: deque[tuple[int, bytearray]] = deque()
+        self._changed = Signal()
+
+    def open(
+        self, channel: Channel, op: Op, fields: bytes, *, window: int = WINDOW, data: bytes | None = None
+    ) -> Stream:
+        self.stream = channel.open_stream(op, fields, self, window=window, data=data)
+        return self.stream
+
+    @property
+    def over(self) -> bool:
+        """The agent's last word was heard."""
+        return self.end is not None or self.error is not None
+
+    async def take(self) -> tuple[int, bytes] | None:
+        """The next piece with its channel; None at the end. Raises the stream's error after everything before it."""
+        while not self._queue:
+            if self.error is not None:
+                raise self.error
+            if self.eof or self.end is not None:
+                return None
+            await self._changed.wait()
+        channel, data = self._queue.popleft()
+        self._consume(channel, len(data))
+        return channel, bytes(data)
+
+    async def finished(self) -> Fields:
+        """What the stream ended with."""
+        while True:
+            if self.error is not None:
+                raise self.error
+            if self.end is not None:
+                return self.end
+            await self._changed.wait()
+
+    async def event(self, *kinds: int) -> bool:
+        """Wait for one of these events. False when the stream ended without one."""
+        while not any(kind in self.events for kind in kinds):
+            if self.error is not None:
+                raise self.error
+            if self.end is not None:
+                return False
+            await self._changed.wait()
+        return True
+
+    def discard(self, on: bool) -> None:
+        """Throw away what is kept and all that comes, until told otherwise."""
+        self.discarding = on
+        while on and self._queue:
+            channel, data = self._queue.popleft()
+            self._consume(channel, len(data))
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def finish(self) -> None:
+        """End it from this side for whoever waits. What is kept can still be taken."""
+        if not self.over:
+            self.on_end(Fields({}))
+
+    @contextlib.contextmanager
+    def parsing(self) -> Iterator[None]:
+        """For what is understood only after it was taken: a ProtocolError still fails the connection."""
+        try:
+            yield
+        except ProtocolError as error:
+            self.stream.refuse(error)
+            raise
+
+    def on_data(self, channel: int, data: memoryview) -> None:
+        if channel not in self._channels or self.eof:
+            raise ProtocolError(f"the agent sent data on channel {channel} where none is due")
+        if self.discarding:
+            self._consume(channel, len(data))
+            return
+        if not data:
+            return
+        # A flood of tiny frames must not cost a hundred bytes of memory for each byte.
+        if self._queue and self._queue[-1][0] == channel and len(self._queue[-1][1]) < _COALESCE:
+            self._queue[-1][1].extend(data)
+        else:
+            self._queue.append((channel, bytearray(data)))
+        self._changed.notify()
+
+    def on_event(self, kind: int, fields: Fields) -> None:
+        if kind not in self._expected or kind in self.events:
+            raise ProtocolError(f"the agent sent event {kind} where none is due")
+        self.events[kind] = fields
+        self._changed.notify()
+
+    def on_end(self, fields: Fields) -> None:
+        self.end = fields
+        self._changed.notify()
+
+    def on_error(self, error: Exception) -> None:
+        self.error = error
+        self._changed.notify()
+
+    def _consume(self, channel: int, size: int) -> None:
+        self.taken[channel] += size
+        self.stream.grant(size)

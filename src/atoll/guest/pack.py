@@ -1,0 +1,137 @@
+"""A tree of the host as a stream of items: many small files in one frame, large ones in many.
+
+Links below the start are sent as links and never followed. Directories are opened relative to their parents, so a tree
+that is changed meanwhile cannot lead outside of itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from atoll.guest.bulk import FILE_CHUNK, BulkConnection
+from atoll.guest.failures import Failures
+from atoll.guest.records import DIRECTORY, FILE, LINK, encode_record
+
+CHUNK = FILE_CHUNK
+_SMALL = 64 * 1024
+MAX_DEPTH = 512
+_MODE = 0o1777
+"""What is kept of a mode: never set-uid or set-gid."""
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TreePacker:
+    def __init__(self, bulk: BulkConnection, failures: Failures) -> None:
+        self.items = 0
+        self._bulk = bulk
+        self._failures = failures
+        self._buffer = memoryview(bytearray(CHUNK))
+        self._filled = 0
+
+    def pack(self, source: str) -> None:
+        """A file or a directory with all that is in it."""
+        if stat.S_ISDIR(os.stat(source).st_mode):
+            fd = os.open(source, _READ_DIRECTORY)
+            try:
+                self._directory(fd, b"", 0)
+            finally:
+                os.close(fd)
+        else:
+            self._file(None, source, b"")
+        self.flush()
+
+    def flush(self) -> None:
+        if self._filled:
+            self._bulk.send_data(self._buffer[: self._filled])
+            self._filled = 0
+
+    def _directory(self, fd: int, path: bytes, depth: int) -> None:
+        status = os.fstat(fd)
+        self._put(encode_record(DIRECTORY, path, status.st_mode & _MODE, 0, status.st_mtime_ns))
+        prefix = path + b"/" if path else b""
+        directories: list[str] = []
+        # Files first: then no more descriptors are open than the tree is deep.
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.name)
+                else:
+                    self._leaf(fd, entry, prefix + os.fsencode(entry.name))
+        for name in directories:
+            self._descend(fd, name, prefix + os.fsencode(name), depth + 1)
+
+    def _descend(self, parent: int, name: str, path: bytes, depth: int) -> None:
+        try:
+            if depth > MAX_DEPTH:
+                raise OSError(errno.ENAMETOOLONG, "too deep")
+            fd = os.open(name, _READ_DIRECTORY, dir_fd=parent)
+        except OSError as error:
+            self._failed(path, error)
+            return
+        try:
+            self._directory(fd, path, depth)
+        finally:
+            os.close(fd)
+
+    def _leaf(self, parent: int, entry: os.DirEntry[str], path: bytes) -> None:
+        try:
+            if entry.is_file(follow_symlinks=False):
+                self._file(parent, entry.name, path)
+            elif entry.is_symlink():
+                target = os.fsencode(os.readlink(entry.name, dir_fd=parent))
+                mtime_ns = os.stat(entry.name, dir_fd=parent, follow_symlinks=False).st_mtime_ns
+                self._put(encode_record(LINK, path, 0o777, 0, mtime_ns, target))
+            else:
+                raise OSError(errno.EINVAL, "neither a file nor a directory nor a link")
+        except OSError as error:
+            self._failed(path, error)
+
+    def _file(self, parent: int | None, name: str, path: bytes) -> None:
+        fd = os.open(name, _READ, dir_fd=parent)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", name)
+            size = status.st_size
+            self._put(encode_record(FILE, path, status.st_mode & _MODE, size, status.st_mtime_ns))
+            if size <= _SMALL:
+                self._small(fd, path, size)
+            else:
+                self._large(fd, path, size)
+        finally:
+            os.close(fd)
+
+    def _small(self, fd: int, path: bytes, size: int) -> None:
+        """Exactly `size` bytes were promised: what a file no longer has is sent as zeros, and told."""
+        if self._filled + size > CHUNK:
+            self.flush()
+        view = self._buffer[self._filled : self._filled + size]
+        self._filled += size
+        while view:
+            try:
+                got = os.readv(fd, (view,))
+            except OSError:
+                got = 0
+            if got == 0:
+                view[:] = bytes(len(view))
+                self._failures.add(os.fsdecode(path), errno.EIO)
+                break
+            view = view[got:]
+
+    def _large(self, fd: int, path: bytes, size: int) -> None:
+        self.flush()
+        if self._bulk.send_file(fd, size) < size:
+            self._failures.add(os.fsdecode(path), errno.EIO)
+
+    def _put(self, record: bytes) -> None:
+        self.items += 1
+        if self._filled + len(record) > CHUNK:
+            self.flush()
+        self._buffer[self._filled : self._filled + len(record)] = record
+        self._filled += len(record)
+
+    def _failed(self, path: bytes, error: OSError) -> None:
+        self._failures.add(os.fsdecode(path), error.errno or errno.EIO)

@@ -1,0 +1,183 @@
+"""Processes of a sandbox: run one to its end, start and follow one, find it again, kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.errors import AgentUnreachableError, ProtocolError, SandboxError
+from atoll.guest.capture import Capture
+from atoll.guest.channel import Channel
+from atoll.guest.collector import Collector
+from atoll.guest.frames import WINDOW, Fields, Op, Tag, encode_fields
+from atoll.guest.inbox import Inbox
+from atoll.guest.process_stream import Output, ProcessExit, ProcessStream
+from atoll.guest.start_request import StartRequest
+from atoll.guest.stream import Stream
+
+if TYPE_CHECKING:
+    from atoll.guest.guest import Guest
+
+__all__ = ["Capture", "Completed", "Output", "ProcessExit", "ProcessInfo", "ProcessStream", "Processes", "StartRequest"]
+
+_LISTED_HEAD = struct.Struct("<H")
+_LISTED_REST = struct.Struct("<QBQ")
+_MAX_LISTED = 8 << 20
+"""Far more than the 4,096 processes that an agent keeps."""
+_SPARE = 1
+_KILL = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A process that has ended, and what was kept of its output."""
+
+    exit: ProcessExit
+    stdout: Capture
+    stderr: Capture
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    id: bytes
+    pid: int
+    running: bool
+    age_s: float
+
+
+class Processes:
+    def __init__(self, guest: Guest) -> None:
+        self._guest = guest
+
+    async def run(
+        self,
+        request: StartRequest,
+        *,
+        limit_bytes: int,
+        on_output: Callable[[int, bytes], None] | None = None,
+        stdin: bytes | None = None,
+    ) -> Completed:
+        """Run to the end, keeping at most `limit_bytes` of each output. Cancelling kills the process and its tree.
+
+        If the connection is lost the process goes on: asking again with the same id gives the answer that was missed.
+        """
+        payload = request.encode(stdin=stdin is not None)
+        channel = await self._guest.channel()
+        collector = Collector(channel.loop, limit_bytes, on_output)
+        whole = stdin if stdin is not None and len(stdin) <= WINDOW else None
+        stream = collector.stream = channel.open_stream(Op.START, payload, collector, data=whole)
+        try:
+            if stdin is not None and whole is None:
+                await _feed(stream, stdin)
+            exit = await collector.future
+        except BaseException:
+            # Cancelled, or the caller's own callback failed: nobody will ever want this process again.
+            if not stream.ended:
+                self._abandon(channel, stream, request.id)
+            raise
+        return Completed(exit, collector.stdout, collector.stderr)
+
+    async def start(self, request: StartRequest) -> ProcessStream:
+        """Returns once it runs. A program that cannot be executed ends with 127 or 126. Cancelling kills it."""
+        channel = await self._guest.channel()
+        process = ProcessStream.open(channel, Op.START, request.encode(started=True))
+        try:
+            await process.ready()
+        except asyncio.CancelledError:
+            process.detach()
+            _send_unanswered(channel, Op.KILL, _kill_fields(request.id))
+            raise
+        process.detached = request.detach
+        return process
+
+    async def attach(self, id: bytes, offsets: tuple[int, int, int] = (0, 0, 0)) -> ProcessStream:
+        """Follow a process that runs or has ended, from these positions. FileNotFoundError if there is none."""
+        tags = (Tag.OFFSET_1, Tag.OFFSET_2, Tag.OFFSET_3)
+        fields = encode_fields([(Tag.ID, id), *zip(tags, offsets, strict=True)])
+        process = ProcessStream.open(await self._guest.channel(), Op.ATTACH, fields, offsets)
+        try:
+            await process.ready()
+        except BaseException:
+            process.detach()
+            raise
+        return process
+
+    async def kill(self, id: bytes, signal: int = _KILL, spare: bool = False) -> None:
+        """With 9 the whole tree, returning when it is gone. `spare` kills only what the process started."""
+        await (await self._guest.channel()).request(Op.KILL, _kill_fields(id, signal, spare))
+
+    async def release(self, id: bytes) -> None:
+        """Let the agent forget an ended process and its output."""
+        await (await self._guest.channel()).request(Op.RELEASE, encode_fields([(Tag.ID, id)]))
+
+    def release_soon(self, id: bytes) -> None:
+        """As `release`, without waiting for the answer and without complaint if it fails."""
+        _send_unanswered(self._guest.current_channel(), Op.RELEASE, encode_fields([(Tag.ID, id)]))
+
+    async def list(self) -> list[ProcessInfo]:
+        """All that the agent knows, running or ended."""
+        inbox = Inbox()
+        inbox.open(await self._guest.channel(), Op.PROCESSES, b"")
+        data = bytearray()
+        try:
+            with inbox.parsing():
+                while (piece := await inbox.take()) is not None:
+                    data += piece[1]
+                    if len(data) > _MAX_LISTED:
+                        raise ProtocolError("the agent's list of processes does not end")
+                return [*_parse_list(bytes(data))]
+        finally:
+            inbox.close()
+
+    def _abandon(self, channel: Channel, stream: Stream, id: bytes) -> None:
+        stream.close()
+        _send_unanswered(channel, Op.KILL, _kill_fields(id))
+
+
+class _Unanswered:
+    """Handler of a request whose answer nobody waits for."""
+
+    def on_data(self, channel: int, data: memoryview) -> None:
+        raise ProtocolError("the agent sent data where none is due")
+
+    def on_event(self, kind: int, fields: Fields) -> None:
+        raise ProtocolError(f"the agent sent event {kind} where none is due")
+
+    def on_end(self, fields: Fields) -> None: ...
+
+    def on_error(self, error: Exception) -> None: ...
+
+
+def _send_unanswered(channel: Channel | None, op: Op, fields: bytes) -> None:
+    if channel is not None:
+        with contextlib.suppress(SandboxError):
+            channel.open_stream(op, fields, _Unanswered())
+
+
+async def _feed(stream: Stream, data: bytes) -> None:
+    """A process need not read its input to the end, and why the connection was lost is said by the answer."""
+    with contextlib.suppress(BrokenPipeError, AgentUnreachableError):
+        await stream.send_data(data)
+    stream.end()
+
+
+def _kill_fields(id: bytes, signal: int = _KILL, spare: bool = False) -> bytes:
+    return encode_fields([(Tag.ID, id), (Tag.SIGNAL, signal), (Tag.FLAGS, _SPARE if spare else 0)])
+
+
+def _parse_list(data: bytes) -> Iterator[ProcessInfo]:
+    position = 0
+    try:
+        while position < len(data):
+            (length,) = _LISTED_HEAD.unpack_from(data, position)
+            position += _LISTED_HEAD.size
+            id = data[position : position + length]
+            pid, running, age_ns = _LISTED_REST.unpack_from(data, position + length)
+            position += length + _LISTED_REST.size
+            yield ProcessInfo(id, pid, bool(running), age_ns / 1e9)
+    except struct.error as error:
+        raise ProtocolError("the agent's list of processes stops in the middle") from error

@@ -1,0 +1,220 @@
+"""The values that every layer shares: what a sandbox should be, what a command did, what an engine saw.
+
+Pure: nothing here touches the machine.
+"""
+
+from __future__ import annotations
+
+import enum
+import posixpath
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from atoll.errors import SpecError
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*$", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_ENV_NAME = re.compile(r"[^=\0\s]+")
+_MAX_ENV_VALUE = 128 * 1024
+
+
+def parse_size(value: object) -> int:
+    """`512m`, `1.5g`, `4096` → bytes. Units are powers of 1024, as in Docker."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"a size is a number of bytes or text such as '512m', not {value!r}")
+    match = _SIZE.match(str(value))
+    if not match:
+        raise ValueError(f"{value!r} is not a size: write a number of bytes, or '512m', '2g'")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+
+
+class Cause(enum.StrEnum):
+    """Why a command or a sandbox ended."""
+
+    EXIT = "exit"
+    SIGNAL = "signal"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+    OUT_OF_MEMORY = "out_of_memory"
+    DISK_FULL = "disk_full"
+    PIDS = "pids"
+    POLICY = "policy"
+    USER = "user"
+    HOST = "host"
+    LOST = "lost"
+
+
+class Volume(BaseModel):
+    """A directory or file of the host that the sandbox sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    host: str
+    path: str
+    read_only: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Volume:
+        """`HOST:PATH[:ro|rw]`, as on a command line."""
+        parts = text.split(":")
+        if len(parts) == 2:
+            parts.append("rw")
+        if len(parts) != 3 or parts[2] not in ("ro", "rw") or not all(parts):
+            raise SpecError(f"{text!r} is not a volume", hint="Write HOST:PATH or HOST:PATH:ro.")
+        try:
+            return cls(host=parts[0], path=parts[1], read_only=parts[2] == "ro")
+        except ValidationError as error:
+            raise SpecError(f"{text!r} is not a volume: {_first(error)}") from error
+
+    @field_validator("host", "path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        return absolute_path(value)
+
+
+def absolute_path(value: str) -> str:
+    if "\0" in value or not value.startswith("/") or ".." in value.split("/"):
+        raise ValueError(f"{value!r} must be an absolute path without '..'")
+    return posixpath.normpath("/" + value.lstrip("/"))
+
+
+class Limits(BaseModel):
+    """Hard caps. None means that nobody asked for one; a cap that cannot be enforced is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    memory_bytes: Annotated[Size, Field(ge=4 << 20)] | None = None
+    cpus: Annotated[float, Field(gt=0, le=4096)] | None = None
+    pids: Annotated[int, Field(ge=2, le=4_194_304)] | None = None
+    disk_bytes: Annotated[Size, Field(ge=1 << 20)] | None = None
+    inodes: Annotated[int, Field(ge=16)] | None = None
+    open_files: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
+    lifetime_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class SandboxSpec(BaseModel):
+    """What a sandbox should be. Immutable; `SandboxSpec.of(...)` turns bad input into a `SpecError`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    image: str = "host"
+    isolation: Literal["namespaces", "gvisor", "vm"] | None = None
+    work_dir: str = "/workspace"
+    hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
+    env: dict[str, str] = Field(default_factory=dict)
+    limits: Limits = Field(default_factory=Limits)
+    volumes: tuple[Volume, ...] = ()
+    network: Literal["none"] = "none"
+    labels: dict[str, str] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **values: Any) -> SandboxSpec:
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SpecError(f"not a valid sandbox: {_first(error)}") from error
+
+    @field_validator("work_dir")
+    @classmethod
+    def _work_dir(cls, value: str) -> str:
+        path = absolute_path(value)
+        if path == "/" or path.split("/")[1] in ("proc", "sys", "dev"):
+            raise ValueError(f"{value!r} cannot be the work directory")
+        return path
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not _ENV_NAME.fullmatch(name) or "\0" in text or len(text) > _MAX_ENV_VALUE:
+                raise ValueError(f"environment variable {name[:80]!r} has a bad name or value")
+        return value
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors()[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """What one command did. A failing command is a result, not an exception."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    """As a shell reports it: 128 + n for signal n, 124 for a timeout."""
+    duration_s: float
+    cause: Cause
+    truncated: bool = False
+    """Whether more was written than was kept; the texts then say how much is missing."""
+    stdout_bytes: bytes = field(default=b"", repr=False)
+    stderr_bytes: bytes = field(default=b"", repr=False)
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+
+    @property
+    def success(self) -> bool:
+        return self.exit_code == 0 and self.cause is Cause.EXIT
+
+
+class Capability(enum.StrEnum):
+    """A power or an enforceable control that an engine declares."""
+
+    MEMORY = "memory"
+    CPUS = "cpus"
+    PIDS = "pids"
+    DISK = "disk"
+    INODES = "inodes"
+    OPEN_FILES = "open_files"
+    VOLUMES = "volumes"
+    IMAGES = "images"
+    PAUSE = "pause"
+    USERS = "users"
+    """Commands can run as any user of the image, and root inside may act as root."""
+    ISOLATION = "isolation"
+    """There is a wall at all. Only the engine that says it has none lacks this."""
+
+
+class State(enum.StrEnum):
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    STOPPED = "STOPPED"
+    ERROR = "ERROR"
+    MISSING = "MISSING"
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Names one sandbox of one engine. Plain data: it can be written down and used by another process."""
+
+    engine: str
+    sandbox_id: str
+    spec: SandboxSpec
+    created_at: float
+    details: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an engine sees of a sandbox right now."""
+
+    state: State
+    cause: Cause | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Resources in use. None: this engine cannot know."""
+
+    memory_bytes: int | None = None
+    cpu_s: float | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
