@@ -1,0 +1,136 @@
+"""The `process` engine: bubblewrap over this machine's own programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from atoll import agent_binary
+from atoll.engines.availability import Availability
+from atoll.engines.local import Launch, LocalEngine, Record, clean_environment
+from atoll.engines.local.processes import ProcessRef
+from atoll.engines.process import probing, searching
+from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts
+from atoll.engines.process.plan import (
+    Descriptors,
+    Surroundings,
+    arguments,
+    check_targets,
+    hidden_arguments,
+    is_inside,
+    volumes,
+)
+from atoll.engines.process.users import Users
+from atoll.errors import EngineUnavailableError, ImageNotFoundError, SpecError, UnsupportedError
+from atoll.model import Capability, SandboxSpec
+from atoll.settings import Settings
+
+_TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+class ProcessEngine(LocalEngine):
+    """Sandboxes made by bubblewrap. When we are root, each runs as a user of its own on the host too."""
+
+    name = "process"
+    capabilities = frozenset({Capability.OPEN_FILES, Capability.VOLUMES, Capability.ISOLATION})
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._users = Users(settings.data_dir / self.name / ".users")
+
+    @classmethod
+    def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
+        return probing.probe(cls.name, thorough=thorough)
+
+    def _check(self, spec: SandboxSpec) -> None:
+        if spec.image != "host":
+            raise ImageNotFoundError(
+                f"engine '{self.name}' has no image '{spec.image}'",
+                hint="Its only image is 'host', this machine's own programs.",
+            )
+        if spec.isolation not in (None, "namespaces"):
+            raise UnsupportedError(
+                f"engine '{self.name}' cannot isolate by {spec.isolation}",
+                hint="It isolates by namespaces; choose another engine.",
+            )
+        check_targets(spec)
+        for mount in volumes(spec):
+            for own in (self._settings.data_dir, self._settings.run_dir):
+                if is_inside(mount.source, os.path.realpath(own)) or is_inside(os.path.realpath(own), mount.source):
+                    raise SpecError(f"the volume '{mount.source}' would show other sandboxes' files, in '{own}'")
+
+    def _claim_user(self, sandbox_id: str) -> int | None:
+        return self._users.claim(sandbox_id) if os.geteuid() == 0 else None
+
+    def _release_user(self, uid: int) -> None:
+        self._users.release(uid)
+
+    def _sweep(self) -> None:
+        self._users.sweep(self._records)
+
+    def _launch(self, record: Record, home: Path, listener: int, resources: ExitStack) -> Launch:
+        bubblewrap, agent = probing.find_bubblewrap(), agent_binary.path()
+        self._make_directories(home, record.uid)
+        environment = clean_environment(record.sandbox_id, record.spec, HOME, USER)
+        other_name = record.spec.hostname != DEFAULT_HOSTNAME
+        fds = Descriptors(
+            listener=listener,
+            info=_memory_file(b"", resources),
+            hidden=_memory_file(hidden_arguments(environment), resources),
+            hosts=_memory_file(hosts(record.spec.hostname).encode(), resources) if other_name else None,
+        )
+        links, directories = _top_level()
+        around = Surroundings(home, base_files(home.parent, agent), links, directories, fds)
+        argv = [bubblewrap, *arguments(record.spec, around)]
+        if record.uid is not None:
+            argv = [str(agent), "--as", f"{record.uid}:{record.uid}", "--", *argv]
+        return Launch(
+            argv=argv,
+            env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+            fds=[fd for fd in (fds.info, fds.hidden, fds.hosts) if fd is not None],
+            init=lambda monitor: _first_inside(fds.info),
+            session=record.uid is None,
+        )
+
+    def _make_directories(self, home: Path, uid: int | None) -> None:
+        for name in ("work", "home", "tmp"):
+            (home / name).mkdir(mode=0o700)
+            if uid is not None:
+                os.chown(home / name, uid, uid)
+        if uid is not None:
+            for folder in home.parents:
+                if not folder.stat().st_mode & 0o001:
+                    raise EngineUnavailableError(
+                        f"sandboxes run as users of their own, who may not pass through '{folder}'",
+                        hint=f"Run 'chmod o+x {folder}', or set ATOLL_DATA_DIR to another directory.",
+                    )
+
+    def _find_processes(self, sandbox_id: str) -> set[ProcessRef]:
+        return searching.find(self._records.home(sandbox_id) / "work")
+
+
+def _first_inside(info: int) -> ProcessRef | None:
+    try:
+        return ProcessRef.of(int(json.loads(os.pread(info, 4096, 0))["child-pid"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _memory_file(content: bytes, resources: ExitStack) -> int:
+    fd = os.memfd_create("atoll")
+    resources.callback(os.close, fd)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+@functools.cache
+def _top_level() -> tuple[dict[str, str], tuple[str, ...]]:
+    """Which of /bin, /lib and so on are links into /usr on this host, and which are directories."""
+    links = {path: os.readlink(path) for path in _TOP_LEVEL if os.path.islink(path)}
+    links = {path: target for path, target in links.items() if target.lstrip("/").startswith("usr/")}
+    return links, tuple(path for path in _TOP_LEVEL if os.path.isdir(path) and not os.path.islink(path))

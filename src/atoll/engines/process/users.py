@@ -1,0 +1,52 @@
+"""Users for sandboxes, when we are root: each sandbox runs as one that nobody else on this machine has.
+
+A user is claimed by making a file of its number that holds the sandbox's name, which only one process can do.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.engines.local.record import Records
+from atoll.errors import EngineError
+from atoll.settings import owned_directory
+
+FIRST = 0x4000_0000
+"""Far above what distributions and directory services give to people and services."""
+COUNT = 0x1000_0000
+_ATTEMPTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    directory: Path
+
+    def claim(self, sandbox_id: str) -> int:
+        """A user that is free. The sandbox's directory must exist already, or `sweep` would take it back."""
+        owned_directory(self.directory, 0o700)
+        for _ in range(_ATTEMPTS):
+            uid = FIRST + secrets.randbelow(COUNT)
+            with suppress(FileExistsError):
+                fd = os.open(self.directory / str(uid), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with open(fd, "w") as file:
+                    file.write(sandbox_id)
+                return uid
+        raise EngineError("there is no free user for the sandbox")
+
+    def release(self, uid: int) -> None:
+        (self.directory / str(uid)).unlink(missing_ok=True)
+
+    def sweep(self, records: Records) -> None:
+        """Give back the users of sandboxes that do not exist."""
+        if not self.directory.is_dir():
+            return
+        for path in self.directory.iterdir():
+            with suppress(FileNotFoundError):
+                owner = path.read_text()
+                # Empty: just being claimed.
+                if owner and not records.exists(owner):
+                    path.unlink(missing_ok=True)

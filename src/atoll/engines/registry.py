@@ -1,0 +1,74 @@
+"""The engines by name. An engine's module is imported when the engine is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+from atoll.engines.availability import Availability
+from atoll.engines.base import Engine
+from atoll.errors import EngineNotFoundError, EngineUnavailableError
+from atoll.settings import Settings
+
+
+class EngineClass(Protocol):
+    """What an engine's class offers besides its instances."""
+
+    def __call__(self, settings: Settings) -> Engine: ...
+
+    def probe(self, settings: Settings, *, thorough: bool) -> Availability:
+        """Whether it can work here. `thorough` tries it for real; otherwise it only looks, in about a millisecond."""
+
+
+_STRONGEST_FIRST = {
+    "process": "atoll.engines.process:ProcessEngine",
+}
+_ONLY_BY_NAME = {
+    "unsafe-none": "atoll.engines.unsafe:UnsafeEngine",
+}
+_ENGINES = _STRONGEST_FIRST | _ONLY_BY_NAME
+
+
+def names() -> list[str]:
+    return list(_ENGINES)
+
+
+def get(name: str, settings: Settings) -> Engine:
+    """The engine of that name. It may still refuse to work on this machine, when it is used."""
+    return _engine_class(name)(settings)
+
+
+def auto(settings: Settings, *, thorough: bool = False) -> tuple[Engine, list[str]]:
+    """The strongest engine that works here, and why it and none before it. Never one without isolation."""
+    reasons: list[str] = []
+    hints: list[str] = []
+    for name in _STRONGEST_FIRST:
+        found = probe(name, settings, thorough=thorough)
+        if found.available:
+            reasons.append(f"{name}: the strongest isolation that works here")
+            return get(name, settings), reasons
+        reasons.extend(f"{name}: {reason}" for reason in found.reasons)
+        hints.extend(found.hints)
+    raise EngineUnavailableError(
+        "no engine with isolation works on this machine: " + "; ".join(reasons),
+        hint=" ".join([*hints, "'atoll doctor' says more."]),
+    )
+
+
+def probe(name: str, settings: Settings, *, thorough: bool = False) -> Availability:
+    return _engine_class(name).probe(settings, thorough=thorough)
+
+
+def probe_all(settings: Settings, *, thorough: bool = True) -> list[Availability]:
+    return [probe(name, settings, thorough=thorough) for name in _ENGINES]
+
+
+def _engine_class(name: str) -> EngineClass:
+    location = _ENGINES.get(name)
+    if location is None:
+        raise EngineNotFoundError(
+            f"there is no engine '{name}'",
+            hint=f"Known engines: {', '.join(_ENGINES)}; or 'auto' for the strongest that works here.",
+        )
+    module, _, attribute = location.partition(":")
+    return cast(EngineClass, getattr(importlib.import_module(module), attribute))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engines.process import ProcessEngine
+from atoll.settings import Settings
+from leftovers import leftovers
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Temporary, with a short path since sockets allow no long one, and other users may pass through it."""
+    folder = Path(tempfile.mkdtemp(prefix="atoll-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def settings(open_folder: Path) -> Settings:
+    return Settings(data_dir=open_folder / "data", run_dir=open_folder / "run")
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[ProcessEngine]:
+    """A working engine, which must have nothing left when the test ends."""
+    found = ProcessEngine.probe(settings, thorough=True)
+    if not found.available:
+        explain = pytest.fail if os.environ.get("CI") else pytest.skip
+        explain("; ".join(found.reasons))
+    engine = ProcessEngine(settings)
+    yield engine
+    left = leftovers(settings)
+    asyncio.run(_delete_all(engine))
+    assert left == []
+
+
+async def _delete_all(engine: ProcessEngine) -> None:
+    for handle in await engine.list():
+        await engine.delete(handle)
