@@ -1,0 +1,64 @@
+"""`atoll doctor`: what works on this machine, what is missing, and which engine `auto` picks."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from atoll.engines.availability import Availability
+from atoll.engines.doctor import Diagnosis, diagnose
+from atoll.engines.machine import Machine
+from atoll.settings import Settings
+
+
+def doctor() -> None:
+    """Say what works on this machine, what is missing, and what to install."""
+    console = Console(highlight=False)
+    found = diagnose(Settings.load())
+    console.print(_machine(found.machine))
+    console.print(_engines(found.engines))
+    _verdict(console, found)
+    if found.auto is None:
+        raise SystemExit(1)
+
+
+def _machine(machine: Machine) -> Table:
+    table = Table(title="This machine", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    yes_no = {True: "[green]yes[/]", False: "[yellow]no[/]"}
+    rows = {
+        "system": f"{machine.distribution}, Linux {machine.kernel}, {machine.architecture}",
+        "size": f"{machine.cpus} CPUs, {machine.memory_bytes / (1 << 30):.1f} GiB",
+        "user": "root" if machine.is_root else "not root",
+        "cgroups": machine.cgroups,
+        "user namespaces": yes_no[machine.user_namespaces],
+        "overlayfs": yes_no[machine.overlayfs],
+        "btrfs": yes_no[machine.btrfs],
+        "seccomp": yes_no[machine.seccomp],
+        "Landlock": f"ABI {machine.landlock_abi}" if machine.landlock_abi else yes_no[False],
+        "KVM": yes_no[machine.kvm],
+    }
+    rows |= {tool.name: tool.version or tool.path or "[yellow]not found[/]" for tool in machine.tools}
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _engines(engines: tuple[Availability, ...]) -> Table:
+    table = Table(title="\nEngines", title_justify="left", box=None, padding=(0, 2))
+    for column in ("engine", "works here", "why not, and what to do"):
+        table.add_column(column, header_style="bold")
+    for engine in engines:
+        works = "[green]yes[/]" if engine.available else "[red]no[/]"
+        table.add_row(engine.name, works, "\n".join([*engine.reasons, *engine.hints]))
+    return table
+
+
+def _verdict(console: Console, found: Diagnosis) -> None:
+    console.print()
+    if found.auto is None:
+        console.print("[red]No engine with isolation works here.[/]")
+    else:
+        console.print(f"`auto` picks [bold green]{found.auto}[/].")
+    for reason in found.auto_reasons:
+        console.print(f"  {reason}")
+    console.print(f"\nData: {found.settings.data_dir}   Sockets: {found.settings.run_dir}")

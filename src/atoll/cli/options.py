@@ -1,0 +1,56 @@
+"""Options that several commands share, and the sandbox they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.errors import SpecError
+from atoll.sandbox import AsyncSandbox
+
+EngineOption = Annotated[str, typer.Option("--engine", help="Which engine makes the sandbox; see `atoll doctor`.")]
+ImageOption = Annotated[str, typer.Option("--image", help="The root file system; `host` is this machine's own /usr.")]
+MemoryOption = Annotated[str | None, typer.Option("--memory", "-m", help="Most memory, for example 512m.")]
+CpusOption = Annotated[float | None, typer.Option("--cpus", help="Most CPUs, for example 1.5.")]
+PidsOption = Annotated[int | None, typer.Option("--pids", help="Most processes and threads.")]
+EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable; may be repeated.")]
+VolumeOption = Annotated[
+    list[str] | None,
+    typer.Option("--volume", "-v", metavar="HOST:PATH[:ro]", help="Share a directory or file; may be repeated."),
+]
+
+
+def make_sandbox(
+    engine: str,
+    image: str,
+    memory: str | None,
+    cpus: float | None,
+    pids: int | None,
+    env: Sequence[str] | None,
+    volume: Sequence[str] | None,
+) -> AsyncSandbox:
+    return AsyncSandbox(
+        engine=engine,
+        image=image,
+        memory=memory,
+        cpus=cpus,
+        pids=pids,
+        env=dict(_variable(text) for text in env or ()),
+        volumes=[_absolute(text) for text in volume or ()],
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise SpecError(f"'{text}' is not a variable", hint="Write -e NAME=VALUE.")
+    return name, value
+
+
+def _absolute(text: str) -> str:
+    """On a command line a host path may be relative."""
+    host, colon, rest = text.partition(":")
+    return f"{Path(host).absolute()}{colon}{rest}" if colon and host else text

@@ -1,0 +1,142 @@
+"""`atoll run`: one command in a fresh sandbox, as if it ran here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from atoll.cli.options import (
+    CpusOption,
+    EngineOption,
+    EnvOption,
+    ImageOption,
+    MemoryOption,
+    PidsOption,
+    VolumeOption,
+    make_sandbox,
+)
+from atoll.command import AsyncCommand
+from atoll.model import Cause
+from atoll.sandbox import AsyncSandbox
+
+_CHUNK = 65536
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(help="The program and its arguments, after `--`.", metavar="-- COMMAND...")
+    ],
+    engine: EngineOption = "auto",
+    image: ImageOption = "host",
+    memory: MemoryOption = None,
+    cpus: CpusOption = None,
+    pids: PidsOption = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds until it is killed (exit code 124).")
+    ] = None,
+    env: EnvOption = None,
+    volume: VolumeOption = None,
+) -> None:
+    """Run one command in a fresh sandbox: its input, output, errors and exit code are this program's own."""
+    sandbox = make_sandbox(engine, image, memory, cpus, pids, env, volume)
+    raise SystemExit(asyncio.run(_run(sandbox, command, timeout)))
+
+
+async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+    with _signals(task, received):
+        try:
+            async with sandbox:
+                running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)
+                code = await _relay(running)
+                if code in (1, 2, 126, 127):
+                    await _hint(sandbox, command)
+                return code
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            return 128 + received[0]
+
+
+async def _relay(running: AsyncCommand) -> int:
+    feeding = asyncio.create_task(_feed(running))
+    try:
+        async for output in running:
+            _write_all(1 if output.name == "stdout" else 2, output.data)
+        result = await running.wait()
+    finally:
+        feeding.cancel()
+    if result.cause is Cause.TIMEOUT:
+        print("atoll: the command ran into its timeout and was killed", file=sys.stderr)
+    return result.exit_code
+
+
+async def _feed(running: AsyncCommand) -> None:
+    """Hand on our input until it ends. Reading may block for ever, so it is done by a thread nobody waits for."""
+    loop = asyncio.get_running_loop()
+    pieces: asyncio.Queue[bytes] = asyncio.Queue()
+    taken = threading.Semaphore(16)
+
+    def read() -> None:
+        piece = b"-"
+        while piece:
+            taken.acquire()
+            try:
+                piece = os.read(0, _CHUNK)
+            except OSError:
+                piece = b""
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+    threading.Thread(target=read, daemon=True).start()
+    with contextlib.suppress(BrokenPipeError):
+        while piece := await pieces.get():
+            await running.send_stdin(piece)
+            taken.release()
+        await running.close_stdin()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def _signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
+    """The first Ctrl-C or TERM cancels, so that everything is cleaned up; the next ones change nothing."""
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        if not received:
+            received.append(number)
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def _hint(sandbox: AsyncSandbox, command: list[str]) -> None:
+    """The commonest mistake: the program asks for a file that is only here."""
+    for word in command:
+        if os.path.isfile(word) and "\0" not in word and ".." not in word.split("/") and not await sandbox.exists(word):
+            print(
+                f"atoll: '{word}' is on this machine, not in the sandbox: add -v \"$PWD:/workspace\"", file=sys.stderr
+            )
+            return

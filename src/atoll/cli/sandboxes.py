@@ -1,0 +1,68 @@
+"""`atoll ls` and `atoll rm`: the sandboxes that exist on this machine, also those whose program has died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from atoll.engines import registry
+from atoll.engines.base import Engine
+from atoll.errors import SandboxNotFoundError
+from atoll.model import Handle
+from atoll.settings import Settings
+
+
+def list_sandboxes() -> None:
+    """List the sandboxes of this installation."""
+    asyncio.run(_list())
+
+
+def remove(
+    sandbox_ids: Annotated[list[str] | None, typer.Argument(help="Their ids.", metavar="ID...")] = None,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Every sandbox of this installation.")] = False,
+) -> None:
+    """Delete sandboxes and everything in them."""
+    if not sandbox_ids and not all_of_them:
+        raise typer.BadParameter("name the sandboxes to delete, or give --all")
+    asyncio.run(_remove(None if all_of_them else sandbox_ids))
+
+
+async def _everything() -> list[tuple[Engine, Handle]]:
+    settings = Settings.load()
+    engines = [registry.get(name, settings) for name in registry.names()]
+    return [(engine, handle) for engine in engines for handle in await engine.list()]
+
+
+async def _list() -> None:
+    table = Table(box=None, padding=(0, 2))
+    for column in ("id", "engine", "image", "state", "age"):
+        table.add_column(column, header_style="bold")
+    for engine, handle in await _everything():
+        seen = await engine.inspect(handle)
+        state = f"{seen.state} ({seen.cause})" if seen.cause else str(seen.state)
+        table.add_row(handle.sandbox_id, engine.name, handle.spec.image, state, _age(time.time() - handle.created_at))
+    Console(highlight=False).print(table)
+
+
+async def _remove(ids: list[str] | None) -> None:
+    found = await _everything()
+    known = {handle.sandbox_id for _, handle in found}
+    for id in ids or ():
+        if id not in known:
+            raise SandboxNotFoundError(f"Sandbox {id} not found", hint="`atoll ls` lists them.")
+    for engine, handle in found:
+        if ids is None or handle.sandbox_id in ids:
+            await engine.delete(handle)
+            print(handle.sandbox_id)
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,168 @@
+"""A command that runs in the background: follow it, feed it, wait for it, kill it, find it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll.errors import AgentUnreachableError
+from atoll.guest.guest import Guest
+from atoll.guest.processes import Capture, ProcessExit, ProcessStream
+from atoll.model import Cause, ExecutionResult
+
+OutputName = Literal["stdout", "stderr"]
+_TIMEOUT_CODE = 124
+_SIGNAL_BASE = 128
+_RECONNECTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A piece of what a command wrote, as it came."""
+
+    name: OutputName
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        return self.data.decode(errors="replace")
+
+
+def new_command_id() -> str:
+    return secrets.token_hex(8)
+
+
+def shell_exit_code(exit: ProcessExit) -> int:
+    """One number for how a process ended, as a shell would say it."""
+    if exit.cause is Cause.TIMEOUT:
+        return _TIMEOUT_CODE
+    if exit.exit_code is not None:
+        return exit.exit_code
+    return _SIGNAL_BASE + (exit.signal or 9)
+
+
+def execution_result(exit: ProcessExit, stdout: Capture, stderr: Capture) -> ExecutionResult:
+    out, err = stdout.value(), stderr.value()
+    return ExecutionResult(
+        stdout=out.decode(errors="replace"),
+        stderr=err.decode(errors="replace"),
+        exit_code=shell_exit_code(exit),
+        duration_s=exit.duration_s,
+        cause=exit.cause,
+        truncated=stdout.truncated or stderr.truncated,
+        stdout_bytes=out,
+        stderr_bytes=err,
+        cpu_s=exit.cpu_s,
+        max_rss_bytes=exit.max_rss_bytes,
+    )
+
+
+class AsyncCommand:
+    """A command of a sandbox, by its id. Iterate over it to get its output as it comes.
+
+    The command belongs to the sandbox, not to this object: it goes on when the connection is lost or the program that
+    started it dies, and its output is kept for whoever attaches next. Lost connections are made again without a gap.
+    """
+
+    def __init__(
+        self,
+        guest: Guest,
+        id: str,
+        stream: ProcessStream,
+        limit_bytes: int,
+        explain: Callable[[], Awaitable[None]],
+        asked: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.id = id
+        self._guest = guest
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._explain = explain
+        self._captures = (Capture(limit_bytes), Capture(limit_bytes))
+        self._exit: ProcessExit | None = None
+        self._dropped = 0
+        self._count_dropped(asked)
+
+    @property
+    def pid(self) -> int:
+        """Its number inside the sandbox."""
+        return self._stream.pid
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        """How far stdout and stderr were read: attach from here to go on."""
+        offsets = self._stream.offsets
+        return offsets[0], offsets[1]
+
+    @property
+    def dropped_bytes(self) -> int:
+        """How much of the output was no longer kept when this object attached to it."""
+        return self._dropped
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        """The output, piece by piece, until the command ends."""
+        tries = 0
+        while self._exit is None:
+            stream = await self._live_stream()
+            try:
+                async for piece in stream:
+                    tries = 0
+                    if piece.channel <= 2:
+                        self._captures[piece.channel - 1].add(memoryview(piece.data))
+                        yield Output("stdout" if piece.channel == 1 else "stderr", piece.data)
+                self._exit = await stream.wait()
+            except AgentUnreachableError:
+                tries += 1
+                if tries > _RECONNECTS:
+                    raise
+                await self._reattach()
+        # The command is over and all was delivered: the sandbox need not remember it.
+        with contextlib.suppress(OSError, AgentUnreachableError):
+            self._guest.processes.release_soon(self.id.encode())
+
+    async def wait(self) -> ExecutionResult:
+        """Wait for its end. The result holds the output that this object has read."""
+        async for _ in self:
+            pass
+        assert self._exit is not None
+        return execution_result(self._exit, *self._captures)
+
+    async def kill(self, signal: int = 9) -> None:
+        """Send a signal. With 9 (the default) everything the command started dies too, and is gone on return."""
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            await self._guest.processes.kill(self.id.encode(), signal)
+
+    async def send_stdin(self, data: str | bytes) -> None:
+        """Write to its standard input (start it with `stdin=True`). BrokenPipeError once it has ended."""
+        stream = await self._live_stream()
+        await stream.send_stdin(data.encode() if isinstance(data, str) else data)
+
+    async def close_stdin(self) -> None:
+        """Tell it that there is no more input."""
+        await (await self._live_stream()).close_stdin()
+
+    async def detach(self) -> None:
+        """Stop following it. It goes on; `attach` finds it again."""
+        self._stream.detach()
+
+    async def _live_stream(self) -> ProcessStream:
+        if self._loop is not asyncio.get_running_loop():
+            await self._reattach()
+        return self._stream
+
+    async def _reattach(self) -> None:
+        await self._explain()
+        first, second, third = self._stream.offsets
+        self._stream = await self._guest.processes.attach(self.id.encode(), (first, second, third))
+        self._count_dropped((first, second))
+        self._loop = asyncio.get_running_loop()
+
+    def _count_dropped(self, asked: tuple[int, int]) -> None:
+        """Right after attaching: what lies between the offsets asked for and those that the output starts from."""
+        for capture, offset, start in zip(self._captures, asked, self.offsets, strict=True):
+            capture.miss(start - offset)
+            self._dropped += start - offset

@@ -1,0 +1,504 @@
+"""One sandbox, as users hold it: create it, run commands in it, move files in and out, clean it up."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import math
+import posixpath
+import secrets
+import warnings
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from atoll.command import AsyncCommand, execution_result, new_command_id
+from atoll.engines import registry
+from atoll.engines.base import ByteStream, Engine
+from atoll.errors import (
+    AgentUnreachableError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxNotFoundError,
+    SandboxTimeoutError,
+    SpecError,
+)
+from atoll.guest import trees
+from atoll.guest.files import FileInfo, Files, Watch
+from atoll.guest.guest import Guest
+from atoll.guest.ports import PortStream
+from atoll.guest.processes import StartRequest
+from atoll.model import Cause, ExecutionResult, Handle, Limits, Observation, SandboxSpec, State, Stats, Volume
+from atoll.settings import Settings
+from atoll.shell import AsyncShell
+from atoll.terminal import AsyncTerminal
+
+DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_OUTPUT_BYTES = 8 << 20
+_SLACK_S = 15.0
+"""How much longer than a command's own deadline we wait for the agent to say that it is over."""
+
+CommandLine = str | Sequence[str]
+
+
+def new_sandbox_id() -> str:
+    return secrets.token_hex(12)
+
+
+class AsyncSandbox:
+    """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
+
+    `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
+    fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+    """
+
+    def __init__(
+        self,
+        spec: SandboxSpec | None = None,
+        *,
+        engine: str | Engine = "auto",
+        image: str | None = None,
+        memory: str | int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        disk: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+        volumes: Mapping[str, str] | Sequence[str] | None = None,
+        work_dir: str | None = None,
+        isolation: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        labels: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        wanted = {
+            "image": image,
+            "env": dict(env) if env else None,
+            "volumes": _volumes(volumes),
+            "work_dir": work_dir,
+            "isolation": isolation,
+            "labels": dict(labels) if labels else None,
+            "limits": _limits(memory_bytes=memory, cpus=cpus, pids=pids, disk_bytes=disk),
+        }
+        given = {name: value for name, value in wanted.items() if value is not None}
+        if spec is not None and given:
+            raise SpecError(f"give either a spec or {', '.join(given)}, not both")
+        self.id = new_sandbox_id()
+        self.spec = spec or SandboxSpec.of(**given)
+        self.timeout_s = _seconds(timeout)
+        self._settings = settings or Settings.load()
+        self._engine: Engine | None = engine if not isinstance(engine, str) else None
+        self._engine_name = engine if isinstance(engine, str) else engine.name
+        self._handle: Handle | None = None
+        self._deleted = False
+        self._shells: dict[str, AsyncShell] = {}
+        self._guest = Guest(self._connect)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def create(self) -> Self:
+        """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
+        if self._handle is not None:
+            raise SandboxError("this sandbox was already created")
+        self._handle = await self._the_engine().create(self.id, self.spec)
+        try:
+            await self._guest.channel()
+        except BaseException:
+            await asyncio.shield(self._destroy())
+            raise
+        return self
+
+    @classmethod
+    async def attach(
+        cls,
+        sandbox_id: str,
+        *,
+        engine: str | Engine = "auto",
+        timeout: float = DEFAULT_TIMEOUT_S,
+        settings: Settings | None = None,
+    ) -> Self:
+        """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
+        sandbox = cls(engine=engine, timeout=timeout, settings=settings)
+        for handle in await sandbox._the_engine().list():
+            if handle.sandbox_id == sandbox_id:
+                sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
+                return sandbox
+        raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
+
+    async def cleanup(self) -> None:
+        """Delete the sandbox and everything in it. May be called again."""
+        self._shells.clear()
+        await self._guest.aclose()
+        if self._handle is not None and not self._deleted:
+            await self._destroy()
+
+    async def detach(self) -> None:
+        """Let go of the connection and leave the sandbox running: `attach` finds it again."""
+        self._shells.clear()
+        await self._guest.aclose()
+        self._deleted = True
+
+    async def inspect(self) -> Observation:
+        """What the engine sees of it right now, and why it ended if it has."""
+        return await self._the_engine().inspect(self._created())
+
+    async def stats(self) -> Stats:
+        """Resources in use."""
+        return await self._the_engine().stats(self._created())
+
+    @property
+    def engine_name(self) -> str:
+        """The engine it runs on."""
+        return self._the_engine().name
+
+    async def __aenter__(self) -> Self:
+        return await self.create()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(self.cleanup())
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None and not self._deleted:
+            warnings.warn(f"sandbox {self.id} was not cleaned up", ResourceWarning, stacklevel=2)
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: CommandLine,
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[str], None] | None = None,
+        on_stderr: Callable[[str], None] | None = None,
+        max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+    ) -> ExecutionResult:
+        """Run one command to its end: a shell command line, or a program and its arguments as a list.
+
+        At the timeout (default: the sandbox's) the command dies with everything it started, and the result says so.
+        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly. Callbacks get text as it
+        comes.
+        """
+        seconds = self.timeout_s if timeout is None else _seconds(timeout)
+        request = self._request(command, new_command_id(), env=env, cwd=cwd, user=user, deadline_s=seconds, forget=True)
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        callback = _text_callback(on_stdout, on_stderr)
+        return await self._run_to_end(request, seconds, data, callback, max_output_bytes)
+
+    async def start(
+        self,
+        command: CommandLine,
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+    ) -> AsyncCommand:
+        """Start a command in the background. Without a timeout it runs as long as the sandbox."""
+        id = new_command_id()
+        deadline = None if timeout is None else _seconds(timeout)
+        request = self._request(command, id, env=env, cwd=cwd, user=user, stdin=stdin, deadline_s=deadline)
+        stream = await self._guest.processes.start(request)
+        return AsyncCommand(self._guest, id, stream, max_output_bytes, self._explain)
+
+    async def command(
+        self, command_id: str, *, offsets: tuple[int, int] = (0, 0), max_output_bytes: int = DEFAULT_OUTPUT_BYTES
+    ) -> AsyncCommand:
+        """A background command by its id, from these offsets of stdout and stderr on. FileNotFoundError if unknown."""
+        self._created()
+        stream = await self._guest.processes.attach(command_id.encode(), (*offsets, 0))
+        return AsyncCommand(self._guest, command_id, stream, max_output_bytes, self._explain, offsets)
+
+    async def commands(self) -> list[str]:
+        """The ids of all commands that run or whose output is kept."""
+        self._created()
+        return [info.id.decode(errors="replace") for info in await self._guest.processes.list()]
+
+    async def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
+        """Type a command into the sandbox's persistent shell; returns what a person would see.
+
+        Directory, variables and functions survive from one call to the next. `shell` names one of several. A timeout
+        kills the command, not the shell, and raises SandboxTimeoutError.
+        """
+        seconds = self.timeout_s if timeout is None else _seconds(timeout)
+        result = await self.shell(shell).run(command, seconds)
+        if result.cause is Cause.TIMEOUT:
+            raise SandboxTimeoutError(
+                f"Command execution timed out after {seconds:g} seconds",
+                hint="The command was killed; the shell goes on. Give a longer timeout if it needs one.",
+                output=result.stdout,
+            )
+        return result.stdout.rstrip("\n")
+
+    def shell(self, name: str = "default") -> AsyncShell:
+        """The persistent shell of that name; `run` on it gives the exit code too."""
+        self._created()
+        if name not in self._shells:
+            self._shells[name] = AsyncShell(self._guest, name, DEFAULT_OUTPUT_BYTES, self._explain)
+        return self._shells[name]
+
+    async def open_terminal(
+        self,
+        command: CommandLine | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+    ) -> AsyncTerminal:
+        """A program (default: a shell) on a terminal of its own: full-screen programs, Ctrl-C and resizing work."""
+        id = new_command_id()
+        variables = {"TERM": "xterm-256color", **(env or {})}
+        line = command if command is not None else "command -v bash >/dev/null && exec bash -i; exec sh -i"
+        request = self._request(line, id, env=variables, cwd=cwd, user=user, pty=(rows, columns))
+        return AsyncTerminal(self._guest, id, await self._guest.processes.start(request))
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    async def read_file(self, path: str) -> str:
+        """The text of a file. FileNotFoundError if there is none; UnicodeDecodeError if it is not UTF-8."""
+        return (await self.read_bytes(path)).decode()
+
+    async def read_bytes(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """The content of a file, or a part of it."""
+        return await self._files().read(self._path(path), offset=offset, length=length)
+
+    async def read_stream(self, path: str, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """The content of a file piece by piece, whatever its size."""
+        async for piece in self._files().read_stream(self._path(path), offset=offset, length=length):
+            yield piece
+
+    async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> None:
+        """Write a file; parents are made. Readers see the old content or the new, never a part."""
+        data = content.encode() if isinstance(content, str) else content
+        await self._files().write(self._path(path), data, mode=mode)
+
+    async def write_stream(
+        self, path: str, pieces: AsyncIterable[bytes] | Iterable[bytes], *, mode: int | None = None
+    ) -> None:
+        """As `write_file`, from pieces."""
+        await self._files().write_stream(self._path(path), pieces, mode=mode)
+
+    async def append_file(self, path: str, content: str | bytes) -> None:
+        """Add to the end of a file, which is made if missing."""
+        data = content.encode() if isinstance(content, str) else content
+        await self._files().write(self._path(path), data, append=True)
+
+    async def list_files(self, path: str = ".") -> list[FileInfo]:
+        """What is in a directory, by name."""
+        return await self._files().list(self._path(path))
+
+    async def walk(self, path: str = ".", *, limit: int = 100_000) -> AsyncIterator[FileInfo]:
+        """Everything below a directory, parents first. Links are never followed."""
+        async for info in self._files().walk(self._path(path), limit=limit):
+            yield info
+
+    async def stat(self, path: str, *, follow: bool = True) -> FileInfo:
+        """What kind of file it is, its size, mode, owner and time."""
+        return await self._files().stat(self._path(path), follow=follow)
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is anything of that name."""
+        try:
+            await self.stat(path, follow=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    async def make_dir(self, path: str, *, mode: int = 0o755) -> None:
+        """Make a directory and its parents; an existing one is fine."""
+        await self._files().make_dir(self._path(path), mode=mode, parents=True)
+
+    async def move(self, path: str, target: str) -> None:
+        """Rename, also over an existing file."""
+        await self._files().rename(self._path(path), self._path(target), parents=True)
+
+    async def remove(self, path: str, *, recursive: bool = True, missing_ok: bool = False) -> None:
+        """Remove a file, or a directory and everything in it. Links are removed, not followed."""
+        await self._files().remove(self._path(path), recursive=recursive, missing_ok=missing_ok)
+
+    async def chmod(self, path: str, mode: int) -> None:
+        """Change the permissions of a file."""
+        await self._files().chmod(self._path(path), mode)
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
+        """Changes below a directory as they happen: `async with sandbox.watch() as events`, then iterate."""
+        return self._files().watch(self._path(path), recursive=recursive)
+
+    async def copy_to(self, source: str | Path, target: str) -> None:
+        """Copy a file or a tree from the host into the sandbox: modes, empty directories and odd names are kept.
+
+        A file goes to `target`, or into it if `target` ends with `/` or is a directory. The content of a directory
+        goes into the directory `target`. Links are copied as links.
+        """
+        self._created()
+        if not Path(source).exists():
+            raise FileNotFoundError(f"Source file not found: {source}")
+        await trees.copy_to(self._connect, source, self._path(target))
+
+    async def copy_from(self, source: str, target: str | Path) -> None:
+        """Copy a file or a tree from the sandbox to the host. Nothing outside `target` is ever touched.
+
+        Works as `copy_to` in the other direction; set-uid bits and owners are not kept.
+        """
+        self._created()
+        await trees.copy_from(self._connect, self._path(source), target)
+
+    # --- ports --------------------------------------------------------------------------------------------------------
+
+    async def connect_port(self, port: int) -> PortStream:
+        """A stream to a TCP port that something in the sandbox listens on; works with the network off."""
+        self._created()
+        return await self._guest.ports.connect(port=port)
+
+    async def connect_socket(self, path: str) -> PortStream:
+        """A stream to a unix socket in the sandbox."""
+        self._created()
+        return await self._guest.ports.connect(path=self._path(path))
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _the_engine(self) -> Engine:
+        if self._engine is None:
+            name = self._engine_name
+            self._engine = registry.auto(self._settings)[0] if name == "auto" else registry.get(name, self._settings)
+        return self._engine
+
+    def _created(self) -> Handle:
+        if self._handle is None:
+            raise SandboxError("Sandbox not initialized", hint="Use it in a `with` block, or call create() first.")
+        if self._deleted:
+            raise SandboxGoneError(f"sandbox {self.id} was cleaned up", cause=Cause.USER)
+        return self._handle
+
+    async def _connect(self) -> ByteStream:
+        return await self._the_engine().connect(self._created())
+
+    async def _destroy(self) -> None:
+        assert self._handle is not None
+        await self._the_engine().delete(self._handle)
+        self._deleted = True
+
+    async def _explain(self) -> None:
+        """After a lost connection: raise SandboxGoneError with the cause if the sandbox has ended."""
+        seen = await self._the_engine().inspect(self._created())
+        if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
+            cause = seen.cause or Cause.LOST
+            raise SandboxGoneError(f"sandbox {self.id} has ended: {seen.reason or cause}", cause=cause)
+
+    async def _run_to_end(
+        self,
+        request: StartRequest,
+        seconds: float,
+        stdin: bytes | None,
+        callback: Callable[[int, bytes], None] | None,
+        limit_bytes: int,
+    ) -> ExecutionResult:
+        patience = None if math.isinf(seconds) else seconds + _SLACK_S
+        for last_try in (False, True):
+            try:
+                async with asyncio.timeout(patience):
+                    done = await self._guest.processes.run(
+                        request, limit_bytes=limit_bytes, on_output=callback, stdin=stdin
+                    )
+                return execution_result(done.exit, done.stdout, done.stderr)
+            except AgentUnreachableError:
+                await self._explain()
+                # The agent lives and knows the command by its id: asking again gives its output from the start.
+                if last_try or callback is not None or stdin is not None:
+                    raise
+            except TimeoutError as error:
+                if isinstance(error, SandboxError):
+                    raise
+                await self._explain()
+                raise AgentUnreachableError("the sandbox does not answer") from error
+        raise AssertionError("unreachable")
+
+    def _request(
+        self,
+        command: CommandLine,
+        id: str,
+        *,
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        user: str | None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        deadline_s: float | None = None,
+        forget: bool = False,
+    ) -> StartRequest:
+        self._created()
+        shell = command if isinstance(command, str) else None
+        if shell is not None and not shell.strip():
+            raise ValueError("the command is empty")
+        return StartRequest(
+            id=id.encode(),
+            shell=shell,
+            argv=None if isinstance(command, str) else list(command),
+            env=env or {},
+            cwd=cwd or None,
+            user=user,
+            stdin=stdin,
+            pty=pty,
+            deadline_s=deadline_s,
+            forget=forget,
+        )
+
+    def _files(self) -> Files:
+        self._created()
+        return self._guest.files
+
+    def _path(self, path: str) -> str:
+        """Checked: not empty, no zero byte, and `..` only where it stays below the work directory."""
+        if not path or "\0" in path:
+            raise ValueError(f"{path!r} is not a path")
+        if ".." in path.split("/"):
+            full = posixpath.normpath(posixpath.join(self.spec.work_dir, path))
+            if full != self.spec.work_dir and not full.startswith(self.spec.work_dir + "/"):
+                raise ValueError(f"Path contains potentially unsafe patterns: {path!r} leaves the work directory")
+            # Where the work directory really is, only the agent knows: what was relative stays so.
+            return full if path.startswith("/") else posixpath.normpath(path)
+        return path
+
+
+def _seconds(timeout: float) -> float:
+    if not timeout > 0:
+        raise ValueError(f"a timeout must be more than 0 seconds, not {timeout!r}; math.inf means none")
+    return float(timeout)
+
+
+def _limits(**wanted: object) -> Limits | None:
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return SandboxSpec.of(limits=given).limits if given else None
+
+
+def _volumes(volumes: Mapping[str, str] | Sequence[str] | None) -> tuple[Volume, ...] | None:
+    """`{"/host": "/inside"}` or `{"/host": "/inside:ro"}`, or `["/host:/inside:ro"]`."""
+    if not volumes:
+        return None
+    texts = [f"{host}:{path}" for host, path in volumes.items()] if isinstance(volumes, Mapping) else volumes
+    return tuple(Volume.parse(text) for text in texts)
+
+
+def _text_callback(
+    on_stdout: Callable[[str], None] | None, on_stderr: Callable[[str], None] | None
+) -> Callable[[int, bytes], None] | None:
+    if on_stdout is None and on_stderr is None:
+        return None
+    decoders = {channel: codecs.getincrementaldecoder("utf-8")(errors="replace") for channel in (1, 2)}
+    callbacks = {1: on_stdout, 2: on_stderr}
+
+    def deliver(channel: int, data: bytes) -> None:
+        callback = callbacks.get(channel)
+        if callback is not None and (text := decoders[channel].decode(data)):
+            callback(text)
+
+    return deliver

@@ -1,0 +1,245 @@
+"""The persistent shell: commands typed one after another into one shell whose directory and variables survive.
+
+How it knows that a command has ended, and how, without reading a prompt: the shell runs interactively, but on pipes,
+and after each command it writes the exit code to a descriptor of its own (channel 3). The agent hands that on only
+after all output that came before it. Commands get no input and cannot write to that descriptor.
+
+On a timeout the shell gets a signal whose trap interrupts it, and then everything that it has started is killed. A trap
+runs as soon as the current program is dead and before anything else of the line does, and an interrupted interactive
+shell gives up its line and keeps its state. Only a shell that does not react is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from atoll.command import new_command_id, shell_exit_code
+from atoll.errors import AgentUnreachableError, SandboxError
+from atoll.guest.guest import Guest
+from atoll.guest.processes import Capture, ProcessExit, ProcessStream, StartRequest
+from atoll.model import Cause, ExecutionResult
+
+_START_TIMEOUT_S = 10.0
+_INTERRUPT_TIMEOUT_S = 1.5
+_GIVE_UP = 64
+"""The last of the real-time signals: nobody else uses it, and without a trap for it programs die of it."""
+_TRAP = f"trap 'command kill -INT $$' {_GIVE_UP}"
+_STATUS_CHANNEL = 3
+_PRINT = 'printf "%s\\n" "$?" >&9'
+_REPORT = '__atoll_report() { builtin printf \'%s\\n\' "$1" >&9; return "$1"; }'
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A shell that is tried, and how it is made to report."""
+
+    argv: list[str]
+    env: dict[str, str]
+    first: str
+    """What is typed first."""
+    after: str
+    """What is typed after each command."""
+
+
+_KINDS = (
+    # It reads its input line by line: a line of our own follows each command, whatever becomes of that.
+    _Kind(
+        ["bash", "--noprofile", "--norc", "--noediting", "-i"],
+        {"PS1": "", "PS2": "", "HISTFILE": ""},
+        f"export -n PS1 PS2 HISTFILE; {_TRAP}; {_REPORT}",
+        # Leaves `$?` as it was, and the list keeps `set -e` from acting on it.
+        '__atoll_report "$?" && :\n',
+    ),
+    # Others throw away what they have read ahead when a line fails. So expanding the prompt reports; it goes to stderr,
+    # which nobody reads.
+    _Kind(["sh", "-i"], {"PS1": f"$({_PRINT})", "PS2": "", "ENV": ""}, f"readonly PS1; {_TRAP}", ""),
+)
+_QUIET = {"VIRTUAL_ENV_DISABLE_PROMPT": "1", "PAGER": "cat", "GIT_PAGER": "cat", "TERM": "dumb"}
+
+
+class _ShellEndedError(Exception):
+    def __init__(self, exit: ProcessExit) -> None:
+        super().__init__(exit.cause)
+        self.exit = exit
+
+
+class _Turn:
+    """One caller at a time, on whatever event loop."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # an asyncio.Lock belongs to the loop that first waited for it
+            self._loop, self._lock = loop, asyncio.Lock()
+        async with self._lock:
+            yield
+
+
+class AsyncShell:
+    """A named persistent shell of a sandbox. Concurrent callers take turns; a shell that ended is started again."""
+
+    def __init__(self, guest: Guest, name: str, limit_bytes: int, explain: Callable[[], Awaitable[None]]) -> None:
+        self.name = name
+        self._guest = guest
+        self._limit_bytes = limit_bytes
+        self._explain = explain
+        self._turn = _Turn()
+        self._id = b""
+        self._kind = _KINDS[0]
+        self._stream: ProcessStream | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._statuses: list[str] = []
+        self._partial = b""
+
+    async def run(self, command: str, timeout: float) -> ExecutionResult:
+        """Type one command: its output, both streams in order, and exit code. A timeout is a result, as with `exec`."""
+        if "\0" in command:
+            raise ValueError("a command cannot contain a zero byte")
+        async with self._turn.take():
+            try:
+                return await self._run(command, timeout)
+            except AgentUnreachableError:
+                await self._explain()
+                raise
+            except asyncio.CancelledError:
+                # The caller is gone in the middle of a command: nobody may find its rest in the next answer.
+                await asyncio.shield(self._discard())
+                raise
+
+    async def close(self) -> None:
+        """End the shell and what it started. The next command starts a new one."""
+        async with self._turn.take():
+            await self._discard()
+
+    async def _run(self, command: str, timeout: float) -> ExecutionResult:
+        capture = Capture(self._limit_bytes)
+        await self._ready()
+        assert self._stream is not None
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        cause, code = Cause.EXIT, 0
+        try:
+            async with asyncio.timeout(timeout):
+                await self._stream.send_stdin(_typed(command, self._kind))
+                code = _exit_code(await self._status(capture))
+        except TimeoutError:
+            cause, code = Cause.TIMEOUT, 124
+            await self._interrupt(capture)
+        except _ShellEndedError as ended:
+            code = shell_exit_code(ended.exit)
+            cause = ended.exit.cause
+            self._stream = None
+        output = capture.value()
+        return ExecutionResult(
+            stdout=output.decode(errors="replace"),
+            stderr="",
+            exit_code=code,
+            duration_s=clock() - started,
+            cause=cause,
+            truncated=capture.truncated,
+            stdout_bytes=output,
+        )
+
+    async def _status(self, capture: Capture) -> str:
+        """The next line on the status channel; what is written until then goes into the capture."""
+        while not self._statuses:
+            assert self._stream is not None
+            try:
+                piece = await self._stream.__anext__()
+            except StopAsyncIteration:
+                raise _ShellEndedError(await self._stream.wait()) from None
+            if piece.channel == 1:
+                capture.add(memoryview(piece.data))
+            elif piece.channel == _STATUS_CHANNEL:
+                *lines, self._partial = (self._partial + piece.data).split(b"\n")
+                self._statuses += [line.decode(errors="replace") for line in lines]
+                if len(self._partial) > 4096 or len(self._statuses) > 4096:
+                    raise SandboxError("the shell of the sandbox reports nonsense")
+        return self._statuses.pop(0)
+
+    async def _interrupt(self, capture: Capture) -> None:
+        """Kill what runs and bring the shell back to its prompt; replace it if it will not come."""
+        mark = secrets.token_hex(8)
+        try:
+            async with asyncio.timeout(_INTERRUPT_TIMEOUT_S):
+                assert self._stream is not None
+                await self._guest.processes.kill(self._id, _GIVE_UP)
+                await self._guest.processes.kill(self._id, spare=True)
+                await self._stream.send_stdin(f"command printf '%s\\n' {mark} >&9\n{self._kind.after}".encode())
+                while await self._status(capture) != mark:
+                    pass
+                await self._status(capture)  # of our own line
+        except (TimeoutError, OSError, _ShellEndedError):
+            await self._discard()
+
+    async def _discard(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        stream.detach()
+        try:
+            await self._guest.processes.kill(self._id)
+            await self._guest.processes.release(self._id)
+        except (OSError, SandboxError):
+            pass  # it had ended, or the sandbox has: nothing of it is left either way
+
+    async def _ready(self) -> None:
+        if self._stream is not None and self._loop is not asyncio.get_running_loop():
+            await self._follow_again()
+        if self._stream is None:
+            await self._start()
+
+    async def _follow_again(self) -> None:
+        assert self._stream is not None
+        first, second, third = self._stream.offsets
+        try:
+            self._stream = await self._guest.processes.attach(self._id, (first, second, third))
+            self._loop = asyncio.get_running_loop()
+        except FileNotFoundError:
+            self._stream = None
+
+    async def _start(self) -> None:
+        for kind in _KINDS:
+            self._kind = kind
+            self._id = f"shell-{self.name[:32]}-{new_command_id()}".encode()[:64]
+            self._statuses, self._partial = [], b""
+            self._loop = asyncio.get_running_loop()
+            self._stream = await self._guest.processes.start(
+                StartRequest(id=self._id, argv=kind.argv, env={**_QUIET, **kind.env}, stdin=True, status=True)
+            )
+            try:
+                async with asyncio.timeout(_START_TIMEOUT_S):
+                    if not kind.after:
+                        await self._status(Capture(4096))  # its first prompt
+                    await self._stream.send_stdin(f"{kind.first}\n{kind.after}".encode())
+                    await self._status(Capture(4096))
+                return
+            except _ShellEndedError:
+                self._stream = None
+            except TimeoutError:
+                await self._discard()
+                raise AgentUnreachableError(f"the shell '{kind.argv[0]}' of the sandbox gives no prompt") from None
+        raise SandboxError(
+            "there is no shell in this sandbox", hint="Use exec with a list: exec(['program', 'argument'])."
+        )
+
+
+def _typed(command: str, kind: _Kind) -> bytes:
+    """The line that is typed: one `eval`, so that the shell reads all of it before it runs any of it."""
+    quoted = "'" + command.replace("'", "'\\''") + "'"
+    return f"eval {quoted} </dev/null 2>&1 9>&-\n{kind.after}".encode(errors="surrogateescape")
+
+
+def _exit_code(status: str) -> int:
+    try:
+        return int(status) & 0xFF
+    except ValueError:
+        raise SandboxError("the shell of the sandbox reports nonsense") from None
