@@ -1,0 +1,83 @@
+"""Brings an image into the store from wherever its reference says, unless it is there and up to date."""
+
+from __future__ import annotations
+
+import os
+
+from atoll.errors import ImageError, ImageNotFoundError
+from atoll.images.build import build
+from atoll.images.docker_import import import_from_docker
+from atoll.images.extract import Extraction
+from atoll.images.limits import ImageLimits
+from atoll.images.oci import ImageConfig
+from atoll.images.recipes import Recipe, Recipes, suite_recipe
+from atoll.images.reference import Kind, Reference
+from atoll.images.registry import Registry
+from atoll.images.saved import import_stream
+from atoll.images.store import Draft, Image, Store
+from atoll.images.work import Work
+
+
+class Maker:
+    """Blocking. What it is told to make it makes whole or not at all."""
+
+    def __init__(self, store: Store, recipes: Recipes, limits: ImageLimits, plain_http: frozenset[str]) -> None:
+        self._store, self._recipes, self._limits, self._plain_http = store, recipes, limits, plain_http
+
+    def make(self, reference: Reference, source: Reference, work: Work, *, refresh: bool) -> Image:
+        name = str(reference)
+        stamp = self._stamp(source)
+        if not refresh and (image := self._current(name, stamp)) is not None:
+            return image
+        with self._store.making(name, work):
+            if not refresh and (image := self._current(name, stamp)) is not None:
+                return image
+            with self._store.draft(work) as draft:
+                if source.kind is Kind.OCI:
+                    registry = Registry(source, self._limits, work, plain_http_registries=self._plain_http)
+                    resolved = registry.resolve()
+                    stamp = resolved.digest
+                    if (image := self._store.find(name)) is not None and image.source == stamp:
+                        return image
+                    config, result = registry.fetch(resolved, draft)
+                else:
+                    config, result = self._fill(source, draft, work)
+                made = Image(name, reference.kind, config=config, source=stamp, notes=tuple(result.notes))
+                return self._store.commit(draft, made, work)
+
+    def _fill(self, source: Reference, draft: Draft, work: Work) -> tuple[ImageConfig, Extraction]:
+        if source.kind is Kind.DOCKER:
+            return import_from_docker(source, draft, self._limits, work)
+        if source.kind is Kind.TAR:
+            with open(source.name, "rb", buffering=0, opener=_open_regular) as file:
+                return import_stream(file, draft, self._limits, work)
+        recipe = self._recipe(source)
+        return ImageConfig(), build(recipe, draft, self._limits, work)
+
+    def _recipe(self, reference: Reference) -> Recipe:
+        return suite_recipe(reference.name) if reference.kind is Kind.DEBIAN else self._recipes.get(reference.name)
+
+    def _current(self, name: str, stamp: str) -> Image | None:
+        image = self._store.find(name)
+        return image if image is not None and (not stamp or image.source == stamp) else None
+
+    def _stamp(self, source: Reference) -> str:
+        """Tells cheaply whether an image is out of date. Empty where only a call to someone else could tell."""
+        if source.kind in (Kind.DEBIAN, Kind.RECIPE):
+            return self._recipe(source).digest
+        if source.kind is Kind.TAR:
+            try:
+                info = os.stat(source.name)
+            except OSError as error:
+                raise ImageNotFoundError(f"the archive {source.name!r} cannot be read: {error.strerror}") from error
+            return f"{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}"
+        return ""
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """A pipe in place of the archive must not make us wait for a writer."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not os.path.isfile(f"/proc/self/fd/{fd}"):
+        os.close(fd)
+        raise ImageError(f"{path!r} is not a file")
+    return fd

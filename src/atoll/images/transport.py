@@ -1,0 +1,193 @@
+"""HTTP as registries speak it: challenges, tokens, redirects, proxies; and every wait can be broken off."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import re
+import socket
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from atoll.errors import ImageError
+from atoll.images.credentials import Credentials, credentials_for
+from atoll.images.reference import is_loopback
+from atoll.images.work import Work
+
+HTTP_ERRORS = (OSError, http.client.HTTPException)
+"""What a network can do to us. All of it may pass."""
+
+_TIMEOUT_S = 30.0
+_MAX_REDIRECTS = 5
+_MAX_TOKEN = 1 << 20
+_PARAMETER = re.compile(r'([a-zA-Z]+)="([^"]*)"')
+_TOKEN = re.compile(r"^[\x21-\x7e]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Whom we talk to, and what we want to do there."""
+
+    registry: str
+    scope: str
+    plain_http: bool
+
+
+class Transport:
+    def __init__(self, authority: Authority, work: Work) -> None:
+        self._authority, self._work = authority, work
+        self._authorization = ""
+
+    @contextlib.contextmanager
+    def get(self, url: str, accept: str) -> Iterator[http.client.HTTPResponse]:
+        """One answer, whatever its status, after redirects and, if we are asked who we are, a second try."""
+        for attempt in range(2):
+            with self._follow(url, accept) as response:
+                if response.status != 401 or attempt:
+                    yield response
+                    return
+                challenges = response.headers.get_all("WWW-Authenticate") or []
+                if not self._authorize(challenges):
+                    yield response
+                    return
+
+    @contextlib.contextmanager
+    def _follow(self, url: str, accept: str) -> Iterator[http.client.HTTPResponse]:
+        headers = {"Accept": accept}
+        if self._authorization:
+            headers["Authorization"] = self._authorization
+        for _ in range(_MAX_REDIRECTS):
+            with self._exchange("GET", url, headers) as response:
+                if response.status not in (301, 302, 303, 307, 308):
+                    yield response
+                    return
+                target = urllib.parse.urljoin(url, response.headers.get("Location", ""))
+            self._allow(target)
+            if _origin(target) != _origin(url):
+                headers.pop("Authorization", None)
+            url = target
+        raise ImageError(f"the registry {self._authority.registry} redirects again and again")
+
+    def _allow(self, url: str) -> None:
+        """A registry may send us elsewhere, but not from TLS to plain HTTP, nor to this machine's own services."""
+        try:
+            parts = urllib.parse.urlsplit(url)
+            allowed = bool(parts.hostname) and (
+                parts.scheme == "https" or (parts.scheme == "http" and self._authority.plain_http)
+            )
+            inside = is_loopback(parts.hostname or "") and not is_loopback(self._authority.registry)
+        except ValueError:
+            allowed, inside = False, False
+        if not allowed or inside:
+            raise ImageError(
+                f"the registry {self._authority.registry} sends us to an address that is not safe: {url[:120]!r}"
+            )
+
+    def _authorize(self, challenges: list[str]) -> bool:
+        """Learn what to put into the header Authorization. False if there is nothing new to try."""
+        for challenge in challenges:
+            scheme, _, rest = challenge.strip().partition(" ")
+            credentials = credentials_for(self._authority.registry)
+            if scheme.lower() == "bearer":
+                self._authorization = f"Bearer {self._token(dict(_PARAMETER.findall(rest)), credentials)}"
+                return True
+            if scheme.lower() == "basic" and credentials is not None and credentials.username:
+                self._authorization = credentials.basic
+                return True
+        return False
+
+    def _token(self, challenge: dict[str, str], credentials: Credentials | None) -> str:
+        realm = challenge.get("realm", "")
+        self._allow(realm)
+        query = {"service": challenge.get("service", ""), "scope": challenge.get("scope") or self._authority.scope}
+        headers = {"Accept": "application/json"}
+        body = None
+        if credentials is not None and credentials.identity_token:
+            form = query | {
+                "grant_type": "refresh_token",
+                "refresh_token": credentials.identity_token,
+                "client_id": "atoll",
+            }
+            body, url = urllib.parse.urlencode(form).encode(), realm
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        else:
+            url = f"{realm}{'&' if '?' in realm else '?'}{urllib.parse.urlencode(query)}"
+            if credentials is not None:
+                headers["Authorization"] = credentials.basic
+        with self._exchange("POST" if body else "GET", url, headers, body) as response:
+            data = response.read(_MAX_TOKEN)
+            if response.status != 200:
+                raise ImageError(
+                    f"the registry {self._authority.registry} gives us no token: it answers {response.status}",
+                    hint=f"Check the name, or log in: docker login {self._authority.registry}",
+                )
+        try:
+            value = json.loads(data)
+            token = value.get("token") or value.get("access_token")
+            if not _TOKEN.match(token):
+                raise ValueError("no token")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ImageError(f"the registry {self._authority.registry} gives us a token that is none") from error
+        return str(token)
+
+    @contextlib.contextmanager
+    def _exchange(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """One request and its answer. A cancelled work shuts the socket, which ends any wait at once."""
+        connection, target, extra = _connection(url)
+        self._work.detached(connection.connect, lambda _: connection.close())
+        sock = connection.sock
+
+        def interrupt() -> None:
+            # Shutting works on the descriptor below TLS, whose own state belongs to the reading thread.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+        try:
+            with self._work.on_cancel(interrupt):
+                connection.request(
+                    method, target, body, {"User-Agent": "atoll", "Accept-Encoding": "identity"} | headers | extra
+                )
+                # An answer that is not read to its end keeps the socket open beside the connection.
+                with connection.getresponse() as response:
+                    yield response
+        except HTTP_ERRORS:
+            self._work.check()
+            raise
+        finally:
+            connection.close()
+
+
+def _connection(url: str) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+    """A connection not yet made, what to ask on it, and headers for a proxy."""
+    parts = urllib.parse.urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+    address = urllib.request.getproxies_environment().get(parts.scheme, "")
+    if is_loopback(host) or urllib.request.proxy_bypass(host):
+        address = ""
+    proxy = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
+    extra: dict[str, str] = {}
+    if proxy.username:
+        secret = f"{urllib.parse.unquote(proxy.username)}:{urllib.parse.unquote(proxy.password or '')}"
+        extra["Proxy-Authorization"] = "Basic " + base64.b64encode(secret.encode()).decode()
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        if not proxy.hostname:
+            return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context), target, {}
+        tunnel = http.client.HTTPSConnection(proxy.hostname, proxy.port or 80, timeout=_TIMEOUT_S, context=context)
+        tunnel.set_tunnel(host, port, extra)
+        return tunnel, target, {}
+    if not proxy.hostname:
+        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S), target, {}
+    return http.client.HTTPConnection(proxy.hostname, proxy.port or 80, timeout=_TIMEOUT_S), url, extra
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port

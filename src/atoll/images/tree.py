@@ -1,0 +1,134 @@
+"""A finished root file system: made fit for use, measured, named by its content, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import ImageError
+from atoll.images.root import Root
+from atoll.images.work import Work
+
+MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "etc": 0o755, "tmp": 0o1777, "run": 0o755}
+"""Directories that engines mount over or write to. As links they would lead a careless runtime to the host."""
+_EMPTIED = ("dev", "proc", "sys")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """`digest` covers every path with its type, mode, owner, size and content; not the times."""
+
+    digest: str
+    size_bytes: int
+    entries: int
+
+
+def settle(path: Path) -> None:
+    """Make the mount points real directories: made where absent, refused where they are anything else.
+
+    What lies in /dev, /proc and /sys is removed: it is hidden by mounts in every sandbox, and outside one it could
+    only mislead.
+    """
+    with Root(path) as root:
+        for name, mode in MOUNT_POINTS.items():
+            parts = (name.encode(),)
+            info = root.lstat(parts)
+            if info is None:
+                os.mkdir(name, 0o700, dir_fd=root.fd)
+                os.chmod(name, mode, dir_fd=root.fd)
+            elif not stat.S_ISDIR(info.st_mode):
+                what = "a symbolic link" if stat.S_ISLNK(info.st_mode) else "a file"
+                raise ImageError(
+                    f"/{name} of the image is {what}, not a directory", hint="Such an image is broken or hostile."
+                )
+            elif name in _EMPTIED:
+                for child in os.listdir(root.directory(parts)):
+                    root.remove((*parts, os.fsencode(child)))
+
+
+def measure(path: Path, work: Work) -> Measure:
+    """Read all of a tree. The digest is a SHA-256 over one record for each entry, in the order of a sorted walk."""
+    total, entries = 0, 0
+    links: dict[int, bytes] = {}
+    digest = hashlib.sha256(b"atoll-tree-1\n")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for parent, name, info, full in _walk(fd, b""):
+            work.check()
+            size = info.st_size
+            if stat.S_ISREG(info.st_mode):
+                kind, content = b"f", links.get(info.st_ino)
+                if content is None:
+                    content = _hash_file(parent, name, work)
+                    total += size
+                    if info.st_nlink > 1:
+                        links[info.st_ino] = content
+            elif stat.S_ISLNK(info.st_mode):
+                kind, content = b"l", hashlib.sha256(os.fsencode(os.readlink(name, dir_fd=parent))).digest()
+            elif stat.S_ISDIR(info.st_mode):
+                kind, content, size = b"d", b"", 0
+            else:
+                raise ImageError(f"the image holds a device, pipe or socket, {ascii(name)[:120]}")
+            entries += 1
+            fields = b"%s %o %d %d %d " % (kind, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, size)
+            digest.update(fields + content.hex().encode() + b"\0" + full + b"\0")
+            if entries % 2000 == 0:
+                work.report("check", "reading files", total)
+    finally:
+        os.close(fd)
+    return Measure(f"sha256:{digest.hexdigest()}", total, entries)
+
+
+def _walk(fd: int, prefix: bytes) -> Iterator[tuple[int, str, os.stat_result, bytes]]:
+    for name in sorted(os.listdir(fd), key=os.fsencode):
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        full = prefix + b"/" + os.fsencode(name)
+        yield fd, name, info, full
+        if stat.S_ISDIR(info.st_mode):
+            child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                yield from _walk(child, full)
+            finally:
+                os.close(child)
+
+
+def _hash_file(parent: int, name: str, work: Work) -> bytes:
+    digest = hashlib.sha256()
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(name, flags, dir_fd=parent), "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            if len(chunk) == _CHUNK:
+                work.check()
+    return digest.digest()
+
+
+def remove(path: Path) -> None:
+    """Remove a tree, also one with directories that their owner may not write to. May be repeated."""
+
+    def unlock(function: Callable[..., Any], failed: str, _info: object) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(os.path.dirname(failed), 0o700)
+            if not os.path.islink(failed):
+                os.chmod(failed, 0o700)
+            if function in (os.open, os.scandir, os.lstat):
+                shutil.rmtree(failed)
+            else:
+                os.rmdir(failed) if os.path.isdir(failed) and not os.path.islink(failed) else os.unlink(failed)
+
+    # Two processes may be removing the same leftovers: each then misses files under its feet, and goes on with the
+    # rest.
+    while os.path.lexists(path):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, onerror=None if os.geteuid() == 0 else unlock)
+            else:
+                path.unlink()
