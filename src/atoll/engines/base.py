@@ -19,8 +19,8 @@ class Engine(Protocol):
     Everything a user does inside a sandbox is spoken over the stream, so an engine knows nothing of commands or files.
 
     All methods may be called concurrently and for different sandboxes in any order. Each has a deadline of its own and
-    raises only errors of `atoll.errors`. Cancelling a call leaves nothing half made: a cancelled `create` has removed what it
-    made before the cancellation is seen by the caller. The contract is checked by `atoll.engines.conformance`.
+    raises only errors of `atoll.errors`. Cancelling a call leaves nothing half made: a cancelled `create` has removed
+    what it made before the cancellation is seen by the caller. The contract is checked by `atoll.conformance`.
     """
 
     name: str
@@ -29,18 +29,19 @@ class Engine(Protocol):
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
         """Make a sandbox whose agent can be reached. A failure leaves nothing behind.
 
-        Raises UnsupportedError for a control it cannot enforce, ImageNotFoundError, EngineUnavailableError when something is
-        missing on this machine, EngineError otherwise.
+        Raises UnsupportedError for a control it cannot enforce, ImageNotFoundError, EngineUnavailableError when
+        something is missing on this machine, EngineError otherwise.
         """
 
     async def connect(self, handle: Handle) -> ByteStream:
         """A new stream to the agent; again and again, also from another process than the one that created it.
 
-        Raises SandboxGoneError with the cause when the sandbox has ended, AgentUnreachableError when it does not answer.
+        Raises SandboxGoneError with the cause when the sandbox has ended, AgentUnreachableError when it does not
+        answer.
         """
 
     async def inspect(self, handle: Handle) -> Observation:
-        """The state, and the cause when it is dead. MISSING for a sandbox that was deleted; never raises for a dead one."""
+        """The state, and the cause when it is dead, which is no error. MISSING for a sandbox that was deleted."""
 
     async def list(self) -> list[Handle]:
         """Everything of this installation that exists, alive or dead, also what an earlier process made."""
