@@ -1,8 +1,8 @@
-"""Compiles the agent. Run by hatchling when the package is built, and by `make agent` as a script.
+"""Compiles the C programs. Run by hatchling when the package is built, and by `make agent` as a script.
 
 The system's C compiler is used when there is one that can link statically, else the one in the `ziglang` package. The
-result is one static program at `src/atoll/bin/atoll-agent`, which runs on every Linux of its architecture, so the wheel
-is tagged by platform and not by Python version.
+results are static programs in `src/atoll/bin`, which run on every Linux of their architecture, so the wheel is tagged
+by platform and not by Python version.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ except ImportError:  # as a script there is no hatchling
     BuildHookInterface = object
 
 ROOT = Path(__file__).resolve().parent
-SOURCES = ROOT / "agent" / "src"
-BINARY = ROOT / "src" / "atoll" / "bin" / "atoll-agent"
+BIN = ROOT / "src" / "atoll" / "bin"
+PROGRAMS = {"atoll-agent": ROOT / "agent" / "src", "atoll-mount": ROOT / "launcher" / "src"}
 FLAGS = shlex.split(
     "-std=gnu11 -static -Os -s -Wall -Wextra -Werror -Wshadow -Wvla -fno-strict-aliasing -ffunction-sections"
 )
@@ -50,16 +50,16 @@ class NoCompilerError(BuildError):
     status = 3
 
 
-def sources() -> list[Path]:
-    return sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")])
+def sources(name: str) -> list[Path]:
+    return sorted([*PROGRAMS[name].glob("*.c"), *PROGRAMS[name].glob("*.h")])
 
 
-def is_fresh() -> bool:
-    """Whether the binary is newer than everything it is made from."""
-    if not BINARY.exists():
+def is_fresh(name: str) -> bool:
+    """Whether the program is newer than everything it is made from."""
+    if not (BIN / name).exists():
         return False
-    made = BINARY.stat().st_mtime_ns
-    return all(path.stat().st_mtime_ns <= made for path in [*sources(), Path(__file__)])
+    made = (BIN / name).stat().st_mtime_ns
+    return all(path.stat().st_mtime_ns <= made for path in [*sources(name), Path(__file__)])
 
 
 @functools.cache
@@ -94,22 +94,22 @@ def _machine() -> str:
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(machine.lower(), machine)
 
 
-def build() -> bool:
+def build(name: str) -> bool:
     """Compile if anything changed. Returns whether it did."""
-    if is_fresh():
+    if is_fresh(name):
         return False
-    units = [str(path) for path in sources() if path.suffix == ".c"]
+    units = [str(path) for path in sources(name) if path.suffix == ".c"]
     if not units:
-        raise BuildError(f"there are no agent sources in {SOURCES}")
-    BINARY.parent.mkdir(parents=True, exist_ok=True)
+        raise BuildError(f"there are no sources in {PROGRAMS[name]}")
+    BIN.mkdir(parents=True, exist_ok=True)
     # Beside the target, then renamed: a running sandbox keeps the old program, and a failure leaves it as it was.
-    fresh = BINARY.with_name(f".{BINARY.name}.{os.getpid()}")
+    fresh = BIN / f".{name}.{os.getpid()}"
     try:
         command = [*compiler(), *FLAGS, "-o", str(fresh), *units, *LINKING]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
-            raise BuildError(f"compiling the agent failed:\n{shlex.join(command)}\n{result.stderr.strip()}")
-        os.replace(fresh, BINARY)
+            raise BuildError(f"compiling {name} failed:\n{shlex.join(command)}\n{result.stderr.strip()}")
+        os.replace(fresh, BIN / name)
     finally:
         fresh.unlink(missing_ok=True)
     return True
@@ -119,7 +119,7 @@ class AgentBuildHook(BuildHookInterface):  # type: ignore[misc]
     """What hatchling calls."""
 
     def dependencies(self) -> list[str]:
-        return [] if is_fresh() or system_compiler() else [ZIG]
+        return [] if all(map(is_fresh, PROGRAMS)) or system_compiler() else [ZIG]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
@@ -128,7 +128,8 @@ class AgentBuildHook(BuildHookInterface):  # type: ignore[misc]
         machine = _machine()
         build_data["tag"] = f"py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}"
         try:
-            build()
+            for name in PROGRAMS:
+                build(name)
         except BuildError as error:
             if version != "editable":
                 self.app.abort(str(error))
@@ -138,7 +139,8 @@ class AgentBuildHook(BuildHookInterface):  # type: ignore[misc]
 
 def main() -> int:
     try:
-        print(f"{BINARY.relative_to(ROOT)}: {'built' if build() else 'up to date'}")
+        for name in PROGRAMS:
+            print(f"src/atoll/bin/{name}: {'built' if build(name) else 'up to date'}")
     except BuildError as error:
         print(error, file=sys.stderr)
         return error.status

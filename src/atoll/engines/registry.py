@@ -21,6 +21,7 @@ class EngineClass(Protocol):
 
 
 _STRONGEST_FIRST = {
+    "oci": "atoll.engines.linux.oci:OciEngine",
     "process": "atoll.engines.process:ProcessEngine",
 }
 _ONLY_BY_NAME = {

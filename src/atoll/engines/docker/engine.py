@@ -1,0 +1,221 @@
+"""The life cycle of a sandbox that is a container.
+
+Everything that must survive us is with the engine: the container's name and labels say whose it is and what was asked
+for, so another process of the same installation finds and understands all of its sandboxes, and only those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import functools
+import os
+import time
+from typing import Any
+
+from pydantic import ValidationError
+
+from atoll.engines.availability import Availability
+from atoll.engines.base import ByteStream, refuse_unsupported
+from atoll.engines.docker import agent_volume, endpoint, facts, images, observing, plan, probing
+from atoll.engines.docker.containers import Containers
+from atoll.engines.docker.http import Http, RefusedError
+from atoll.engines.docker.making import Maker
+from atoll.engines.docker.plan import Identity
+from atoll.engines.docker.streams import NotVisibleError, Streams, Target
+from atoll.engines.local.waiting import finish
+from atoll.errors import (
+    AgentUnreachableError,
+    EngineError,
+    ImageError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxNotFoundError,
+    SpecError,
+)
+from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
+from atoll.settings import Settings
+
+_CONNECT_S = 10.0
+
+
+class DockerEngine:
+    """An `Engine` and `Pausable` over the Docker API.
+
+    `where` is its endpoint; by default it is found as the `docker` program finds it. `direct` False speaks to agents
+    only through the API, as is done anyway when the containers' processes cannot be seen from here.
+    """
+
+    name = "docker"
+
+    def __init__(self, settings: Settings, where: endpoint.Endpoint | None = None, *, direct: bool = True) -> None:
+        self._settings = settings
+        self._where = where
+        self._direct = direct
+
+    @classmethod
+    def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
+        return probing.probe(cls.name, thorough=thorough)
+
+    @functools.cached_property
+    def capabilities(self) -> frozenset[Capability]:
+        """They depend on the engine behind the API, which is asked once. If it does not answer it limits nothing."""
+        try:
+            return facts.learn_now(self._http).capabilities
+        except SandboxError:
+            return frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
+
+    # --- the contract ----------------------------------------------------------------------------------------------
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
+        who = self._who(sandbox_id)
+        known = await facts.learn(self._http)
+        known.require_usable()
+        self.capabilities = known.capabilities
+        refuse_unsupported(self.name, self.capabilities, spec)
+        plan.check(spec, self._private(known))
+        known.runtime(spec)
+        image = await images.ensure(self._http, spec.image)
+        if facts.machine(image.architecture) not in ("", known.architecture):
+            raise ImageError(
+                f"image '{spec.image}' is for {image.architecture}, the Docker engine runs on {known.architecture}",
+                hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
+            )
+        agent = agent_volume.packed()
+        await agent_volume.ensure(self._http, agent, image.id)
+        created_at = time.time()
+        body = plan.container(who, spec, known, image, agent, created_at)
+        try:
+            target = await finish(self._maker.make(who.container, body, agent, spec))
+        except asyncio.CancelledError:
+            await finish(self._containers.remove(who.container))
+            raise
+        return Handle(self.name, sandbox_id, spec, created_at, target.details())
+
+    async def connect(self, handle: Handle) -> ByteStream:
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                return await self._connect(handle)
+        except (OSError, RefusedError, AgentUnreachableError) as error:
+            seen = await self.inspect(handle)
+            if seen.state in (State.RUNNING, State.STARTING, State.PAUSED):
+                reason = error.reason if isinstance(error, SandboxError) else str(error) or "it does not answer"
+                raise AgentUnreachableError(
+                    f"the agent of sandbox '{handle.sandbox_id}' cannot be reached: {reason}"
+                ) from error
+            raise _gone(handle, seen) from error
+
+    async def inspect(self, handle: Handle) -> Observation:
+        found = await self._containers.inspect(self._who(handle.sandbox_id).container)
+        return observing.MISSING if found is None else observing.observe(found)
+
+    async def list(self) -> list[Handle]:
+        installation = self._settings.installation_id()
+        found = await self._containers.labelled(f"{plan.INSTALLATION}={installation}")
+        return [handle for entry in found if (handle := self._handle(entry)) is not None]
+
+    async def stats(self, handle: Handle) -> Stats:
+        found = await self._containers.stats(self._who(handle.sandbox_id).container)
+        return Stats() if found is None else observing.usage(found)
+
+    async def delete(self, handle: Handle) -> None:
+        await finish(self._containers.remove(self._who(handle.sandbox_id).container))
+
+    async def aclose(self) -> None:
+        """End the bridges of this event loop. The API needs no closing: every request has its own connection."""
+        await self._streams.bridges.aclose()
+
+    # --- pausing, and more -----------------------------------------------------------------------------------------
+
+    async def pause(self, handle: Handle) -> None:
+        """With the engine's freezer. Safe to repeat."""
+        await self._switch(handle, "pause", State.PAUSED)
+
+    async def resume(self, handle: Handle) -> None:
+        await self._switch(handle, "unpause", State.RUNNING)
+
+    async def pull(self, image: str, on_progress: images.OnProgress | None = None) -> None:
+        """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
+        images.check_name(image)
+        await images.pull(self._http, image, on_progress)
+
+    async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
+        """Whether anything in it was killed for its memory limit since that moment, as `time.time()` gives it."""
+        return await self._containers.ran_out_of_memory(self._who(sandbox_id).container, since)
+
+    async def container(self, sandbox_id: str) -> dict[str, Any]:
+        """The engine's own account of a sandbox's container."""
+        found = await self._containers.inspect(self._who(sandbox_id).container)
+        if found is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
+        return found
+
+    # --- its parts -------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _http(self) -> Http:
+        return Http(self._where or endpoint.find())
+
+    @functools.cached_property
+    def _containers(self) -> Containers:
+        return Containers(self._http)
+
+    @functools.cached_property
+    def _streams(self) -> Streams:
+        return Streams(self._http, direct=self._direct)
+
+    @functools.cached_property
+    def _maker(self) -> Maker:
+        return Maker(self._http, self._containers, self._streams)
+
+    def _who(self, sandbox_id: str) -> Identity:
+        return plan.identity(self._settings.installation_id(), sandbox_id)
+
+    def _private(self, known: facts.Facts) -> builtins.list[str]:
+        """What no sandbox may get as a volume: with any of these it owns the machine or its neighbours."""
+        paths = [str(self._settings.data_dir), str(self._settings.run_dir), known.root_dir, self._http.endpoint.path]
+        return [os.path.realpath(path) for path in paths if path]
+
+    async def _connect(self, handle: Handle) -> ByteStream:
+        if (noted := Target.noted(handle.details)) is not None:
+            try:
+                return await self._streams.direct(noted)
+            except (NotVisibleError, FileNotFoundError):
+                pass  # it has ended, or it never could be seen from here: the engine knows
+        found = await self._containers.inspect(self._who(handle.sandbox_id).container)
+        if found is None or not found["State"]["Running"]:
+            raise AgentUnreachableError("it does not run")
+        return await self._streams.open(Target.of(found))
+
+    async def _switch(self, handle: Handle, verb: str, wanted: State) -> None:
+        try:
+            await self._containers.switch(self._who(handle.sandbox_id).container, verb)
+        except RefusedError as error:
+            seen = await self.inspect(handle)
+            if seen.state is wanted:
+                return
+            if seen.state is State.MISSING:
+                raise SandboxNotFoundError(f"Sandbox {handle.sandbox_id} not found") from error
+            if seen.state is State.STOPPED:
+                raise _gone(handle, seen) from error
+            raise EngineError(f"the Docker engine cannot {verb} the sandbox: {error.message}") from error
+
+    def _handle(self, entry: dict[str, Any]) -> Handle | None:
+        labels = entry.get("Labels") or {}
+        sandbox_id = str(labels.get(plan.SANDBOX, ""))
+        try:
+            self._who(sandbox_id)
+        except SpecError:
+            return None
+        details = {"container": str(entry.get("Id", ""))}
+        try:
+            spec = SandboxSpec.model_validate_json(labels.get(plan.SPEC, ""))
+            created_at = float(labels.get(plan.CREATED, ""))
+        except (ValidationError, ValueError):
+            return Handle(self.name, sandbox_id, SandboxSpec(), 0.0, {**details, "damaged": "its labels are damaged"})
+        return Handle(self.name, sandbox_id, spec, created_at, details)
+
+
+def _gone(handle: Handle, seen: Observation) -> SandboxGoneError:
+    cause = seen.cause or Cause.LOST
+    return SandboxGoneError(f"sandbox '{handle.sandbox_id}' has ended: {seen.reason or cause}", cause=cause.value)

@@ -1,0 +1,189 @@
+"""What a Docker engine can do, from its own account of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, TypeVar
+
+from atoll.engines.docker import seccomp
+from atoll.engines.docker.http import Http, RefusedError
+from atoll.errors import EngineUnavailableError, UnsupportedError
+from atoll.model import Capability, SandboxSpec
+
+T = TypeVar("T")
+_FRESH_S = 30.0
+_ALWAYS = frozenset(
+    {
+        Capability.OPEN_FILES,
+        Capability.VOLUMES,
+        Capability.IMAGES,
+        Capability.PAUSE,
+        Capability.USERS,
+        Capability.ISOLATION,
+    }
+)
+_QUOTA_DRIVERS = ("btrfs", "zfs")
+_GVISOR = ("runsc", "runsc-systrap", "runsc-kvm")
+_VIRTUAL = ("kata", "kata-runtime", "kata-qemu", "kata-clh", "io.containerd.kata.v2")
+_NAMESPACES = ("runc", "crun", "youki")
+_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    version: str
+    architecture: str
+    runtimes: frozenset[str]
+    default_runtime: str
+    root_dir: str
+    memory: bool
+    cpus: bool
+    pids: bool
+    disk: bool
+    seccomp: bool
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        asked = {
+            Capability.MEMORY: self.memory,
+            Capability.CPUS: self.cpus,
+            Capability.PIDS: self.pids,
+            Capability.DISK: self.disk,
+        }
+        return _ALWAYS | {capability for capability, there in asked.items() if there}
+
+    def runtime(self, spec: SandboxSpec) -> str:
+        """The name of the runtime that gives the isolation asked for. Raises UnsupportedError."""
+        if spec.isolation is None:
+            return self.default_runtime
+        wanted = {"namespaces": _NAMESPACES, "gvisor": _GVISOR, "vm": _VIRTUAL}[spec.isolation]
+        for name in (self.default_runtime, *wanted):
+            if name in wanted and name in self.runtimes:
+                return name
+        raise UnsupportedError(
+            f"engine 'docker' cannot isolate by {spec.isolation}: the Docker engine has no runtime {wanted[0]}",
+            hint=f"Add one to 'runtimes' in its daemon.json, or choose another engine. "
+            f"It has: {', '.join(sorted(self.runtimes))}.",
+        )
+
+    def require_usable(self) -> None:
+        """Raise EngineUnavailableError if no sandbox can work there."""
+        if self.architecture not in seccomp.ARCHITECTURES or self.architecture != platform.machine():
+            raise EngineUnavailableError(
+                f"the Docker engine runs on {self.architecture}, but our agent is made for {platform.machine()}",
+                hint="Use an engine on the same kind of machine.",
+            )
+        if not self.seccomp:
+            raise EngineUnavailableError(
+                "the Docker engine cannot filter system calls (seccomp)", hint="Use an engine that can."
+            )
+
+
+_known: dict[str, tuple[float, Facts]] = {}
+
+
+async def learn(http: Http) -> Facts:
+    """Asked again after half a minute: the answer takes the engine ten milliseconds. Raises EngineUnavailableError."""
+    key = str(http.endpoint)
+    at, facts = _known.get(key, (0.0, None))
+    if facts is None or time.monotonic() - at > _FRESH_S:
+        try:
+            facts = parse(await http.call("GET", "/info"))
+        except RefusedError as error:
+            raise EngineUnavailableError(
+                f"the Docker engine at {http.endpoint} does not work: {error.message}",
+                hint="'docker info' may say more.",
+            ) from error
+        _known[key] = (time.monotonic(), facts)
+    return facts
+
+
+def learn_now(http: Http) -> Facts:
+    """As `learn`, for callers without an event loop of their own to wait in."""
+    return _in_thread(learn(http))
+
+
+def ping_now(http: Http) -> None:
+    """Raises EngineUnavailableError if nobody answers."""
+    try:
+        _in_thread(http.raw("GET", "/_ping"))
+    except RefusedError as error:
+        raise EngineUnavailableError(f"the Docker engine at {http.endpoint} does not work: {error.message}") from error
+
+
+def machine(architecture: str) -> str:
+    """The architecture as `uname -m` names it."""
+    return _ARCHITECTURES.get(architecture, architecture)
+
+
+def has_own_kernel(runtime: str) -> bool:
+    """Whether containers of this runtime are processes of another kernel than the host's."""
+    return runtime in _GVISOR or runtime in _VIRTUAL
+
+
+def parse(info: Any) -> Facts:
+    if not isinstance(info, dict) or info.get("OSType", "linux") != "linux":
+        raise EngineUnavailableError(
+            "the Docker engine does not run Linux containers", hint="Switch it to Linux containers."
+        )
+    version = str(info.get("ServerVersion", "unknown"))
+    return Facts(
+        version=version,
+        architecture=machine(str(info.get("Architecture", ""))),
+        runtimes=frozenset(info.get("Runtimes") or ()),
+        default_runtime=str(info.get("DefaultRuntime") or "runc"),
+        root_dir=str(info.get("DockerRootDir") or ""),
+        # A memory limit that leaves the swap open is none.
+        memory=bool(info.get("MemoryLimit")) and bool(info.get("SwapLimit")),
+        cpus=bool(info.get("CpuCfsQuota")),
+        pids=bool(info.get("PidsLimit")),
+        disk=_has_quotas(info),
+        seccomp=any("seccomp" in str(option) for option in info.get("SecurityOptions") or ()),
+    )
+
+
+def _has_quotas(info: dict[str, Any]) -> bool:
+    driver = info.get("Driver")
+    if driver in _QUOTA_DRIVERS:
+        return True
+    status = dict(pair for pair in info.get("DriverStatus") or () if len(pair) == 2)
+    # The engine does not say whether its xfs counts by project; this machine's mounts do, if it is the engine's too.
+    return (
+        driver == "overlay2" and status.get("Backing Filesystem") == "xfs" and _project_quota(info.get("DockerRootDir"))
+    )
+
+
+def _project_quota(root_dir: object) -> bool:
+    if not isinstance(root_dir, str) or not os.path.isdir(root_dir):
+        return False
+    device = os.stat(root_dir).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", errors="replace") as mounts:
+        for line in mounts:
+            fields = line.split()
+            if fields[2] == wanted and {"prjquota", "pquota"} & set(fields[-1].split(",")):
+                return True
+    return False
+
+
+def _in_thread(work: Coroutine[Any, Any, T]) -> T:
+    outcome: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(asyncio.run(work))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = Thread(target=run, name="atoll-docker")
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

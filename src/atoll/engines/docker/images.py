@@ -1,0 +1,158 @@
+"""The image of a sandbox: there already, or pulled from its registry."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from atoll.engines.docker.http import Http, RefusedError
+from atoll.errors import EngineError, ImageError, ImageNotFoundError, SpecError
+from atoll.images.credentials import credentials_for
+
+PULL_S = 1800.0
+_STALL_S = 60.0
+"""A registry that says nothing for so long will not say anything any more."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
+_ABSENT = ("not found", "does not exist", "manifest unknown", "no such image", "pull access denied")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What we need to know of one."""
+
+    id: str
+    architecture: str
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a pull is."""
+
+    image: str
+    status: str
+    layer: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+async def ensure(http: Http, name: str, on_progress: OnProgress | None = None) -> Image:
+    """The image, pulled if it is missing. Cancelling stops the pull."""
+    check_name(name)
+    found = await find(http, name)
+    if found is None:
+        _log.info("image %s is missing, pulling it", name)
+        await pull(http, name, on_progress)
+        found = await find(http, name)
+        if found is None:
+            raise ImageError(f"image '{name}' was pulled and is not there", hint="It may be for another platform.")
+    return found
+
+
+def check_name(name: str) -> None:
+    if name == "host":
+        raise ImageNotFoundError(
+            "engine 'docker' has no image 'host'", hint="Name an image of a registry, such as 'python:3.12-slim'."
+        )
+    if not _NAME.fullmatch(name) or ".." in name or "//" in name:
+        raise SpecError(f"{name[:80]!r} is not an image", hint="Write [REGISTRY/]NAME[:TAG] or NAME@sha256:DIGEST.")
+
+
+async def find(http: Http, name: str) -> Image | None:
+    try:
+        answer = await http.call("GET", f"/images/{quote(name, safe='/:@')}/json")
+    except RefusedError as error:
+        if error.status == 404:
+            return None
+        if error.status == 400:
+            raise SpecError(f"'{name}' is not an image: {error.message}") from error
+        raise EngineError(f"the Docker engine cannot look for image '{name}': {error.message}") from error
+    config = answer.get("Config") or {}
+    pairs = (str(entry).partition("=") for entry in config.get("Env") or ())
+    return Image(str(answer["Id"]), str(answer.get("Architecture", "")), {key: value for key, _, value in pairs})
+
+
+async def pull(http: Http, name: str, on_progress: OnProgress | None = None) -> None:
+    """Raises ImageNotFoundError, with the reason, also when the registry cannot be reached."""
+    repository, tag = _split(name)
+    query = {"fromImage": repository, "tag": tag} if tag else {"fromImage": repository}
+    headers = await asyncio.to_thread(_credentials, repository)
+    try:
+        lines = http.lines("POST", "/images/create", query=query, headers=headers, timeout_s=PULL_S)
+        async with aclosing(lines) as told:
+            async for line in _never_silent(name, told):
+                if "error" in line:
+                    raise _failure(name, str(line["error"]))
+                if on_progress is not None:
+                    on_progress(_progress(name, line))
+    except RefusedError as error:
+        raise _failure(name, error.message) from error
+
+
+async def _never_silent(name: str, lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    while True:
+        try:
+            async with asyncio.timeout(_STALL_S):
+                line = await anext(lines)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise _failure(name, f"the registry sent nothing for {_STALL_S:g} s") from None
+        yield line
+
+
+def _failure(name: str, said: str) -> ImageError:
+    if any(word in said.lower() for word in _ABSENT):
+        return ImageNotFoundError(
+            f"there is no image '{name}': {said}",
+            hint="Check its name; 'docker login' if it is private, 'docker build' or 'docker load' if it is your own.",
+        )
+    return ImageNotFoundError(
+        f"image '{name}' is not on this machine and its registry cannot be reached: {said}",
+        hint=f"Pull it while there is a network ('docker pull {name}'), or load it from a file ('docker load').",
+    )
+
+
+def _progress(name: str, line: dict[str, Any]) -> Progress:
+    detail = line.get("progressDetail") or {}
+    return Progress(
+        image=name,
+        status=str(line.get("status", "")),
+        layer=str(line.get("id", "")),
+        done_bytes=int(detail.get("current") or 0),
+        total_bytes=int(detail.get("total") or 0),
+    )
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Without a tag the engine would pull all of them."""
+    if "@" in name:
+        return name, ""
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        return name, "latest"
+    return repository, tag
+
+
+def _credentials(repository: str) -> dict[str, str]:
+    first, slash, _ = repository.partition("/")
+    registry = first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
+    found = credentials_for(registry)
+    if found is None:
+        return {}
+    entry = {"username": found.username, "password": found.password, "serveraddress": registry}
+    if found.identity_token:
+        entry = {"identitytoken": found.identity_token, "serveraddress": registry}
+    return {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(entry).encode()).decode()}

@@ -1,0 +1,164 @@
+"""What the container of a sandbox is: a pure function from a spec to the request that makes it.
+
+Theory of operation. Docker's own walls stay: its namespaces, its masked and read-only parts of /proc, its device list.
+On top of them, and why:
+
+* All capabilities are dropped but those that package managers and `su` inside need on the sandbox's own files,
+  processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
+* Our own system call filter, which refuses more than Docker's.
+* Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
+* No network but loopback, unless the spec says otherwise.
+* The agent is PID 1, from a volume that is read-only inside. Its socket is in a tmpfs of 64 KiB that only root inside
+  can look into, so nothing of the host is mounted for it.
+* The image's own entry point, user and health check are not used: nothing of it runs unless asked for.
+* The log, which only the agent could write to, is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.engines.docker import agent_volume, seccomp
+from atoll.engines.docker.facts import Facts
+from atoll.engines.docker.images import Image
+from atoll.engines.local.environment import clean_environment
+from atoll.errors import SpecError
+from atoll.model import SandboxSpec, Volume
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
+INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_RESERVED = (agent_volume.HOME, "/proc", "/sys", "/dev")
+_NETWORKS = {"none": "none", "all": "bridge"}
+_LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose sandbox it is, and what it is called."""
+
+    installation: str
+    sandbox_id: str
+
+    @property
+    def container(self) -> str:
+        """The name of its container. The same name twice is refused by the engine."""
+        return f"atoll-{self.installation[:8]}-{self.sandbox_id}"
+
+
+def identity(installation: str, sandbox_id: str) -> Identity:
+    """Raises SpecError for an id that cannot be part of a name."""
+    if not _ID.fullmatch(sandbox_id):
+        raise SpecError(
+            f"{sandbox_id[:80]!r} cannot be the name of a sandbox",
+            hint="Use up to 40 lower-case letters, digits, '-' and '_', beginning with a letter or digit.",
+        )
+    return Identity(installation, sandbox_id)
+
+
+def check(spec: SandboxSpec, private: list[str]) -> None:
+    """Raise SpecError for paths that would open or cover the walls. `private` are paths of the host."""
+    targets = [volume.path for volume in spec.volumes]
+    for target in [spec.work_dir, *targets]:
+        if target == "/" or any(_is_inside(target, place) or _is_inside(place, target) for place in _RESERVED):
+            raise SpecError(
+                f"'{target}' in the sandbox is reserved", hint=f"Choose a path outside {', '.join(_RESERVED)}."
+            )
+    if len(set(targets)) != len(targets):
+        raise SpecError("two volumes have the same path in the sandbox")
+    for volume in spec.volumes:
+        source = os.path.realpath(volume.host)
+        for path in private:
+            if _is_inside(source, path) or _is_inside(path, source):
+                raise SpecError(
+                    f"the volume '{volume.host}' would show '{path}', and with it other sandboxes or the host itself"
+                )
+
+
+def container(
+    who: Identity, spec: SandboxSpec, facts: Facts, image: Image, agent: agent_volume.Agent, created_at: float
+) -> dict[str, Any]:
+    """The body of the request that makes it."""
+    argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
+    if spec.limits.open_files is not None:
+        argv += ["--rlimit-nofile", str(spec.limits.open_files)]
+    return {
+        "Image": image.id,
+        "Hostname": spec.hostname,
+        "User": "0:0",
+        "Entrypoint": argv,
+        "Cmd": [],
+        "WorkingDir": spec.work_dir,
+        "Env": [f"{name}={value}" for name, value in _environment(who, spec, image).items()],
+        "Healthcheck": {"Test": ["NONE"]},
+        "Labels": {
+            INSTALLATION: who.installation,
+            SANDBOX: who.sandbox_id,
+            SPEC: spec.model_dump_json(),
+            CREATED: repr(created_at),
+        },
+        "HostConfig": _host_config(spec, facts, agent),
+    }
+
+
+def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent) -> dict[str, Any]:
+    limits = spec.limits
+    config: dict[str, Any] = {
+        "Runtime": facts.runtime(spec),
+        "NetworkMode": _NETWORKS[spec.network],
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "CapDrop": ["ALL"],
+        "CapAdd": list(CAPABILITIES),
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={seccomp.rendered(facts.architecture)}"],
+        "Mounts": [_agent_mount(agent), *map(_mount, spec.volumes)],
+        "Tmpfs": {agent_volume.RUN: "rw,noexec,nosuid,nodev,size=64k,mode=0700"},
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "LogConfig": _LOG,
+        "RestartPolicy": {"Name": "no"},
+    }
+    if limits.memory_bytes is not None:
+        config |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
+    if limits.cpus is not None:
+        config["NanoCpus"] = int(limits.cpus * 1e9)
+    if limits.pids is not None:
+        config["PidsLimit"] = limits.pids
+    if limits.disk_bytes is not None:
+        config["StorageOpt"] = {"size": str(limits.disk_bytes)}
+    return config
+
+
+def _agent_mount(agent: agent_volume.Agent) -> dict[str, Any]:
+    return {
+        "Type": "volume",
+        "Source": agent.volume,
+        "Target": agent_volume.HOME,
+        "ReadOnly": True,
+        "VolumeOptions": {"NoCopy": True},
+    }
+
+
+def _mount(volume: Volume) -> dict[str, Any]:
+    # Older engines leave what is mounted below a read-only directory writable: then it is better not to show it.
+    options = {"Propagation": "rprivate", "NonRecursive": volume.read_only}
+    return {
+        "Type": "bind",
+        "Source": volume.host,
+        "Target": volume.path,
+        "ReadOnly": volume.read_only,
+        "BindOptions": options,
+    }
+
+
+def _environment(who: Identity, spec: SandboxSpec, image: Image) -> dict[str, str]:
+    """Our defaults, over them the image's own, over them the spec's."""
+    ours = clean_environment(who.sandbox_id, spec, "/root", "root")
+    return {**ours, **image.env, **spec.env, "ATOLL_SANDBOX_ID": who.sandbox_id}
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return posixpath.normpath(path) == directory or path.startswith(directory.rstrip("/") + "/")

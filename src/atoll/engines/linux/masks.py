@@ -1,0 +1,35 @@
+"""Files of `/proc` and `/sys` that tell about the machine or reach beyond the sandbox. They are covered.
+
+Docker's list, and what its containers can still read: memory maps of the kernel, its configuration and command line,
+disks, interrupt counts, modules. Where Docker makes a path of `/proc` read-only we cover it: nothing inside needs
+`/proc/bus`, `fs`, `irq` or `sysrq-trigger`. `/proc/sys` stays readable; no file of it is writable, because every
+namespace that it configures belongs to the host.
+"""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_PROC = _words(
+    """
+    acpi asound buddyinfo bus cmdline config.gz consoles crypto diskstats dma driver fb fs interrupts iomem ioports irq
+    kallsyms kcore key-users keys kmsg kpagecgroup kpagecount kpageflags latency_stats locks mdstat misc modules mtrr
+    pagetypeinfo partitions pressure sched_debug schedstat scsi slabinfo softirqs swaps sysrq-trigger sysvipc
+    timer_list timer_stats tty/driver vmallocinfo zoneinfo
+    """
+)
+
+_SYS = _words(
+    """
+    block bus class/block class/dmi dev/block devices/system/cpu/vulnerabilities devices/virtual/block
+    devices/virtual/dmi devices/virtual/powercap firmware fs hypervisor kernel module power
+    """
+)
+
+
+def masked_paths(cpus: int) -> tuple[str, ...]:
+    thermal = (f"devices/system/cpu/cpu{number}/thermal_throttle" for number in range(cpus))
+    return (*(f"/proc/{name}" for name in _PROC), *(f"/sys/{name}" for name in (*_SYS, *thermal)))

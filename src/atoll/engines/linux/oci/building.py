@@ -1,0 +1,203 @@
+"""Making a sandbox: from its record to an agent that answers. Whatever fails, `ending.py` finds all that was made by
+its name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.engines.linux import host_view, oci_bundle, stage
+from atoll.engines.linux.oci import runtimes, start
+from atoll.engines.linux.oci.places import Places
+from atoll.engines.linux.oci.record import Record
+from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.linux.plan import CgroupLimits, HostFacts, Plan, Root, for_virtual_kernel, make_plan
+from atoll.engines.local import sockets
+from atoll.engines.local.processes import ProcessRef
+from atoll.engines.local.waiting import Deadline
+from atoll.errors import AgentUnreachableError, EngineError, ImageError, SpecError
+from atoll.images import Image
+from atoll.model import SandboxSpec
+
+_FIRST_FD = 3
+_IMAGE_STEPS = ("place /dev", "place /proc", "place /sys", "mount ", "place ", "root ", "directory ")
+
+AGENT, AGENT_SOCKET = "/.atoll-agent", "/.atoll-socket"
+"""Inside a sandbox whose kernel is virtual; elsewhere the agent is no file and its socket no path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    init: ProcessRef
+    """The sandbox's first process on this machine."""
+    stream: socket.socket | None = None
+    """A first connection to the agent, where one comes with the start."""
+
+
+class Builder:
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    async def build(self, record: Record, runtime: Runtime, deadline: Deadline) -> Built:
+        check_volumes(record.spec)
+        image = (
+            None
+            if record.spec.image == "host"
+            else await self._places.images.acquire(record.spec.image, record.sandbox_id)
+        )
+        plan = await asyncio.to_thread(self._plan, record, runtime, image)
+        if runtime.virtual_kernel:
+            return await self._run_virtual(plan, runtime, deadline)
+        return await self._run(plan, runtime, deadline)
+
+    async def _run(self, plan: Plan, runtime: Runtime, deadline: Deadline) -> Built:
+        """The agent inherits a socket that listens."""
+        run = self._places.run(plan.sandbox_id)
+        with ExitStack() as opened:
+            listener = opened.enter_context(sockets.listen(run / "s"))
+            fds = [listener.fileno(), *(_open(path, opened) for path in (self._places.mounter(), self._places.agent()))]
+            fds.append(self._operations(plan, runtime, opened))
+            finished = await start.run(
+                self._command(plan, runtime, len(fds)), fds, deadline, report=True, what=runtime.name
+            )
+        init = self._started(plan, runtime, finished)
+        await self._knock(plan, init, deadline)
+        return Built(init)
+
+    async def _run_virtual(self, plan: Plan, runtime: Runtime, deadline: Deadline) -> Built:
+        """The agent's standard streams are one end of a socket pair; later connections go through the runtime."""
+        ours, theirs = socket.socketpair()
+        with ExitStack() as opened:
+            opened.callback(theirs.close)
+            undo = opened.enter_context(ExitStack())
+            undo.callback(ours.close)
+            null = _open(Path(os.devnull), opened)
+            fds = [self._operations(plan, runtime, opened)]
+            stdio = (theirs.fileno(), theirs.fileno(), null)
+            finished = await start.run(
+                self._command(plan, runtime, len(fds)), fds, deadline, stdio=stdio, report=True, what=runtime.name
+            )
+            init = self._started(plan, runtime, finished)
+            undo.pop_all()
+        ours.setblocking(False)
+        return Built(init, ours)
+
+    def _operations(self, plan: Plan, runtime: Runtime, opened: ExitStack) -> int:
+        joined = [directory / "cgroup.procs" for directory in self._places.starting(plan.sandbox_id).directories()]
+        return _memory_file(stage.operations(plan, self._places.stage(runtime.program), joined), opened)
+
+    def _plan(self, record: Record, runtime: Runtime, image: Image | None) -> Plan:
+        """Claim what the sandbox needs and write its bundle."""
+        places, sandbox_id = self._places, record.sandbox_id
+        run = places.make_run(sandbox_id)
+        places.starting(sandbox_id).create(CgroupLimits())
+        ids = places.ids.claim(sandbox_id)
+        layer = places.layers.create_layer(sandbox_id, record.spec.limits.disk_bytes)
+        if image is None or image.root is None:
+            root = Root((host_view.skeleton(places.data / "host"),), layer.path, host_view.INNER, host_view.USR)
+            env = {}
+        else:
+            root = Root((places.top(image.root.name), image.root.parent), layer.path, image.root.name)
+            env = image.config.env
+        facts = HostFacts(
+            platform.machine(), hide_unified_cgroup=runtime.name == "crun" and places.hierarchy.mode == "hybrid"
+        )
+        reach = (
+            ("--stdio", "--listen-path", AGENT_SOCKET)
+            if runtime.virtual_kernel
+            else ("--listen-fd", str(oci_bundle.SOCKET_FD))
+        )
+        argv = (AGENT, *reach, "--work-dir", record.spec.work_dir)
+        plan = make_plan(record.spec, facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
+        render = oci_bundle.config
+        if runtime.virtual_kernel:
+            plan, render = for_virtual_kernel(plan, places.agent(0o755), AGENT), oci_bundle.virtual_config
+        bundle = render(plan, places.stage(runtime.program), places.group(sandbox_id).path)
+        (run / "config.json").write_text(json.dumps(bundle, separators=(",", ":")))
+        return plan
+
+    def _command(self, plan: Plan, runtime: Runtime, fds: int) -> list[str]:
+        """`atoll-mount`, told the list of operations (the last of `fds`) and where to report, and then the runtime."""
+        run, list_fd = self._places.run(plan.sandbox_id), _FIRST_FD + fds - 1
+        words = ["run", "--detach", "--bundle", str(run), "--pid-file", str(run / "pid")]
+        if list_fd > _FIRST_FD:
+            words += ["--preserve-fds", str(list_fd - _FIRST_FD)]
+        command = runtime.command(run / "runtime", *words, plan.sandbox_id, log=run / "log")
+        return [str(self._places.mounter()), "prepare", str(list_fd), str(list_fd + 1), "--", *command]
+
+    def _started(self, plan: Plan, runtime: Runtime, finished: start.Finished) -> ProcessRef:
+        run = self._places.run(plan.sandbox_id)
+        if finished.status != 0:
+            raise _failure(runtime, finished, run / "log")
+        init = _process_in(run / "pid")
+        # What is in no control group of ours is not ours, whatever a broken runtime writes down.
+        if init is None or not init.is_alive() or init.pid not in self._places.group(plan.sandbox_id).pids():
+            raise EngineError(f"{runtime.name} says that it started the sandbox, but no process is there")
+        return init
+
+    async def _knock(self, plan: Plan, init: ProcessRef, deadline: Deadline) -> None:
+        """Wait until the agent serves its socket."""
+        pidfd, answered = init.open(), False
+        try:
+            if pidfd is not None:
+                answered = await sockets.knock(self._places.socket(plan.sandbox_id), pidfd, deadline)
+        except TimeoutError:
+            raise AgentUnreachableError("the agent of the new sandbox did not answer in time") from None
+        except OSError:
+            answered = False
+        finally:
+            if pidfd is not None:
+                os.close(pidfd)
+        if not answered:
+            raise EngineError(
+                "the sandbox ended while it was being made",
+                hint="'atoll doctor' checks what is needed on this machine.",
+            )
+
+
+def check_volumes(spec: SandboxSpec) -> None:
+    for volume in spec.volumes:
+        if not os.path.exists(volume.host):
+            raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
+
+
+def _failure(runtime: Runtime, finished: start.Finished, log: Path) -> Exception:
+    if finished.said:
+        kind = ImageError if finished.said.startswith(_IMAGE_STEPS) else EngineError
+        return kind(f"the sandbox's file tree could not be made: {finished.said}")
+    how = f"killed by signal {-finished.status}" if finished.status < 0 else f"ended with status {finished.status}"
+    said = runtimes.last_error(log)
+    return EngineError(
+        f"{runtime.name} {how}{': ' + said if said else ''}",
+        hint="'atoll doctor' checks what is needed on this machine.",
+    )
+
+
+def _process_in(path: Path) -> ProcessRef | None:
+    try:
+        text = path.read_bytes()[:20].strip()
+        return ProcessRef.of(int(text)) if text.isdigit() else None
+    except OSError:
+        return None
+
+
+def _open(path: Path, opened: ExitStack) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    opened.callback(os.close, fd)
+    return fd
+
+
+def _memory_file(content: bytes, opened: ExitStack) -> int:
+    fd = os.memfd_create("operations", os.MFD_CLOEXEC)
+    opened.callback(os.close, fd)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

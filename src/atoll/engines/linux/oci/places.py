@@ -1,0 +1,128 @@
+"""Where the parts of a sandbox are, all by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+from atoll import agent_binary
+from atoll.engines.linux.cgroups import Group, Hierarchy
+from atoll.engines.linux.oci.record import Records
+from atoll.engines.linux.users import IdRanges
+from atoll.errors import EngineUnavailableError
+from atoll.images import Images, tree
+from atoll.settings import Settings
+from atoll.storage import Layers, open_layers
+
+STARTING = ".starting-"
+_OLD_S = 60.0
+"""A draft takes milliseconds."""
+_STAGES = ("/mnt", "/media", "/srv", "/opt", "/home")
+
+
+class Places:
+    def __init__(self, settings: Settings, hierarchy: Hierarchy) -> None:
+        self.settings = settings
+        self.hierarchy = hierarchy
+        self.data = settings.data_dir / "oci"
+        self.records = Records(self.data / "sandboxes")
+        self.ids = IdRanges(self.data / "ids")
+        self.layers: Layers = open_layers(settings.data_dir)
+        self.images = Images(settings.data_dir)
+
+    @functools.cached_property
+    def slice(self) -> str:
+        """The parent of all our control groups. Named after this installation: others are never touched."""
+        return f"/atoll-{self.settings.installation_id()[:12]}"
+
+    def group(self, sandbox_id: str) -> Group:
+        return Group(self.hierarchy, f"{self.slice}/{sandbox_id}")
+
+    def starting(self, sandbox_id: str) -> Group:
+        """Where the runtime itself runs while it makes the sandbox, so that none of its processes can get lost."""
+        controllers = {name: path for name, path in self.hierarchy.controllers.items() if name == "freezer"}
+        return Group(Hierarchy(self.hierarchy.mode, controllers), f"{self.slice}/{STARTING}{sandbox_id}")
+
+    def run(self, sandbox_id: str) -> Path:
+        """Sockets, the bundle, the runtime's own state: gone after a restart of the machine."""
+        return self.settings.run_dir / "oci" / sandbox_id
+
+    def make_run(self, sandbox_id: str) -> Path:
+        self.settings.socket_path("oci", f"{sandbox_id}/s")
+        path = self.settings.engine_run_dir("oci") / sandbox_id
+        path.mkdir(mode=0o700)
+        return path
+
+    def socket(self, sandbox_id: str) -> Path:
+        return self.run(sandbox_id) / "s"
+
+    def stage(self, *needed: Path) -> Path:
+        """A directory of the host that sandboxes mount their stage on, each in its own mount namespace.
+
+        It must be one that everybody can reach, because the sandbox's own root does, and it must not cover what the
+        runtime needs.
+        """
+        used = (self.settings.data_dir, self.settings.run_dir, self.mounter(), *needed)
+        for name in _STAGES:
+            path = Path(name)
+            if (
+                path.is_dir()
+                and not path.is_symlink()
+                and path.stat().st_mode & 0o001
+                and not any(path in each.parents for each in used)
+            ):
+                return path
+        raise EngineUnavailableError(f"none of {', '.join(_STAGES)} can be mounted on")
+
+    def top(self, inner: str) -> Path:
+        """The lower layer that gives an overlay's top the `dev` and `proc` a runtime looks for."""
+        path = self.data / "tops" / inner
+        if not (path / "proc").is_symlink():
+            (path / "dev").mkdir(mode=0o755, parents=True, exist_ok=True)
+            (path / "proc").symlink_to(f"{inner}/proc")
+        return path
+
+    def agent(self, mode: int = 0o711) -> Path:
+        """A copy of the agent. By default one that the sandbox can run and not read, so that nobody inside can trace
+        it."""
+        source = agent_binary.path()
+        info = source.stat()
+        key = hashlib.sha256(f"{source} {info.st_mtime_ns} {info.st_size}".encode()).hexdigest()[:16]
+        return self._program(source, f"atoll-agent-{key}-{mode:o}", mode)
+
+    def mounter(self) -> Path:
+        path = agent_binary.path().with_name("atoll-mount")
+        if not os.access(path, os.X_OK):
+            raise EngineUnavailableError(f"there is no program at '{path}'", hint="In a working copy run 'make agent'.")
+        return path
+
+    def sweep(self) -> None:
+        """Remove what was being written when a process of ours died."""
+        self.records.sweep()
+        for directory in (self.data / "ids", self.data / "host", self.data / "programs"):
+            for draft in directory.glob(".*"):
+                if draft.lstat().st_mtime < time.time() - _OLD_S:
+                    tree.remove(draft)
+
+    def close(self) -> None:
+        """Let go of what is shared by sandboxes of which there are none any more."""
+        self.layers.close()
+        for directory in self.group("x").directories():
+            with contextlib.suppress(OSError):
+                directory.parent.rmdir()
+
+    def _program(self, source: Path, name: str, mode: int) -> Path:
+        directory = self.data / "programs"
+        path = directory / name
+        if not path.exists():
+            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+            draft = directory / f".{name}.{os.getpid()}"
+            shutil.copyfile(source, draft)
+            draft.chmod(mode)
+            draft.rename(path)
+        return path

@@ -1,0 +1,132 @@
+"""What is written down about a sandbox, so that another process of ours finds it again.
+
+The record is written before anything is made, completed when the sandbox runs, and removed last. All else that a
+sandbox has is found by its name: its control group, its layer, its range of ids, its directory for run-time files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from atoll.engines.local.processes import ProcessRef, boot_id
+from atoll.errors import EngineError, SpecError
+from atoll.model import Cause, SandboxSpec
+
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_FILE = "record.json"
+
+
+class Ended(BaseModel):
+    """Why a sandbox is dead. Kept, because nobody can find it out a second time."""
+
+    model_config = ConfigDict(frozen=True)
+    cause: Cause
+    reason: str
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    version: Literal[1] = 1
+    sandbox_id: str
+    spec: SandboxSpec
+    runtime: str
+    created_at: float
+    expires_at: float | None = None
+    boot_id: str
+    creator: ProcessRef
+    """Our process that makes it: as long as it lives, an incomplete record means that it is still at work."""
+    init: ProcessRef | None = None
+    """The sandbox's first process. None: not complete."""
+    ended: Ended | None = None
+
+    def is_of_this_boot(self) -> bool:
+        return self.boot_id == boot_id()
+
+    def is_alive(self) -> bool:
+        return self.ended is None and self.init is not None and self.is_of_this_boot() and self.init.is_alive()
+
+    def is_being_made(self) -> bool:
+        return self.ended is None and self.init is None and self.is_of_this_boot() and self.creator.is_alive()
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """One directory for each sandbox, with nothing but the record in it."""
+
+    directory: Path
+
+    def home(self, sandbox_id: str) -> Path:
+        if not _ID.fullmatch(sandbox_id):
+            raise SpecError(
+                f"{sandbox_id[:80]!r} cannot be the name of a sandbox",
+                hint="Use up to 40 lower-case letters, digits, '-' and '_', beginning with a letter or digit.",
+            )
+        return self.directory / sandbox_id
+
+    def begin(self, record: Record) -> None:
+        """It appears as a whole, with its directory. Raises SpecError if there is one of that name."""
+        home = self.home(record.sandbox_id)
+        draft = self.directory / f".{record.sandbox_id}.{os.getpid()}"
+        draft.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._write(draft, record)
+        try:
+            draft.rename(home)
+        except OSError as error:
+            _empty(draft)
+            if home.is_dir():
+                raise SpecError(f"there is already a sandbox '{record.sandbox_id}'") from None
+            raise EngineError(f"the sandbox's record could not be written: {error}") from error
+
+    def write(self, record: Record) -> None:
+        """Replace it as a whole. Raises FileNotFoundError when the sandbox was deleted meanwhile."""
+        self._write(self.home(record.sandbox_id), record)
+
+    @staticmethod
+    def _write(home: Path, record: Record) -> None:
+        path = home / _FILE
+        draft = path.with_name(f".{_FILE}.{os.getpid()}")
+        draft.write_text(record.model_dump_json())
+        draft.replace(path)
+
+    def read(self, sandbox_id: str) -> Record | None:
+        """None when there is none, or none that can be understood."""
+        try:
+            return Record.model_validate_json((self.home(sandbox_id) / _FILE).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def exists(self, sandbox_id: str) -> bool:
+        return self.home(sandbox_id).is_dir()
+
+    def forget(self, sandbox_id: str) -> None:
+        _empty(self.home(sandbox_id))
+
+    def sweep(self) -> None:
+        """Remove drafts whose writer is dead."""
+        for draft in self.directory.glob(".*.*"):
+            if ProcessRef.of(int(draft.name.rpartition(".")[2])) is None:
+                _empty(draft)
+
+    def ids(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.directory) if _ID.fullmatch(name))
+        except FileNotFoundError:
+            return []
+
+
+def _empty(home: Path) -> None:
+    try:
+        names = os.listdir(home)
+    except FileNotFoundError:
+        return
+    for name in names:
+        (home / name).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        home.rmdir()

@@ -1,0 +1,95 @@
+"""The runtimes: where they are, how they are called, how their failures read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from atoll.errors import EngineUnavailableError
+
+Isolation = Literal["namespaces", "gvisor", "vm"]
+
+BY_ISOLATION: dict[Isolation, tuple[str, ...]] = {
+    "namespaces": ("runc", "crun"),
+    "gvisor": ("runsc",),
+    "vm": ("kata-runtime", "kata"),
+}
+"""Preferred first."""
+
+_HINTS = {
+    "runc": "Install it: 'apt-get install runc'.",
+    "crun": "Install it: 'apt-get install crun'.",
+    "runsc": "Run 'scripts/get-runsc', or install gVisor's runsc.",
+    "kata-runtime": "Install Kata Containers.",
+}
+_LONGEST_LOG = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    name: str
+    program: Path
+
+    @property
+    def isolation(self) -> Isolation:
+        return next(isolation for isolation, names in BY_ISOLATION.items() if self.name in names)
+
+    @property
+    def virtual_kernel(self) -> bool:
+        """Whether the sandbox has a kernel of its own, so that descriptors and mounts of ours mean nothing inside."""
+        return self.isolation != "namespaces"
+
+    def command(self, state: Path, *words: str, log: Path | None = None) -> list[str]:
+        options = ["--root", str(state)]
+        if log is not None:
+            options += ["--log", f"file:{log}" if self.name == "crun" else str(log), "--log-format", "json"]
+        if self.name == "runsc":
+            options += ["--platform=systrap", "--network=none", "--overlay2=none", "--host-uds=none"]
+        return [str(self.program), *options, *words]
+
+
+def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Runtime:
+    """Raises EngineUnavailableError: an isolation that is not there is refused, never replaced by another."""
+    names = BY_ISOLATION[isolation]
+    if prefer is not None:
+        if prefer not in names:
+            raise EngineUnavailableError(f"runtime '{prefer}' does not give isolation '{isolation}'")
+        names = (prefer,)
+    for name in names:
+        program = locate(name, data_dir)
+        if program is not None:
+            return Runtime(name, program)
+    raise EngineUnavailableError(
+        f"isolation '{isolation}' needs {' or '.join(names)}, which is not installed", hint=_HINTS.get(names[0])
+    )
+
+
+def locate(name: str, data_dir: Path) -> Path | None:
+    """`ATOLL_RUNC`, `ATOLL_RUNSC` … name a program; else our own directory of programs, else the PATH."""
+    given = os.environ.get(f"ATOLL_{name.upper().replace('-', '_')}")
+    path = f"{data_dir / 'programs'}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
+    found = given or shutil.which(name, path=path)
+    return Path(found).absolute() if found and os.access(found, os.X_OK) else None
+
+
+def last_error(log: Path) -> str:
+    """What the runtime said last in its log. It may be garbage; it is data, cut short and made printable."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST_LOG))
+            lines = file.read(_LONGEST_LOG).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    text = ""
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            if entry.get("level", "error") in ("error", "fatal", "warning"):
+                text = str(entry.get("msg", ""))
+        except (ValueError, AttributeError):
+            text = line or text
+    return "".join(char if char.isprintable() else " " for char in text)[:500]

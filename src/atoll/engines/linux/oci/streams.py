@@ -1,0 +1,87 @@
+"""Connections to an agent behind a virtual kernel, where no socket of ours reaches.
+
+The first comes with the start: the agent's standard streams are one end of a socket pair. Every later one is a
+bridge: the runtime executes the agent's own `connect` inside, whose standard streams are again one end of a pair.
+The agent's socket is in the sandbox's own file system, so nothing of the host is bound into it and a checkpoint
+stays possible once the bridges are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from atoll.engines.linux.oci import start
+from atoll.engines.linux.oci.building import AGENT, AGENT_SOCKET
+from atoll.engines.linux.oci.places import Places
+from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.local.waiting import Deadline, readable
+from atoll.errors import EngineUnavailableError
+
+_LONG = 10 * 365 * 86400.0
+
+
+class Streams:
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._first: dict[str, socket.socket] = {}
+        self._bridges: dict[int, asyncio.Task[None]] = {}
+
+    def put(self, sandbox_id: str, stream: socket.socket | None) -> None:
+        if stream is not None:
+            self._first[sandbox_id] = stream
+
+    async def get(self, sandbox_id: str, runtime: Runtime) -> socket.socket:
+        first = self._first.pop(sandbox_id, None)
+        return first if first is not None else self._bridge(sandbox_id, runtime)
+
+    def drop(self, sandbox_id: str) -> None:
+        first = self._first.pop(sandbox_id, None)
+        if first is not None:
+            first.close()
+
+    async def aclose(self) -> None:
+        for sandbox_id in list(self._first):
+            self.drop(sandbox_id)
+        bridges = list(self._bridges.values())
+        for bridge in bridges:
+            bridge.cancel()
+        await asyncio.gather(*bridges, return_exceptions=True)
+
+    def _bridge(self, sandbox_id: str, runtime: Runtime) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        state = self._places.run(sandbox_id) / "runtime"
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            pid = start.spawn(
+                runtime.command(state, "exec", sandbox_id, AGENT, "connect", AGENT_SOCKET),
+                (),
+                (theirs.fileno(), theirs.fileno(), null),
+            )
+        except OSError as error:
+            ours.close()
+            raise EngineUnavailableError(f"cannot run '{Path(runtime.program).name}': {error.strerror}") from error
+        finally:
+            theirs.close()
+            os.close(null)
+        task = asyncio.create_task(_reap(pid), name=f"bridge to {sandbox_id}")
+        self._bridges[pid] = task
+        task.add_done_callback(lambda _: self._bridges.pop(pid, None))
+        ours.setblocking(False)
+        return ours
+
+
+async def _reap(pid: int) -> None:
+    """A bridge ends when either side closes. If nobody waits for that any more, it is ended."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        await readable({pidfd}, Deadline.after(_LONG))
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+        start.reap(pid)

@@ -1,0 +1,291 @@
+"""What a sandbox is made of on Linux, as data. `make_plan` is pure; whoever executes the plan decides nothing.
+
+Theory of operation. A sandbox is a process tree in namespaces of its own, over a file tree of its own, with fewer
+rights than its root user believes to have. Each wall below holds without the others:
+
+* **User namespace.** The sandbox's ids are a range of 65,536 host ids that no other sandbox and no user of the host
+  has. Root inside is nobody outside. Image files keep their on-disk ids and are mapped while mounted, so nothing is
+  copied or chowned.
+* **Mount namespace.** The root is an overlay, mounted inside the sandbox's own mount namespace, so it vanishes with
+  it. The root directory lies one level *below* the overlay's mount point: no mount table inside names the overlay
+  or a host path.
+* **PID, IPC, UTS, network, cgroup namespaces.** IPC, UTS and network belong to the host's user namespace, not to
+  the sandbox's: root inside has no power over them, and of their files under `/proc/sys` none is writable; those of
+  the PID namespace are shadowed. Port 80 and `ping` are opened by two settings of the network namespace instead of
+  by capabilities.
+* **Capabilities.** Seven, all meaningless outside: CHOWN, DAC_OVERRIDE, FOWNER, FSETID (a package manager changes
+  owners and modes), SETUID, SETGID (`su`, dropping rights), KILL (ending another user's process inside).
+* **Seccomp**, see `seccomp.py`. **No new privileges**: set-uid files give nothing.
+* **Masked paths**: what `/proc` and `/sys` tell about the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from atoll.engines.linux import masks
+from atoll.engines.linux.seccomp import Profile, default_profile
+from atoll.errors import SpecError
+from atoll.model import SandboxSpec
+
+Namespace = Literal["user", "mount", "pid", "ipc", "uts", "net", "cgroup"]
+Flag = Literal["ro", "nosuid", "nodev", "noexec"]
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID", "KILL")
+CAPABILITY_BITS = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7,
+}  # fmt: skip
+RANGE = 65_536
+CPU_PERIOD_US = 100_000
+OPEN_FILES = 4096
+SHM_BYTES = 64 << 20
+DEFAULT_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "TERM": "xterm-256color",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IdRange:
+    """Host ids `first` to `first + count - 1` are the sandbox's ids from 0."""
+
+    first: int
+    count: int = RANGE
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The overlay. Its mounted top holds `inner`, which is the sandbox's root directory, and nothing of interest."""
+
+    lowers: tuple[Path, ...]
+    """Topmost first; mounted with mapped ids, read-only."""
+    upper: Path
+    """Holds `upper` and `work`; mounted with mapped ids."""
+    inner: str
+    usr: Path | None = None
+    """The host's own /usr, read-only, when the image has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDirectory:
+    """A tmpfs on /dev that only the host's root can put devices into. It has no `nodev`, all others have."""
+
+    devices: tuple[Device, ...]
+    links: tuple[tuple[str, str], ...]
+    target: str = "/dev"
+    flags: tuple[Flag, ...] = ("nosuid", "noexec")
+    size_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A file system of the kernel."""
+
+    kind: Literal["proc", "sysfs", "devpts", "mqueue", "tmpfs"]
+    target: str
+    flags: tuple[Flag, ...]
+    options: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A directory or file of the host that the user asked for."""
+
+    source: str
+    target: str
+    flags: tuple[Flag, ...]
+
+
+Mount = DeviceDirectory | Kernel | Bind
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupLimits:
+    memory_bytes: int | None = None
+    """Memory and swap together: swap is closed."""
+    cpu_quota_us: int | None = None
+    cpu_period_us: int = CPU_PERIOD_US
+    pids: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rlimit:
+    name: str
+    value: int
+    """Soft and hard alike: what may be raised is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Made if missing."""
+
+    path: str
+    mode: int = 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A file of /proc that the sandbox could write to; it sees this text instead, and cannot."""
+
+    path: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    machine: str = "x86_64"
+    cpus: int = 1
+    hide_unified_cgroup: bool = False
+    """A hybrid host whose v2 mount would confuse the runtime: it must not see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    sandbox_id: str
+    machine: str
+    root: Root
+    ids: IdRange
+    mounts: tuple[Mount, ...]
+    directories: tuple[Directory, ...]
+    namespaces: frozenset[Namespace]
+    host_owned: frozenset[Namespace]
+    """Those of `namespaces` that belong to the host's user namespace."""
+    capabilities: tuple[str, ...]
+    seccomp: Profile
+    masked_paths: tuple[str, ...]
+    shadows: tuple[Shadow, ...]
+    cgroup: CgroupLimits
+    rlimits: tuple[Rlimit, ...]
+    sysctls: tuple[tuple[str, str], ...]
+    hostname: str
+    env: tuple[str, ...]
+    argv: tuple[str, ...]
+    cwd: str
+    no_new_privileges: bool = True
+    hide_unified_cgroup: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def capability_mask(self) -> int:
+        return sum(1 << CAPABILITY_BITS[name] for name in self.capabilities)
+
+
+STANDARD_DEVICES = DeviceDirectory(
+    devices=(
+        Device("null", 1, 3), Device("zero", 1, 5), Device("full", 1, 7), Device("random", 1, 8),
+        Device("urandom", 1, 9), Device("tty", 5, 0),
+    ),
+    links=(
+        ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"), ("ptmx", "pts/ptmx"),
+    ),
+)  # fmt: skip
+
+SHADOWS = (Shadow("/proc/sys/kernel/pid_max", "32768\n"), Shadow("/proc/sys/kernel/ns_last_pid", "1\n"))
+"""The two settings of a PID namespace, which is the one that the sandbox's user namespace must own."""
+
+_NAMESPACE = uuid.UUID("4f6b2a52-8a55-4d1e-9a3c-3f1f3f0a7c11")
+
+SAFE: tuple[Flag, ...] = ("nosuid", "nodev", "noexec")
+
+
+def make_plan(
+    spec: SandboxSpec,
+    facts: HostFacts,
+    root: Root,
+    ids: IdRange,
+    *,
+    sandbox_id: str,
+    argv: tuple[str, ...],
+    env: dict[str, str] | None = None,
+) -> Plan:
+    """`env` is the image's own; the spec's wins over it. Raises SpecError for a volume that would cover a wall."""
+    limits = spec.limits
+    variables = DEFAULT_ENV | (env or {}) | {"HOSTNAME": spec.hostname} | spec.env
+    return Plan(
+        sandbox_id=sandbox_id,
+        machine=facts.machine,
+        root=root,
+        ids=ids,
+        mounts=(*_standard_mounts(), *_volumes(spec)),
+        directories=(Directory(spec.work_dir), Directory("/tmp", 0o1777), Directory("/root", 0o700)),  # noqa: S108
+        namespaces=frozenset(("user", "mount", "pid", "ipc", "uts", "net", "cgroup")),
+        host_owned=frozenset(("ipc", "uts", "net")),
+        capabilities=CAPABILITIES,
+        seccomp=default_profile(),
+        masked_paths=masks.masked_paths(facts.cpus),
+        shadows=(*SHADOWS, _boot_id(sandbox_id)),
+        cgroup=CgroupLimits(
+            memory_bytes=limits.memory_bytes,
+            cpu_quota_us=None if limits.cpus is None else max(1000, math.ceil(limits.cpus * CPU_PERIOD_US)),
+            pids=limits.pids,
+        ),
+        rlimits=(
+            Rlimit("CORE", 0),
+            Rlimit("NOFILE", limits.open_files or OPEN_FILES),
+            Rlimit("RTPRIO", 0),
+            Rlimit("MEMLOCK", 8 << 20),
+            Rlimit("MSGQUEUE", 819_200),
+        ),
+        sysctls=(
+            ("net/ipv4/ip_unprivileged_port_start", "0"),
+            ("net/ipv4/ping_group_range", "0 2147483647"),
+        ),
+        hostname=spec.hostname,
+        env=tuple(f"{name}={value}" for name, value in variables.items()),
+        argv=argv,
+        cwd=spec.work_dir,
+        hide_unified_cgroup=facts.hide_unified_cgroup,
+    )
+
+
+def for_virtual_kernel(plan: Plan, agent: Path, target: str) -> Plan:
+    """The same sandbox for a runtime that brings a kernel of its own: that kernel has its own /proc, /sys and /dev,
+    with nothing of the host in them, and its own filter around itself. The agent comes as a file, since descriptors
+    do not reach inside."""
+    binds = tuple(mount for mount in plan.mounts if isinstance(mount, Bind))
+    return dataclasses.replace(
+        plan, mounts=(*binds, Bind(str(agent), target, ("ro", "nosuid", "nodev"))), masked_paths=(), shadows=()
+    )
+
+
+def _standard_mounts() -> tuple[Mount, ...]:
+    return (
+        STANDARD_DEVICES,
+        # A terminal device belongs to group 5 (tty); 64 terminals are enough for one sandbox.
+        Kernel("devpts", "/dev/pts", ("nosuid", "noexec"), "newinstance,ptmxmode=0666,mode=0620,gid=5,max=64"),
+        Kernel("tmpfs", "/dev/shm", SAFE, f"mode=1777,size={SHM_BYTES}"),  # noqa: S108
+        Kernel("mqueue", "/dev/mqueue", SAFE),
+        Kernel("sysfs", "/sys", ("ro", *SAFE)),
+        Kernel("proc", "/proc", SAFE),
+    )
+
+
+def _boot_id(sandbox_id: str) -> Shadow:
+    """One of its own, or two sandboxes could tell that they share a machine."""
+    return Shadow("/proc/sys/kernel/random/boot_id", f"{uuid.uuid5(_NAMESPACE, sandbox_id)}\n")
+
+
+def _volumes(spec: SandboxSpec) -> list[Bind]:
+    binds = []
+    for volume in spec.volumes:
+        top = volume.path.split("/")[1]
+        if top in ("", "proc", "sys", "dev"):
+            raise SpecError(f"a volume cannot be mounted on '{volume.path}'", hint="Choose a directory such as /data.")
+        binds.append(
+            Bind(volume.host, volume.path, ("ro", "nosuid", "nodev") if volume.read_only else ("nosuid", "nodev"))
+        )
+    return sorted(binds, key=lambda bind: bind.target)

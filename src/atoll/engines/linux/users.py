@@ -1,0 +1,78 @@
+"""Host ids for sandboxes: each gets a range of 65,536 that nobody else has, as long as it exists.
+
+A claimed range is a file named after it that holds the sandbox's name. Files are made with O_EXCL, so two processes
+never get the same range, and a crash leaves either no file or one that names its owner, which `owners` reports to
+whoever cleans up.
+
+The ranges lie in 0x7000_0000 … 0x7FFF_FFFF. Distributions give ordinary users sub-ids from 100,000 and systemd gives
+containers 0x0008_0000 … 0x6FFF_FFFF; above 0x7FFF_FFFF programs that take ids for signed numbers stumble.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.engines.linux.plan import RANGE, IdRange
+from atoll.errors import EngineError
+
+FIRST = 0x7000_0000
+COUNT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class IdRanges:
+    directory: Path
+
+    def claim(self, owner: str) -> IdRange:
+        """A range for this sandbox. Raises EngineError when all are taken."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Starting anywhere makes it unlikely that ids of a sandbox just deleted are given out again at once.
+        start = secrets.randbelow(COUNT)
+        for step in range(COUNT):
+            first = FIRST + (start + step) % COUNT * RANGE
+            if self._take(first, owner):
+                return IdRange(first)
+        raise EngineError(
+            f"all {COUNT} ranges of user ids are in use", hint="Delete sandboxes that are no longer needed."
+        )
+
+    def release(self, first: int, owner: str) -> None:
+        """Only its owner's. May be repeated."""
+        if self._owner(first) == owner:
+            with suppress(FileNotFoundError):
+                (self.directory / str(first)).unlink()
+
+    def release_all(self, owner: str) -> None:
+        for first in self._claimed():
+            self.release(first, owner)
+
+    def owners(self) -> dict[int, str]:
+        return {first: self._owner(first) or "" for first in self._claimed()}
+
+    def _take(self, first: int, owner: str) -> bool:
+        # Written aside and linked, so that nobody ever sees a claim without its owner.
+        draft = self.directory / f".{owner}.{secrets.token_hex(4)}"
+        draft.write_text(owner)
+        try:
+            os.link(draft, self.directory / str(first))
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        return True
+
+    def _claimed(self) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(self.directory) if name.isdecimal()]
+        except FileNotFoundError:
+            return []
+
+    def _owner(self, first: int) -> str | None:
+        try:
+            return (self.directory / str(first)).read_text()
+        except FileNotFoundError:
+            return None

@@ -1,0 +1,202 @@
+"""Writable layers as subvolumes of btrfs, each with a quota.
+
+If the data directory is on btrfs, its own file system is the pool. Otherwise root makes one: a sparse file, mounted
+over a loop device at `<data>/pool`. The mount is the host's, so it survives a restart of ours; it is made when the
+first layer is needed and taken down when the last process of ours lets go and no layer is left. The loop device
+frees itself with the mount.
+
+btrfs counts bytes for each subvolume and refuses a write over the limit at once. It does not count inodes, so a
+limit on inodes is not offered; an empty file costs metadata, which the byte limit counts, so even a flood of them
+ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.errors import EngineError, EngineUnavailableError
+from atoll.images import tree
+from atoll.storage import btrfs
+from atoll.storage.layers import Layer, Layers, PlainLayers, checked, make_parts, names_in
+
+_PROGRAM_S = 60.0
+_SMALLEST_POOL = 256 << 20
+_MOUNT_OPTIONS = "loop,nodev,nosuid,noatime,discard=async"
+
+
+def open_layers(data_dir: Path) -> Layers:
+    """The best that works here: a quota where root can have one, plain directories otherwise."""
+    if os.geteuid() == 0 and (btrfs.is_btrfs(_existing(data_dir)) or _can_make_pool()):
+        return BtrfsLayers(data_dir)
+    return PlainLayers(data_dir / "layers")
+
+
+def _can_make_pool() -> bool:
+    return (
+        shutil.which("mkfs.btrfs") is not None and Path("/dev/loop-control").exists() and "\tbtrfs\n" in _filesystems()
+    )
+
+
+def _filesystems() -> str:
+    try:
+        return Path("/proc/filesystems").read_text()
+    except OSError:
+        return ""
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class BtrfsLayers:
+    """An implementation of `Layers`."""
+
+    data_dir: Path
+    enforces_disk: bool = True
+
+    def create_layer(self, layer_id: str, disk_bytes: int | None) -> Layer:
+        with self._pool() as directory:
+            path = directory / checked(layer_id)
+            try:
+                btrfs.create_subvolume(path)
+                if disk_bytes is not None:
+                    btrfs.limit(path, disk_bytes)
+                path.chmod(0o700)
+                make_parts(path)
+            except FileExistsError:
+                raise EngineError(f"there is already a layer '{layer_id}'") from None
+            except OSError as error:
+                self._remove(path)
+                raise EngineError(f"a writable layer could not be made: {error}") from error
+        return Layer(layer_id, path)
+
+    def delete_layer(self, layer_id: str) -> None:
+        checked(layer_id)
+        if not self._is_there():
+            return
+        with self._pool() as directory:
+            self._remove(directory / layer_id)
+
+    def usage(self, layer_id: str) -> int | None:
+        try:
+            return btrfs.referenced_bytes(self._directory / checked(layer_id))
+        except OSError:
+            return None
+
+    def list(self) -> list[str]:
+        if not self._is_there():
+            return []
+        with self._pool() as directory:
+            return names_in(directory)
+
+    def close(self) -> None:
+        """Unmount a pool that holds nothing. Another process that needs it mounts it again."""
+        if self._on_btrfs or not os.path.ismount(self._mount_point):
+            return
+        with self._lock(exclusive=True) as lock:
+            if os.path.ismount(self._mount_point) and not names_in(self._directory):
+                with suppress(EngineUnavailableError):  # somebody looks into it just now
+                    _run(lock, "umount", str(self._mount_point))
+
+    # --- its parts -------------------------------------------------------------------------------------------------
+
+    @property
+    def _on_btrfs(self) -> bool:
+        return not (self.data_dir / "pool.btrfs").exists() and btrfs.is_btrfs(_existing(self.data_dir))
+
+    @property
+    def _mount_point(self) -> Path:
+        return self.data_dir / "pool"
+
+    @property
+    def _directory(self) -> Path:
+        return self.data_dir / "layers" if self._on_btrfs else self._mount_point / "layers"
+
+    def _is_there(self) -> bool:
+        return self._directory.is_dir() or (self.data_dir / "pool.btrfs").exists()
+
+    def _remove(self, path: Path) -> None:
+        try:
+            if btrfs.is_subvolume(path):
+                btrfs.delete_subvolume(path)
+            elif path.exists():
+                tree.remove(path)
+        except OSError as error:
+            raise EngineError(f"the layer '{path.name}' could not be removed: {error}") from error
+
+    @contextmanager
+    def _pool(self) -> Iterator[Path]:
+        """The directory of the layers, mounted as long as we hold the lock."""
+        with self._lock(exclusive=False):
+            if self._directory.is_dir():
+                yield self._directory
+                return
+        with self._lock(exclusive=True) as lock:
+            if not self._directory.is_dir():
+                self._make(lock)
+            yield self._directory
+
+    @contextmanager
+    def _lock(self, *, exclusive: bool) -> Iterator[int]:
+        """Held by its descriptor, which the programs that we run inherit: if we die, it is free once they end."""
+        self.data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        fd = os.open(self.data_dir / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _make(self, lock: int) -> None:
+        if not self._on_btrfs:
+            image = self.data_dir / "pool.btrfs"
+            if not image.exists():
+                self._format(lock, image)
+            self._mount_point.mkdir(mode=0o700, exist_ok=True)
+            if not os.path.ismount(self._mount_point):
+                _run(lock, "mount", "-t", "btrfs", "-o", _MOUNT_OPTIONS, str(image), str(self._mount_point))
+        try:
+            btrfs.enable_quota(self._mount_point if not self._on_btrfs else self.data_dir)
+        except OSError as error:
+            raise EngineUnavailableError(f"quotas cannot be enabled on the pool: {error}") from error
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+
+    def _format(self, lock: int, image: Path) -> None:
+        """Sparse, and no larger than what is free: a full pool must not fill the disk of the host."""
+        free = shutil.disk_usage(self.data_dir).free
+        size = int(free * 0.8) >> 20 << 20
+        if size < _SMALLEST_POOL:
+            raise EngineUnavailableError(f"'{self.data_dir}' has too little free space for a pool: {free >> 20} MiB")
+        draft = image.with_name(".pool.btrfs.draft")
+        draft.unlink(missing_ok=True)
+        with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.truncate(size)
+        _run(lock, "mkfs.btrfs", "--quiet", "--metadata", "single", str(draft))
+        draft.rename(image)
+
+
+def _run(lock: int, *argv: str) -> None:
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            timeout=_PROGRAM_S,
+            check=False,
+            text=True,
+            errors="replace",
+            pass_fds=(lock,),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineUnavailableError(f"'{argv[0]}' failed: {error}") from error
+    if done.returncode != 0:
+        raise EngineUnavailableError(f"'{argv[0]}' failed: {done.stderr.strip()[-500:] or done.returncode}")

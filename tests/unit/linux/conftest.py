@@ -1,0 +1,49 @@
+"""What the tests of the Linux engines share. Those that touch the machine say so by these fixtures."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engines.linux.cgroups import Group, Hierarchy
+from atoll.engines.linux.plan import HostFacts, IdRange, Plan, Root, make_plan
+from atoll.model import SandboxSpec
+
+
+def _missing(reason: str) -> None:
+    """A skip with its reason on a laptop, a failure in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def root() -> None:
+    if os.geteuid() != 0:
+        _missing("needs root")
+
+
+@pytest.fixture
+def group(root: None) -> Iterator[Group]:
+    """A control group of its own on the real hierarchy. Nothing of it stays."""
+    hierarchy = Hierarchy.find()
+    if not hierarchy.writable():
+        _missing("control groups are not writable here")
+    group = Group(hierarchy, f"/atoll-test-{secrets.token_hex(4)}")
+    yield group
+    group.remove()
+
+
+@pytest.fixture
+def plan_of() -> Callable[..., Plan]:
+    def make(**spec: object) -> Plan:
+        tree = Root((Path("/images/1"),), Path("/layers/a"), "rootfs", Path("/usr"))
+        return make_plan(
+            SandboxSpec.of(**spec), HostFacts(), tree, IdRange(0x7000_0000), sandbox_id="a", argv=("atoll-agent",)
+        )
+
+    return make
