@@ -3,7 +3,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup agent run test test-slow check bench format generate clean
+.PHONY: help setup setup-test agent run test test-slow check bench format generate clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -17,10 +17,13 @@ agent: ## compile the agent into src/atoll/bin
 run: setup ## show a sandbox working
 	@$(BIN)/atoll demo
 
-test: setup ## all tests but the slow ones
+setup-test:
+	@scripts/setup test
+
+test: setup-test ## all tests but the slow ones
 	@$(PYTEST) -m "not slow" -n 2 $(ARGS)
 
-test-slow: setup ## the slow tests: long runs, fuzzing, memory
+test-slow: setup-test ## the slow tests: long runs, fuzzing, memory
 	@$(PYTEST) -m slow $(ARGS)
 
 check: setup ## format, lint, types, layers, generated files, docs

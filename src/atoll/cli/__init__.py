@@ -11,7 +11,7 @@ from atoll.cli import image
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
 from atoll.cli.run import run
-from atoll.cli.sandboxes import list_sandboxes, remove
+from atoll.cli.sandboxes import gc, list_sandboxes, remove
 from atoll.cli.shell import shell
 from atoll.errors import SandboxError
 
@@ -27,6 +27,7 @@ app.command()(shell)
 app.command()(doctor)
 app.command("ls")(list_sandboxes)
 app.command("rm")(remove)
+app.command()(gc)
 app.command()(demo)
 app.add_typer(image.app, name="image")
 

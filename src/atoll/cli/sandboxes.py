@@ -1,4 +1,4 @@
-"""`atoll ls` and `atoll rm`: the sandboxes that exist on this machine, also those whose program has died."""
+"""`atoll ls`, `atoll rm`, `atoll gc`: what exists on this machine, also what a program that died has left."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.engines import registry
-from atoll.engines.base import Engine
+from atoll.engines.base import Collecting, Engine
 from atoll.errors import SandboxNotFoundError
+from atoll.images import Images
 from atoll.model import Handle
 from atoll.settings import Settings
 
@@ -30,6 +31,25 @@ def remove(
     if not sandbox_ids and not all_of_them:
         raise typer.BadParameter("name the sandboxes to delete, or give --all")
     asyncio.run(_remove(None if all_of_them else sandbox_ids))
+
+
+def gc() -> None:
+    """Remove what nobody owns any more: remains of programs that were killed, and images that no name points to."""
+    asyncio.run(_gc())
+
+
+async def _gc() -> None:
+    settings = Settings.load()
+    removed: list[str] = []
+    for name in registry.names():
+        engine = registry.get(name, settings)
+        if isinstance(engine, Collecting):
+            removed += [f"{name}: {text}" for text in await engine.gc()]
+        await engine.aclose()
+    images = Images(settings.data_dir)
+    collected = await images.gc()
+    removed += [f"image {digest}" for digest in collected.digests]
+    print("\n".join(removed) or "nothing to remove")
 
 
 async def _everything() -> list[tuple[Engine, Handle]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from atoll.errors import UnsupportedError
@@ -62,6 +63,14 @@ class Pausable(Protocol):
     async def pause(self, handle: Handle) -> None: ...
 
     async def resume(self, handle: Handle) -> None: ...
+
+
+@runtime_checkable
+class Collecting(Protocol):
+    """An engine that can remove what nobody owns any more: the remains of calls that were killed in the middle."""
+
+    async def gc(self) -> Sequence[str]:
+        """What was removed, each with a word on why. Touches nothing that is not of this installation."""
 
 
 def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: SandboxSpec) -> None:
