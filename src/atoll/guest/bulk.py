@@ -1,7 +1,7 @@
 """A blocking connection of its own for bulk data, used by a worker thread.
 
 Megabytes never pass through the event loop: they would delay every other user of it. One stream is open at a time. The
-same distrust applies as on a channel: lengths, numbers, directions and credit are checked.
+same distrust applies as on a channel: lengths, numbers and directions are checked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from atoll.errors import AgentUnreachableError, ProtocolError
@@ -51,7 +52,6 @@ class Refused(Exception):  # noqa: N818
 class _Frame(NamedTuple):
     kind: int
     payload: memoryview
-    """Valid until the next frame is read."""
 
 
 class BulkConnection:
@@ -61,12 +61,13 @@ class BulkConnection:
         self._timeout_s = timeout_s
         self._number = 0
         self._send_credit = 0
-        self._receive_credit = 0
         self._window = 0
         self._consumed = 0
         self._buffer = memoryview(bytearray(_BUFFER))
         self._start = 0
         self._end = 0
+        self.before_reuse: Callable[[], None] = lambda: None
+        """Called when data that was received so far is about to be overwritten."""
         sock.setblocking(True)
         # The kernel's own timeout: Python's would cost one more system call for each read and write.
         limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
@@ -83,11 +84,10 @@ class BulkConnection:
 
     def open(self, op: Op, fields: bytes, window: int = WINDOW) -> None:
         self._number += 1
-        self._send_credit = self._receive_credit = WINDOW
+        self._send_credit = WINDOW
         self._window, self._consumed = window, 0
         frames = encode_frame(FrameType.OPEN, self._number, encode_u16(op) + fields)
         if window > WINDOW:
-            self._receive_credit = window
             frames += encode_frame(FrameType.CREDIT, self._number, encode_u32(window - WINDOW))
         self._send(memoryview(frames))
 
@@ -124,9 +124,8 @@ class BulkConnection:
         self._send(memoryview(encode_frame(FrameType.END, self._number)))
 
     def receive_data(self) -> memoryview | None:
-        """The next piece, valid until the next call; None after the last. Raises Refused."""
+        """The next piece, valid until `before_reuse` is called; None after the last. Raises Refused."""
         if self._consumed * 2 >= self._window:
-            self._receive_credit += self._consumed
             credit, self._consumed = self._consumed, 0
             self._send(memoryview(encode_frame(FrameType.CREDIT, self._number, encode_u32(credit))))
         frame = self._next()
@@ -135,9 +134,7 @@ class BulkConnection:
             return None
         if frame.kind != FrameType.DATA:
             raise ProtocolError(f"the agent sent a frame of type {frame.kind} where data is due")
-        self._receive_credit -= len(frame.payload)
-        if self._receive_credit < 0:
-            raise ProtocolError("the agent sent more data than it was allowed to")
+        # What arrives is used up at once, so an agent that ignores its credit gains nothing and is not worth a check.
         self._consumed += len(frame.payload)
         return frame.payload
 
@@ -174,9 +171,8 @@ class BulkConnection:
         return _Frame(kind, payload)
 
     def _receive(self) -> None:
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif len(self._buffer) - self._start < HEADER.size + MAX_PAYLOAD:
+        if len(self._buffer) - self._start < HEADER.size + MAX_PAYLOAD:
+            self.before_reuse()
             rest = bytes(self._buffer[self._start : self._end])
             self._buffer[: len(rest)] = rest
             self._start, self._end = 0, len(rest)

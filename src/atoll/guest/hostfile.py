@@ -7,6 +7,7 @@ import os
 import secrets
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_GATHERED = 256
 _LAST_SECOND = (1 << 32) - 1
 """In 2106. Every file system can store the seconds up to here."""
 
@@ -20,7 +21,7 @@ def clamp_mtime(mtime_ns: int) -> tuple[int, int]:
 class HostFile:
     """One that is being written. A new name is made directly; one that is taken is replaced by renaming over it."""
 
-    __slots__ = ("_fd", "_mode", "_mtime_ns", "_name", "_parent", "_written_name")
+    __slots__ = ("_fd", "_gathered", "_mode", "_mtime_ns", "_name", "_parent", "_written_name")
 
     def __init__(self, parent: int, name: bytes, mode: int, mtime_ns: int) -> None:
         """`parent` must stay open until `commit` or `abort`."""
@@ -28,6 +29,7 @@ class HostFile:
         self._name = self._written_name = name
         self._mode = mode & 0o777
         self._mtime_ns = mtime_ns
+        self._gathered: list[memoryview] = []
         try:
             self._fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
         except FileExistsError:
@@ -37,14 +39,26 @@ class HostFile:
             raise _named(error, name) from None
 
     def write(self, data: memoryview) -> None:
-        while data:
-            try:
-                data = data[os.write(self._fd, data) :]
-            except OSError as error:
-                raise _named(error, self._name) from None
+        """Remembers `data`, which must stay as it is until `flush`: file systems take large pieces much faster."""
+        self._gathered.append(data)
+        if len(self._gathered) == _MOST_GATHERED:
+            self.flush()
+
+    def flush(self) -> None:
+        pieces, self._gathered = self._gathered, []
+        try:
+            while pieces:
+                written = os.writev(self._fd, pieces)
+                while pieces and written >= len(pieces[0]):
+                    written -= len(pieces.pop(0))
+                if written:
+                    pieces[0] = pieces[0][written:]
+        except OSError as error:
+            raise _named(error, self._name) from None
 
     def commit(self) -> None:
         try:
+            self.flush()
             os.fchmod(self._fd, self._mode)
             os.utime(self._fd, ns=clamp_mtime(self._mtime_ns))
             if self._written_name is not self._name:

@@ -110,6 +110,7 @@ def _download(
 ) -> int:
     failures = Failures()
     unpacker = TreeUnpacker(src, destination, failures, max_bytes, max_items)
+    bulk.before_reuse = unpacker.flush
     try:
         with _refused(src):
             bulk.open(Op.GET_TREE, _fields(src, work_dir), _DOWNLOAD_WINDOW)

@@ -21,7 +21,7 @@ _LONGEST_RECORD = RECORD.size + 2 * MAX_PATH
 
 
 class TreeUnpacker:
-    """Feed it the stream, then call `finish`; call `close` in any case."""
+    """Feed it the stream, then call `finish`; call `close` in any case. What is fed stays in use until `flush`."""
 
     def __init__(
         self, source: str, destination: str, failures: Failures, max_bytes: int | None, max_items: int | None
@@ -59,6 +59,11 @@ class TreeUnpacker:
                 return
             position = found[1]
             self._item(found[0])
+
+    def flush(self) -> None:
+        """What was fed so far is no longer needed after this."""
+        if self._file is not None:
+            self._file.flush()
 
     def finish(self) -> None:
         if self._partial or self._file is not None:

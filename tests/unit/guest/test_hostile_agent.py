@@ -273,6 +273,21 @@ async def test_an_attach_that_starts_before_what_was_asked_for_is_a_violation(sc
     await guest.aclose()
 
 
+@pytest.mark.parametrize("kind", [EventKind.STARTED, EventKind.READY, 999])
+async def test_an_event_that_is_not_due_fails_the_connection(scripted: Scripted, kind: int) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        stream = await peer.opened(Op.START)
+        await peer.event(stream, EventKind.STARTED, [(Tag.PID, 1)])
+        await peer.event(stream, kind)
+        await peer.until_closed()
+
+    guest = Guest(scripted(script).connect)
+    process = await guest.processes.start(RUN)
+    with pytest.raises(ProtocolError, match="where none is due"):
+        await process.wait()
+
+
 Use = Callable[[Guest], Awaitable[object]]
 
 

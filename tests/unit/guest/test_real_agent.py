@@ -206,8 +206,8 @@ async def test_waiting_alone_does_not_block_the_process(guest: Guest) -> None:
 
 async def test_output_survives_a_lost_connection(guest: Guest, agent: RealAgent) -> None:
     id = new_id()
-    process = await guest.processes.start(StartRequest(id, shell="echo first; read x < fifo; echo $x"))
     os.mkfifo(agent.root / "fifo")
+    process = await guest.processes.start(StartRequest(id, shell="echo first; read x < fifo; echo $x"))
     await read_until(process, b"first\n")
     await guest.aclose()
     with pytest.raises(AgentUnreachableError):
