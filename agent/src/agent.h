@@ -144,6 +144,11 @@ int open_folder(int root, const char *path, size_t length);
 void tree_walk(struct stream *stream, unsigned operation, struct fields fields);
 void tree_put(struct stream *stream, struct fields fields);
 void watch_open(struct stream *stream, struct fields fields);
+
+void gvisor_init(void);
+void gvisor_resized(int master);
+ssize_t gvisor_write(int master, const void *bytes, size_t length);
+
 void port_open(struct stream *stream, struct fields fields);
 
 /* --- main.c ---------------------------------------------------------------------------------------------------------- */

@@ -100,7 +100,8 @@ static void send_frame(struct connection *connection, uint32_t number, unsigned 
     if (!at)
         return;
     write_header(at, length, number, type, 0);
-    memcpy(at + HEADER_SIZE, payload, length);
+    if (length)
+        memcpy(at + HEADER_SIZE, payload, length);
     connection->out_end += HEADER_SIZE + length;
 }
 

@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { READ_CHUNK = 128 * 1024, REMOVALS_PER_TURN = 256 };
+enum { READ_CHUNK = 128 * 1024, REMOVALS_PER_TURN = 256, LEVELS_KEPT_OPEN = 16 };
 
 unsigned kind_of(mode_t mode)
 {
@@ -438,10 +438,11 @@ void file_write(struct stream *stream, struct fields fields)
 
 /* --- removing ---------------------------------------------------------------------------------------------------------------- */
 
-/* A tree is removed a few entries at a time, so that others get their turn, and without recursion: we stand in one directory,
- * remember those above, and go back through "..". If that is not the one we came from, somebody has moved the tree while we were in
- * it, and we stop: what is there now was never meant to be removed. */
+/* A tree is removed a few entries at a time, so that others get their turn, and without recursion: we stand in one directory and
+ * remember those above. The upper ones stay open; to the others we go back through "..". If that is not where we came from, somebody
+ * has moved the tree while we were in it, and we stop: what is there now was never meant to be removed. */
 struct level {
+    DIR *folder; /* NULL: not kept open */
     dev_t device;
     ino_t inode;
     char *name; /* of the directory below it that we went into */
@@ -462,8 +463,12 @@ static void removal_closed(struct stream *stream)
     timer_set(&removal->timer, 0);
     if (removal->folder)
         closedir(removal->folder);
-    while (removal->depth)
-        free(removal->levels[--removal->depth].name);
+    while (removal->depth) {
+        struct level *level = &removal->levels[--removal->depth];
+        if (level->folder)
+            closedir(level->folder);
+        free(level->name);
+    }
     free(removal->levels);
     free_later(removal);
 }
@@ -490,48 +495,60 @@ static int remember_level(struct removal *removal, const char *name)
     }
     if (fstat(dirfd(removal->folder), &info) < 0)
         return -1;
-    struct level level = {info.st_dev, info.st_ino, strdup(name)};
+    struct level level = {NULL, info.st_dev, info.st_ino, strdup(name)};
     if (!level.name)
         return -1;
     removal->levels[removal->depth++] = level;
     return 0;
 }
 
-static int stand_in(struct removal *removal, int fd)
+static int enter(struct removal *removal, const char *name)
 {
-    DIR *folder = fdopendir(fd);
-    if (!folder) {
+    int fd = open_to_empty(dirfd(removal->folder), name);
+    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!folder || remember_level(removal, name) < 0) {
         int error = errno;
-        close(fd);
+        if (folder)
+            closedir(folder);
+        else if (fd >= 0)
+            close(fd);
         return errno = error, -1;
     }
-    closedir(removal->folder);
+    if (removal->depth <= LEVELS_KEPT_OPEN)
+        removal->levels[removal->depth - 1].folder = removal->folder;
+    else
+        closedir(removal->folder);
     removal->folder = folder;
     return 0;
 }
 
-static int enter(struct removal *removal, const char *name)
+/* The directory above this one, from its beginning. */
+static DIR *go_back(struct removal *removal, const struct level *above)
 {
-    int fd = open_to_empty(dirfd(removal->folder), name);
+    struct stat info;
+    int fd = openat(dirfd(removal->folder), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return -1;
-    if (remember_level(removal, name) < 0)
-        return close(fd), errno = ENOMEM, -1;
-    return stand_in(removal, fd);
+        return NULL;
+    errno = EBUSY;
+    bool same = fstat(fd, &info) == 0 && info.st_dev == above->device && info.st_ino == above->inode;
+    DIR *folder = same ? fdopendir(fd) : NULL;
+    if (!folder) {
+        int error = errno;
+        close(fd);
+        errno = error;
+    }
+    return folder;
 }
 
 static int leave(struct removal *removal)
 {
     struct level *above = &removal->levels[removal->depth - 1];
-    struct stat info;
-    int fd = openat(dirfd(removal->folder), "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
+    DIR *folder = above->folder ? above->folder : go_back(removal, above);
+    if (!folder)
         return -1;
-    if (fstat(fd, &info) < 0 || info.st_dev != above->device || info.st_ino != above->inode)
-        return close(fd), errno = EBUSY, -1;
-    if (stand_in(removal, fd) < 0)
-        return -1;
-    int result = unlinkat(fd, above->name, AT_REMOVEDIR);
+    closedir(removal->folder);
+    removal->folder = folder;
+    int result = unlinkat(dirfd(folder), above->name, AT_REMOVEDIR);
     int error = errno;
     free(above->name);
     removal->depth--;

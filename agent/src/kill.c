@@ -1,9 +1,15 @@
 /* Killing all that descends from a process, while it tries to get away.
  *
- * A tree can fork while we look at it. So what we find is killed by process group first (the kernel does that atomically
- * against fork), then one by one, and the caller looks again until its supervisor is gone. Against something that forks, changes
- * its group and exits as fast as it can, only speed helps: the kernel's own list of a process's children is read and
- * acted upon in microseconds. Kernels may be built without that list; then all of /proc is read, which takes milliseconds.
+ * A process that has SIGKILL pending can no longer fork. So of a tree that keeps its shape nothing can be missed: each one that we find is
+ * killed first, with its group, and then asked for its children. What forks and exits as fast as it can moves from below its
+ * parent to below the root just after we looked there. Against that only speed helps. So a hunt looks at the root's children again and
+ * again without pause, through the kernel's own list of them, and touches nobody twice, for the dead that nobody has waited for yet
+ * may be thousands. Only when nobody new is there does it look below those it has killed: it need not, they will die and
+ * leave their children to the root, but a tall tree falls faster so.
+ *
+ * Kernels may be built without these lists; then all of /proc is read, which takes milliseconds instead of microseconds.
+ *
+ * Nothing in the agent sends a signal but through the two functions below.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -15,84 +21,175 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { MOST_FOUND = 1 << 20 };
+#define BURST_NS 10000000u /* then others get their turn */
 
-struct pids {
-    pid_t *list;
+/* kill(2) takes 0, -1 and other negative numbers for whole crowds, among them our own group and all that we may signal at all. A
+ * number that we got wrong must never come to mean one of these, nor the agent itself, nor the init of a machine that it runs on. */
+int signal_process(pid_t pid, int number)
+{
+    if (pid <= 1 || pid == getpid())
+        return errno = ESRCH, -1;
+    return kill(pid, number);
+}
+
+int signal_group(pid_t group, int number)
+{
+    if (group <= 1 || group == getpgrp() || group == getpid())
+        return errno = ESRCH, -1;
+    return kill(-group, number);
+}
+
+/* All but ourselves. Only for the init of a sandbox, to whom nothing outside it exists. */
+static bool signal_everything(int number) { return getpid() == 1 && kill(-1, number) == 0; }
+
+/* Each number once; open addressing, 0 is free. */
+struct set {
+    pid_t *slots;
     size_t count, capacity;
 };
 
-static void add_pid(struct pids *pids, pid_t pid)
+static bool set_insert(pid_t *slots, size_t capacity, pid_t pid)
 {
-    if (pids->count == pids->capacity) {
-        size_t capacity = pids->capacity ? pids->capacity * 2 : 64;
-        pid_t *larger = realloc(pids->list, capacity * sizeof *larger);
-        if (!larger)
-            return; /* it is found again in the next round */
-        pids->list = larger;
-        pids->capacity = capacity;
-    }
-    pids->list[pids->count++] = pid;
+    size_t at = (size_t)pid * 2654435761u % capacity;
+    while (slots[at] && slots[at] != pid)
+        at = (at + 1) % capacity;
+    bool is_new = !slots[at];
+    slots[at] = pid;
+    return is_new;
 }
 
-static void kill_with_group(pid_t pid, pid_t root)
+/* False: it was there before. Without memory everything is new, and the hunt only slower. */
+static bool set_add(struct set *set, pid_t pid)
 {
-    pid_t group = getpgid(pid);
-    if (group > 1 && group != root && group != getpgrp()) /* a command that was just born is still in its supervisor's group */
-        kill(-group, SIGKILL);
-    kill(pid, SIGKILL);
+    if (set->count * 2 >= set->capacity) {
+        size_t capacity = set->capacity ? set->capacity * 4 : 256;
+        pid_t *larger = calloc(capacity, sizeof *larger);
+        if (!larger)
+            return true;
+        for (size_t i = 0; i < set->capacity; i++)
+            if (set->slots[i])
+                set_insert(larger, capacity, set->slots[i]);
+        free(set->slots);
+        set->slots = larger;
+        set->capacity = capacity;
+    }
+    bool is_new = set_insert(set->slots, set->capacity, pid);
+    set->count += is_new;
+    return is_new;
+}
+
+static bool set_has(const struct set *set, pid_t pid)
+{
+    if (!set->capacity)
+        return false;
+    size_t at = (size_t)pid * 2654435761u % set->capacity;
+    while (set->slots[at] && set->slots[at] != pid)
+        at = (at + 1) % set->capacity;
+    return set->slots[at] == pid && pid;
+}
+
+struct hunt {
+    pid_t root, spare;
+    bool (*passed_over)(pid_t pid);
+    int root_list;   /* the kernel's list of the root's children, or -1 */
+    struct set met;  /* and killed */
+    pid_t *queue;    /* whose children are not known yet */
+    size_t count, capacity;
+    size_t present;  /* of those below the root that this pass came across */
+    size_t fresh;    /* of these, for the first time */
+};
+
+static void enqueue(struct hunt *hunt, pid_t pid)
+{
+    if (hunt->count == hunt->capacity) {
+        size_t capacity = hunt->capacity ? hunt->capacity * 2 : 64;
+        pid_t *larger = capacity <= MOST_FOUND ? realloc(hunt->queue, capacity * sizeof *larger) : NULL;
+        if (!larger)
+            return; /* what is below it comes to the root when it has died */
+        hunt->queue = larger;
+        hunt->capacity = capacity;
+    }
+    hunt->queue[hunt->count++] = pid;
+}
+
+static void meet(struct hunt *hunt, pid_t pid)
+{
+    if (pid <= 1 || pid == hunt->root || (hunt->passed_over && hunt->passed_over(pid)))
+        return; /* nor what is below it */
+    if (pid == hunt->spare) {
+        enqueue(hunt, pid);
+        return;
+    }
+    hunt->present++;
+    if (!set_add(&hunt->met, pid))
+        return; /* dying, and it cannot have children any more that we did not see */
+    hunt->fresh++;
+    if (!hunt->spare) { /* else it may be in the group of the one to be spared */
+        pid_t group = getpgid(pid);
+        if (group != hunt->root) /* a command that was just born is still in its supervisor's group */
+            signal_group(group, SIGKILL);
+    }
+    signal_process(pid, SIGKILL);
+    enqueue(hunt, pid);
 }
 
 /* --- through the lists of children -------------------------------------------------------------------------------------- */
 
-static void add_list(const char *path, struct pids *pids)
+static void meet_listed(struct hunt *hunt, int fd)
 {
     char text[4096];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
     pid_t pid = 0;
-    if (fd < 0)
-        return;
     for (ssize_t length; (length = read(fd, text, sizeof text)) > 0;) {
         for (ssize_t i = 0; i < length; i++) {
             if (text[i] >= '0' && text[i] <= '9') {
                 pid = pid * 10 + (text[i] - '0');
             } else {
                 if (pid)
-                    add_pid(pids, pid);
+                    meet(hunt, pid);
                 pid = 0;
             }
         }
     }
-    close(fd);
+}
+
+static int open_list(pid_t pid, const char *thread)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%.10s/children", (int)pid, thread);
+    return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 /* The children of all threads of a process. */
-static void add_children_of(pid_t pid, struct pids *pids)
+static void meet_children(struct hunt *hunt, pid_t pid)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
     DIR *threads = opendir(path);
     for (struct dirent *entry; threads && (entry = readdir(threads));) {
-        if (entry->d_name[0] == '.')
+        int fd = entry->d_name[0] == '.' ? -1 : open_list(pid, entry->d_name);
+        if (fd < 0)
             continue;
-        snprintf(path, sizeof path, "/proc/%d/task/%.10s/children", (int)pid, entry->d_name);
-        add_list(path, pids);
+        meet_listed(hunt, fd);
+        close(fd);
     }
     if (threads)
         closedir(threads);
 }
 
-static bool has_lists(void)
+/* Supervisors and the agent have one thread. */
+static void pass_through_lists(struct hunt *hunt, uint64_t until)
 {
-    static int known; /* 0: not looked yet */
-    if (!known) {
-        char path[64];
-        snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-        known = access(path, R_OK) == 0 ? 1 : -1;
-    }
-    return known > 0;
+    lseek(hunt->root_list, 0, SEEK_SET);
+    meet_listed(hunt, hunt->root_list);
+    if (hunt->fresh)
+        return;
+    for (size_t at = 0; at < hunt->count && now_ns() < until; at++)
+        meet_children(hunt, hunt->queue[at]);
+    hunt->count = 0;
 }
 
 /* --- through all of /proc --------------------------------------------------------------------------------------------------- */
@@ -123,7 +220,7 @@ static bool read_task(int proc_fd, const char *name, struct task *task)
     return true;
 }
 
-/* All processes that can be seen. The caller frees the result. */
+/* All processes that can be seen. The caller frees the result; NULL when nothing can be seen. */
 static struct task *read_tasks(size_t *count)
 {
     struct task *tasks = NULL;
@@ -148,43 +245,76 @@ static struct task *read_tasks(size_t *count)
     return tasks;
 }
 
-static void add_children_from(struct task *tasks, size_t count, pid_t parent, struct pids *pids)
+static void pass_through_all(struct hunt *hunt)
 {
-    for (size_t i = 0; i < count; i++) {
-        if (tasks[i].seen || tasks[i].parent != parent)
-            continue;
-        tasks[i].seen = true;
-        add_pid(pids, tasks[i].pid);
+    size_t count;
+    struct task *tasks = read_tasks(&count);
+    struct set below = {0};
+    bool more = true;
+    hunt->present += !tasks; /* not knowing is not the same as nothing being there */
+    set_add(&below, hunt->root);
+    while (more) {
+        more = false;
+        for (size_t i = 0; i < count; i++) {
+            struct task *task = &tasks[i];
+            if (task->seen || !set_has(&below, task->parent))
+                continue;
+            task->seen = more = true;
+            if (hunt->passed_over && hunt->passed_over(task->pid))
+                continue;
+            set_add(&below, task->pid);
+            meet(hunt, task->pid);
+        }
     }
+    free(below.slots);
+    free(tasks);
 }
 
 /* --- both --------------------------------------------------------------------------------------------------------------------- */
 
-size_t kill_below(pid_t root, pid_t spare, bool (*passed_over)(pid_t pid))
+/* Where that is allowed. Commands must not be started with it, so it is given up before each and when all is done. */
+static bool raised;
+static int usual_priority;
+
+void calm_down(void)
 {
-    struct pids found = {0};
-    size_t killed = 0, count = 0;
-    struct task *tasks = has_lists() ? NULL : read_tasks(&count);
-    add_pid(&found, root);
-    for (size_t at = 0; at < found.count && found.count < MOST_FOUND; at++) {
-        size_t first = found.count;
-        if (tasks)
-            add_children_from(tasks, count, found.list[at], &found);
-        else if (found.list[at])
-            add_children_of(found.list[at], &found);
-        for (size_t i = first; i < found.count; i++) {
-            if (passed_over && passed_over(found.list[i])) {
-                found.list[i] = 0; /* nor what is below it */
-            } else if (found.list[i] != spare) {
-                if (spare)
-                    kill(found.list[i], SIGKILL); /* it may be in the group of the one to be spared */
-                else
-                    kill_with_group(found.list[i], root);
-                killed++;
-            }
-        }
-    }
-    free(found.list);
-    free(tasks);
-    return killed;
+    if (raised)
+        setpriority(PRIO_PROCESS, 0, usual_priority);
+    raised = false;
+}
+
+static void hurry_up(void)
+{
+    if (raised)
+        return;
+    usual_priority = getpriority(PRIO_PROCESS, 0);
+    raised = setpriority(PRIO_PROCESS, 0, -20) == 0;
+}
+
+struct outcome kill_below(pid_t root, pid_t spare, bool (*passed_over)(pid_t pid), bool urgent)
+{
+    char thread[16];
+    struct outcome outcome = {0};
+    struct hunt hunt = {.root = root, .spare = spare, .passed_over = passed_over};
+    if (root <= 0)
+        return outcome;
+    if (urgent)
+        hurry_up();
+    snprintf(thread, sizeof thread, "%d", (int)root);
+    hunt.root_list = open_list(root, thread);
+    uint64_t until = now_ns() + BURST_NS;
+    do {
+        hunt.present = hunt.fresh = 0;
+        if (hunt.root_list >= 0)
+            pass_through_lists(&hunt, until);
+        else
+            pass_through_all(&hunt);
+        outcome.evaded |= outcome.passes++ > 2 && hunt.fresh;
+    } while (hunt.fresh && now_ns() < until);
+    outcome.present = hunt.present;
+    if (hunt.root_list >= 0)
+        close(hunt.root_list);
+    free(hunt.met.slots);
+    free(hunt.queue);
+    return outcome;
 }

@@ -199,7 +199,7 @@ static int listen_at(const char *path)
 struct options {
     int listen_fd;
     const char *listen_path, *work_dir;
-    bool stdio;
+    bool stdio, gvisor;
     unsigned long open_files;
 };
 
@@ -210,6 +210,8 @@ static struct options parse_options(int argc, char **argv)
         bool last = i + 1 == argc;
         if (strcmp(argv[i], "--stdio") == 0)
             options.stdio = true;
+        else if (strcmp(argv[i], "--gvisor") == 0)
+            options.gvisor = true;
         else if (strcmp(argv[i], "--listen-fd") == 0 && !last)
             options.listen_fd = atoi(argv[++i]);
         else if (strcmp(argv[i], "--listen-path") == 0 && !last)
@@ -323,6 +325,8 @@ int main(int argc, char **argv)
     sort_descriptors(&options);
     loop_init();
     processes_init();
+    if (options.gvisor)
+        gvisor_init();
     if (options.stdio)
         connection_over(INPUT_FD, OUTPUT_FD);
     if (options.listen_path)

@@ -24,10 +24,12 @@
 enum {
     DEFAULT_KEEP = 1 << 20,
     MOST_KEEP = 64 << 20,
+    MOST_REAPED = 256, /* in one turn */
     MOST_INPUT = 4 << 20, /* streams that attach one after another each bring credit for more */
-    MAX_KILL_ROUNDS = 400,
 };
 #define MS 1000000u
+#define PATIENCE_NS (3000ull * MS)  /* with a supervisor whose children do not go, though they do not evade us either */
+#define GIVE_UP_NS (10000ull * MS) /* what hangs in the kernel cannot be killed, and the host gets its answer */
 #ifndef TIOCGPTPEER
 #define TIOCGPTPEER 0x5441
 #endif
@@ -123,7 +125,7 @@ static void listen_again(struct process *process)
 
 static void check_complete(struct process *process)
 {
-    if (!process->exited || process->complete || (process->killing && !process->gone && process->kill_rounds < MAX_KILL_ROUNDS))
+    if (!process->exited || process->complete || (process->killing && !process->gone && now_ns() - process->kill_ns < GIVE_UP_NS))
         return;
     for (int i = 0; i < CHANNELS; i++) {
         struct channel *channel = &process->channels[i];
@@ -197,6 +199,7 @@ static void process_gone(struct process *process)
 {
     process->gone = true;
     timer_set(&process->kill_again, 0);
+    calm_down();
     if (!process->exited) { /* something inside killed the supervisor */
         if (!process->cause)
             process->cause = CAUSE_LOST;
@@ -252,46 +255,58 @@ static bool is_supervisor(pid_t pid)
     return false;
 }
 
+static bool reap(void);
+static void sweep(struct timer *timer);
+static struct timer sweeping = {.fire = sweep};
+
 /* Below us is nothing but supervisors. Anything else came from one that was killed, and goes; until it has gone, the process that it
  * belonged to has not ended. */
 static void sweep(struct timer *timer)
 {
-    static unsigned rounds;
-    bool clean = kill_below(getpid(), 0, is_supervisor) == 0;
-    rounds = clean ? 0 : rounds + 1;
-    if (!clean)
-        timer_set(timer, now_ns() + (rounds < MAX_KILL_ROUNDS ? 2 : 500) * MS);
+    static bool urgent;
+    reap(); /* before: what comes to us from a supervisor that was killed must be seen below */
+    struct outcome outcome = kill_below(getpid(), 0, is_supervisor, urgent);
+    uint64_t now = now_ns();
+    bool hanging = false;
+    urgent = outcome.present && (urgent || outcome.evaded);
     for (struct process *process = processes, *next; process; process = next) {
         next = process->next;
-        if (process->lost && !process->gone && (clean || rounds >= MAX_KILL_ROUNDS))
+        if (!process->lost || process->gone)
+            continue;
+        hanging |= now - process->kill_ns > PATIENCE_NS;
+        if (!outcome.present || now - process->kill_ns >= GIVE_UP_NS)
             process_gone(process);
     }
+    if (outcome.present)
+        timer_set(timer, outcome.evaded ? now : now + (hanging ? 50 : 1) * MS);
+    else
+        calm_down();
 }
-
-static struct timer sweeping = {.fire = sweep};
 
 static void supervisor_ended(struct process *process, bool killed)
 {
     if (!process->exited)
         notices_ready(&notices, 0); /* it gives notice before it ends */
-    if (killed)
-        process->lost = true;
-    else
+    if (!killed) {
         process_gone(process);
+        return;
+    }
+    process->lost = true;
+    if (!process->killing)
+        process->kill_ns = now_ns();
 }
 
-static void children_ready(struct source *source, uint32_t events)
+/* Wait for what has ended. True: there were some that came to us from a supervisor, or may come now. */
+static bool reap(void)
 {
-    struct signalfd_siginfo info;
     bool strays = false;
     int status;
-    (void)events;
-    if (read(source->fd, &info, sizeof info) < 0)
-        return;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL)) > 0;) {
+    pid_t pid;
+    int count = 0;
+    while (count++ < MOST_REAPED && (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL)) > 0) {
         struct process *process = processes;
         if (WIFSTOPPED(status)) {
-            kill(pid, SIGCONT); /* a supervisor that was stopped would see nothing */
+            signal_process(pid, SIGCONT); /* a supervisor that was stopped would see nothing */
             continue;
         }
         while (process && (process->supervisor != pid || process->gone || process->lost))
@@ -300,32 +315,36 @@ static void children_ready(struct source *source, uint32_t events)
         if (process)
             supervisor_ended(process, WIFSIGNALED(status));
     }
-    if (strays)
+    if (count > MOST_REAPED) /* killing is more urgent than burying */
+        timer_set(&sweeping, now_ns());
+    return strays;
+}
+
+static void children_ready(struct source *source, uint32_t events)
+{
+    struct signalfd_siginfo info;
+    (void)events;
+    if (read(source->fd, &info, sizeof info) >= 0 && reap())
         sweep(&sweeping);
 }
 
 /* --- killing --------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t next_round_ms(unsigned rounds)
-{
-    return rounds < 10 ? 2 : rounds < 100 ? 5 : rounds < MAX_KILL_ROUNDS ? 20 : 500;
-}
-
 static void kill_round(struct process *process)
 {
     if (process->gone || process->lost)
         return;
-    kill(process->supervisor, SIGCONT);
-    /* What outran the last rounds is chased for longer, but never so long that others would notice. */
-    uint64_t until = now_ns() + MS;
-    for (unsigned i = 0; i <= process->kill_rounds && now_ns() < until; i++)
-        if (!kill_below(process->supervisor, 0, NULL))
-            break;
-    if (++process->kill_rounds == MAX_KILL_ROUNDS / 4)
-        kill(process->supervisor, SIGKILL); /* what is below it then comes to us, see sweep */
-    if (process->kill_rounds >= MAX_KILL_ROUNDS)
+    signal_process(process->supervisor, SIGCONT);
+    struct outcome outcome = kill_below(process->supervisor, 0, NULL, process->evades);
+    process->evades |= outcome.evaded;
+    uint64_t now = now_ns(), since = now - process->kill_ns;
+    /* Then what is below the supervisor comes to us, and we wait for the dead ourselves: where very many processes want to run the
+     * supervisor hardly does. See sweep. */
+    if (since > PATIENCE_NS || (outcome.evaded && since > 100 * MS))
+        signal_process(process->supervisor, SIGKILL);
+    if (since > GIVE_UP_NS)
         check_complete(process);
-    timer_set(&process->kill_again, now_ns() + next_round_ms(process->kill_rounds) * MS);
+    timer_set(&process->kill_again, outcome.evaded ? now : now + (since < 50 * MS ? 1 : since < 1000 * MS ? 5 : 50) * MS);
 }
 
 static void kill_again_fire(struct timer *timer) { kill_round(OWNER(timer, kill_again)); }
@@ -335,6 +354,8 @@ static void start_kill(struct process *process, unsigned cause)
     if (process->gone || process->killing)
         return;
     process->killing = true;
+    if (!process->lost)
+        process->kill_ns = now_ns();
     if (!process->cause)
         process->cause = cause;
     kill_round(process);
@@ -359,8 +380,8 @@ static void deadline_fire(struct timer *timer)
         return;
     }
     process->cause = CAUSE_TIMEOUT;
-    kill(-pid, SIGTERM);
-    kill(-pid, SIGCONT);
+    signal_group(pid, SIGTERM);
+    signal_group(pid, SIGCONT);
     timer_set(timer, now_ns() + process->grace_ns);
     process->grace_ns = 0;
 }
@@ -379,11 +400,10 @@ static int send_signal(struct process *process, uint64_t number, bool spare)
     if (process->gone || process->lost || pid <= 0)
         return ESRCH;
     if (spare) {
-        for (int i = 0; i < 8 && kill_below(process->supervisor, pid, NULL); i++)
-            continue; /* some may fork while we look */
+        kill_below(process->supervisor, pid, NULL, false);
         return 0;
     }
-    return process->ended || kill(-pid, (int)number) < 0 ? ESRCH : 0;
+    return process->ended || signal_group(pid, (int)number) < 0 ? ESRCH : 0;
 }
 
 static void killer_closed(struct stream *stream)
@@ -493,7 +513,8 @@ static void input_taken(struct process *process, size_t length)
 static void write_input(struct process *process)
 {
     while (process->input_start < process->input_end && process->input.fd >= 0) {
-        ssize_t length = write(process->input.fd, process->input_bytes + process->input_start, process->input_end - process->input_start);
+        ssize_t (*put)(int, const void *, size_t) = process->flags & START_PTY ? gvisor_write : write;
+        ssize_t length = put(process->input.fd, process->input_bytes + process->input_start, process->input_end - process->input_start);
         if (length < 0 && errno == EINTR)
             continue;
         if (length < 0 && errno == EAGAIN)
@@ -574,8 +595,9 @@ static void resize(struct process *process, struct fields fields)
         .ws_row = (unsigned short)fields_number_or(fields, TAG_ROWS, 24),
         .ws_col = (unsigned short)fields_number_or(fields, TAG_COLS, 80),
     };
-    if (process->flags & START_PTY && process->channels[0].source.fd >= 0)
-        ioctl(process->channels[0].source.fd, TIOCSWINSZ, &size);
+    int master = process->flags & START_PTY ? process->channels[0].source.fd : -1;
+    if (master >= 0 && ioctl(master, TIOCSWINSZ, &size) == 0)
+        gvisor_resized(master);
 }
 
 static void process_control(struct stream *stream, unsigned verb, struct fields fields)
@@ -703,7 +725,7 @@ static int open_pipes(struct process *process)
     } else if (open_pipe(&channels[1].source.fd, &theirs[2], 0) < 0) {
         return -1;
     }
-    return process->flags & START_STATUS ? open_pipe(&channels[2].source.fd, &theirs[3], 0) : 0;
+    return 0;
 }
 
 static bool make_place(void)
@@ -758,8 +780,11 @@ static int start(struct process *process, struct fields fields)
         return -1;
     if ((process->flags & START_PTY ? open_pty(process, fields) : open_pipes(process)) < 0)
         return -1;
+    if (process->flags & START_STATUS && open_pipe(&process->channels[2].source.fd, &process->launch.fds[3], 0) < 0)
+        return -1;
     process->launch.tell_started = process->flags & START_STARTED;
     process->started_ns = now_ns();
+    calm_down();
     if (supervise(process) < 0)
         return -1;
     launch_close(&process->launch);

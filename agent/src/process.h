@@ -65,7 +65,8 @@ struct process {
     uint64_t started_ns, ended_ns;
     uint64_t grace_ns;
     struct timer deadline, kill_again, settle;
-    unsigned kill_rounds;
+    uint64_t kill_ns; /* since when all of it is being killed */
+    bool evades;      /* it does what it can to stay alive */
     unsigned cause;
 
     /* Written by the supervisor, read after its notice. */
@@ -83,9 +84,21 @@ struct process {
 };
 
 int supervise(struct process *process);
+
+/* kill(2), which refuses numbers that would hit more than one process or one group, or ourselves. */
+int signal_process(pid_t pid, int number);
+int signal_group(pid_t group, int number);
+
+struct outcome {
+    size_t present;  /* at the last look: dying, dead and not yet waited for, or just born */
+    unsigned passes; /* how often we looked */
+    bool evaded;     /* some came into being while we looked */
+};
+
 /* Kill what descends from `root`, except `spare`, and except children that are passed over with all that is below them (may be
- * NULL). Returns how many were found: they may not be dead yet, and may have had children meanwhile. */
-size_t kill_below(pid_t root, pid_t spare, bool (*passed_over)(pid_t pid));
+ * NULL). Takes a few milliseconds at most; it is over only when a later call finds nothing present. */
+struct outcome kill_below(pid_t root, pid_t spare, bool (*passed_over)(pid_t pid), bool urgent);
+void calm_down(void); /* after something urgent */
 
 /* Up to `most` bytes from the pipe. Positive: read; 0: end of file; -1: nothing there now; -2: no room. */
 ssize_t channel_fill(struct channel *channel, size_t most);

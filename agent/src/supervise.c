@@ -26,7 +26,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST_DESCRIPTORS = 65536 };
+enum { MOST_DESCRIPTORS = 65536, LAST_DESCRIPTOR = 0x7fffffff };
 
 #define NO_SANITIZE __attribute__((no_sanitize("address", "undefined")))
 
@@ -111,10 +111,11 @@ NO_SANITIZE static long give_up(struct process *process, enum stage stage, long 
     return 127;
 }
 
-/* Close a range of descriptors. Kernels before 5.9 cannot do that in one step. */
+/* Close a range of descriptors, one by one where the kernel cannot do it in one step. The range ends at the last number that a
+ * descriptor can have: gVisor reads ~0 as -1, closes nothing and says that all went well. */
 NO_SANITIZE static void close_between(unsigned first, unsigned last)
 {
-    if (raw(SYS_close_range, first, last, 0, 0) != -ENOSYS)
+    if (raw(SYS_close_range, first, last, 0, 0) == 0)
         return;
     for (unsigned fd = first; fd <= last && fd < MOST_DESCRIPTORS; fd++)
         raw(SYS_close, fd, 0, 0, 0);
@@ -131,7 +132,7 @@ NO_SANITIZE static long place_descriptors(const struct launch *launch)
         if (result < 0)
             return result;
     }
-    close_between(NOTICE_FD + 1, ~0U);
+    close_between(NOTICE_FD + 1, LAST_DESCRIPTOR);
     return 0;
 }
 

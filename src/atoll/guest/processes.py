@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.errors import AgentUnreachableError, ProtocolError, SandboxError
+from atoll.errors import AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
 from atoll.guest.capture import Capture
 from atoll.guest.channel import Channel
 from atoll.guest.collector import Collector
@@ -73,7 +73,8 @@ class Processes:
         try:
             if stdin is not None and whole is None:
                 await _feed(stream, stdin)
-            exit = await collector.future
+            with _naming_the_limit():
+                exit = await collector.future
         except BaseException:
             # Cancelled, or the caller's own callback failed: nobody will ever want this process again.
             if not stream.ended:
@@ -86,7 +87,8 @@ class Processes:
         channel = await self._guest.channel()
         process = ProcessStream.open(channel, Op.START, request.encode(started=True))
         try:
-            await process.ready()
+            with _naming_the_limit():
+                await process.ready()
         except asyncio.CancelledError:
             process.detach()
             _send_unanswered(channel, Op.KILL, _kill_fields(request.id))
@@ -136,6 +138,18 @@ class Processes:
     def _abandon(self, channel: Channel, stream: Stream, id: bytes) -> None:
         stream.close()
         _send_unanswered(channel, Op.KILL, _kill_fields(id))
+
+
+@contextlib.contextmanager
+def _naming_the_limit() -> Iterator[None]:
+    """EAGAIN from the kernel's fork means that there may be no more processes."""
+    try:
+        yield
+    except BlockingIOError as error:
+        raise SandboxResourceError(
+            "the sandbox cannot start another process",
+            hint="Its limit of processes may be used up: end some, or create it with a higher limit.",
+        ) from error
 
 
 class _Unanswered:
