@@ -13,13 +13,12 @@ import pytest
 from atoll.engines import registry
 from atoll.settings import Settings
 
-
 NeedEngine = Callable[[str, Settings], None]
 
 
 @pytest.fixture(scope="session")
 def need_engine() -> NeedEngine:
-    """`need_engine(name, settings)` goes on only if that engine works here: else a skip on a laptop, a failure in CI."""
+    """`need_engine(name, settings)` goes on if that engine works here: else a skip on a laptop, a failure in CI."""
 
     def need(name: str, settings: Settings) -> None:
         found = registry.probe(name, settings, thorough=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -75,17 +74,18 @@ class AsyncCommand:
         stream: ProcessStream,
         limit_bytes: int,
         explain: Callable[[], Awaitable[None]],
-        asked: tuple[int, int] = (0, 0),
+        asked: tuple[int, int] | None = None,
     ) -> None:
         self.id = id
         self._guest = guest
         self._stream = stream
-        self._loop = asyncio.get_running_loop()
+        self._channel = guest.current_channel()
         self._explain = explain
         self._captures = (Capture(limit_bytes), Capture(limit_bytes))
         self._exit: ProcessExit | None = None
-        self._dropped = 0
-        self._count_dropped(asked)
+        self._dropped = stream.dropped
+        if asked is not None:
+            self._show_dropped(asked)
 
     @property
     def pid(self) -> int:
@@ -150,7 +150,8 @@ class AsyncCommand:
         self._stream.detach()
 
     async def _live_stream(self) -> ProcessStream:
-        if self._loop is not asyncio.get_running_loop():
+        # Another event loop, or a connection that was lost.
+        if self._guest.current_channel() is not self._channel:
             await self._reattach()
         return self._stream
 
@@ -158,11 +159,11 @@ class AsyncCommand:
         await self._explain()
         first, second, third = self._stream.offsets
         self._stream = await self._guest.processes.attach(self.id.encode(), (first, second, third))
-        self._count_dropped((first, second))
-        self._loop = asyncio.get_running_loop()
+        self._dropped += self._stream.dropped
+        self._show_dropped((first, second))
+        self._channel = self._guest.current_channel()
 
-    def _count_dropped(self, asked: tuple[int, int]) -> None:
-        """Right after attaching: what lies between the offsets asked for and those that the output starts from."""
+    def _show_dropped(self, asked: tuple[int, int]) -> None:
+        """Right after attaching: what lies between the offsets asked for and where the output starts is missing."""
         for capture, offset, start in zip(self._captures, asked, self.offsets, strict=True):
             capture.miss(start - offset)
-            self._dropped += start - offset

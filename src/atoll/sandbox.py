@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import dataclasses
 import math
 import posixpath
 import secrets
@@ -15,7 +16,7 @@ from typing import Self
 
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry
-from atoll.engines.base import ByteStream, Engine
+from atoll.engines.base import ByteStream, Engine, LimitEvents, LimitReporting
 from atoll.errors import (
     AgentUnreachableError,
     SandboxError,
@@ -25,6 +26,7 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.guest import trees
+from atoll.guest.channel import Channel
 from atoll.guest.files import FileInfo, Files, Watch
 from atoll.guest.guest import Guest
 from atoll.guest.ports import PortStream
@@ -38,6 +40,8 @@ DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_OUTPUT_BYTES = 8 << 20
 _SLACK_S = 15.0
 """How much longer than a command's own deadline we wait for the agent to say that it is over."""
+
+_DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 CommandLine = str | Sequence[str]
 
@@ -87,6 +91,7 @@ class AsyncSandbox:
         self.spec = spec or SandboxSpec.of(**given)
         self.timeout_s = _seconds(timeout)
         self._settings = settings or Settings.load()
+        self._owns_engine = isinstance(engine, str)
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
         self._engine_name = engine if isinstance(engine, str) else engine.name
         self._handle: Handle | None = None
@@ -104,7 +109,7 @@ class AsyncSandbox:
         try:
             await self._guest.channel()
         except BaseException:
-            await asyncio.shield(self._destroy())
+            await asyncio.shield(self.cleanup())
             raise
         return self
 
@@ -131,12 +136,14 @@ class AsyncSandbox:
         await self._guest.aclose()
         if self._handle is not None and not self._deleted:
             await self._destroy()
+        await self._close_engine()
 
     async def detach(self) -> None:
         """Let go of the connection and leave the sandbox running: `attach` finds it again."""
         self._shells.clear()
         await self._guest.aclose()
         self._deleted = True
+        await self._close_engine()
 
     async def inspect(self) -> Observation:
         """What the engine sees of it right now, and why it ended if it has."""
@@ -241,7 +248,7 @@ class AsyncSandbox:
         """The persistent shell of that name; `run` on it gives the exit code too."""
         self._created()
         if name not in self._shells:
-            self._shells[name] = AsyncShell(self._guest, name, DEFAULT_OUTPUT_BYTES, self._explain)
+            self._shells[name] = AsyncShell(self._guest, name, None, DEFAULT_OUTPUT_BYTES, self._explain)
         return self._shells[name]
 
     async def open_terminal(
@@ -372,6 +379,11 @@ class AsyncSandbox:
             self._engine = registry.auto(self._settings)[0] if name == "auto" else registry.get(name, self._settings)
         return self._engine
 
+    async def _close_engine(self) -> None:
+        """An engine that was handed to us belongs to whoever made it."""
+        if self._owns_engine and self._engine is not None:
+            await self._engine.aclose()
+
     def _created(self) -> Handle:
         if self._handle is None:
             raise SandboxError("Sandbox not initialized", hint="Use it in a `with` block, or call create() first.")
@@ -380,7 +392,11 @@ class AsyncSandbox:
         return self._handle
 
     async def _connect(self) -> ByteStream:
-        return await self._the_engine().connect(self._created())
+        try:
+            return await self._the_engine().connect(self._created())
+        except AgentUnreachableError:
+            await self._explain()
+            raise
 
     async def _destroy(self) -> None:
         assert self._handle is not None
@@ -388,11 +404,27 @@ class AsyncSandbox:
         self._deleted = True
 
     async def _explain(self) -> None:
-        """After a lost connection: raise SandboxGoneError with the cause if the sandbox has ended."""
-        seen = await self._the_engine().inspect(self._created())
-        if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
-            cause = seen.cause or Cause.LOST
-            raise SandboxGoneError(f"sandbox {self.id} has ended: {seen.reason or cause}", cause=cause)
+        """After a lost connection: raise SandboxGoneError with the cause if the sandbox has ended, or is ending.
+
+        The connection breaks a moment before the engine can see the end, so a sandbox that does not answer gets that
+        moment.
+        """
+        for pause_s in _DYING_S:
+            await asyncio.sleep(pause_s)
+            seen = await self._the_engine().inspect(self._created())
+            if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
+                cause = seen.cause or Cause.LOST
+                raise SandboxGoneError(f"sandbox {self.id} has ended: {seen.reason or cause}", cause=cause)
+            if await self._answers():
+                return
+
+    async def _answers(self) -> bool:
+        try:
+            channel = await Channel.open(await self._the_engine().connect(self._created()), timeout_s=1.0)
+        except (AgentUnreachableError, SandboxGoneError):
+            return False
+        await channel.aclose()
+        return True
 
     async def _run_to_end(
         self,
@@ -403,13 +435,14 @@ class AsyncSandbox:
         limit_bytes: int,
     ) -> ExecutionResult:
         patience = None if math.isinf(seconds) else seconds + _SLACK_S
+        before = await self._limit_events()
         for last_try in (False, True):
             try:
                 async with asyncio.timeout(patience):
                     done = await self._guest.processes.run(
                         request, limit_bytes=limit_bytes, on_output=callback, stdin=stdin
                     )
-                return execution_result(done.exit, done.stdout, done.stderr)
+                return await self._with_cause(execution_result(done.exit, done.stdout, done.stderr), before)
             except AgentUnreachableError:
                 await self._explain()
                 # The agent lives and knows the command by its id: asking again gives its output from the start.
@@ -421,6 +454,22 @@ class AsyncSandbox:
                 await self._explain()
                 raise AgentUnreachableError("the sandbox does not answer") from error
         raise AssertionError("unreachable")
+
+    async def _with_cause(self, result: ExecutionResult, before: LimitEvents | None) -> ExecutionResult:
+        """A command that failed may have hit a limit of the sandbox: then that is the cause."""
+        if before is None or result.success or result.cause not in (Cause.EXIT, Cause.SIGNAL):
+            return result
+        after = await self._limit_events()
+        cause = after.cause_since(before, result.stderr) if after is not None else None
+        return result if cause is None else dataclasses.replace(result, cause=cause)
+
+    async def _limit_events(self) -> LimitEvents | None:
+        """None if there is no limit that could be hit, or nobody to ask."""
+        limits = self.spec.limits
+        if limits.memory_bytes is None and limits.pids is None and limits.disk_bytes is None:
+            return None
+        engine = self._the_engine()
+        return await engine.limit_events(self._created()) if isinstance(engine, LimitReporting) else None
 
     def _request(
         self,

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 
 from atoll.command import new_command_id, shell_exit_code
 from atoll.errors import AgentUnreachableError, SandboxError
+from atoll.guest.channel import Channel
 from atoll.guest.guest import Guest
 from atoll.guest.processes import Capture, ProcessExit, ProcessStream, StartRequest
 from atoll.model import Cause, ExecutionResult
 
+_RECONNECTS = 5
 _START_TIMEOUT_S = 10.0
 _INTERRUPT_TIMEOUT_S = 1.5
 _GIVE_UP = 64
@@ -86,16 +88,19 @@ class _Turn:
 class AsyncShell:
     """A named persistent shell of a sandbox. Concurrent callers take turns; a shell that ended is started again."""
 
-    def __init__(self, guest: Guest, name: str, limit_bytes: int, explain: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, guest: Guest, name: str, work_dir: str | None, limit_bytes: int, explain: Callable[[], Awaitable[None]]
+    ) -> None:
         self.name = name
         self._guest = guest
+        self._work_dir = work_dir
         self._limit_bytes = limit_bytes
         self._explain = explain
         self._turn = _Turn()
         self._id = b""
         self._kind = _KINDS[0]
         self._stream: ProcessStream | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._channel: Channel | None = None
         self._statuses: list[str] = []
         self._partial = b""
 
@@ -103,11 +108,14 @@ class AsyncShell:
         """Type one command: its output, both streams in order, and exit code. A timeout is a result, as with `exec`."""
         if "\0" in command:
             raise ValueError("a command cannot contain a zero byte")
+        if not timeout > 0:
+            raise ValueError(f"a timeout must be more than 0 seconds, not {timeout!r}; math.inf means none")
         async with self._turn.take():
             try:
                 return await self._run(command, timeout)
             except AgentUnreachableError:
                 await self._explain()
+                await self._discard()
                 raise
             except asyncio.CancelledError:
                 # The caller is gone in the middle of a command: nobody may find its rest in the next answer.
@@ -150,12 +158,20 @@ class AsyncShell:
 
     async def _status(self, capture: Capture) -> str:
         """The next line on the status channel; what is written until then goes into the capture."""
+        reconnects = 0
         while not self._statuses:
             assert self._stream is not None
             try:
                 piece = await self._stream.__anext__()
             except StopAsyncIteration:
                 raise _ShellEndedError(await self._stream.wait()) from None
+            except AgentUnreachableError:
+                reconnects += 1
+                await self._explain()
+                await self._follow_again()
+                if reconnects > _RECONNECTS or self._stream is None:
+                    raise
+                continue
             if piece.channel == 1:
                 capture.add(memoryview(piece.data))
             elif piece.channel == _STATUS_CHANNEL:
@@ -192,7 +208,8 @@ class AsyncShell:
             pass  # it had ended, or the sandbox has: nothing of it is left either way
 
     async def _ready(self) -> None:
-        if self._stream is not None and self._loop is not asyncio.get_running_loop():
+        # Another event loop, or a connection that was lost.
+        if self._stream is not None and self._guest.current_channel() is not self._channel:
             await self._follow_again()
         if self._stream is None:
             await self._start()
@@ -202,7 +219,7 @@ class AsyncShell:
         first, second, third = self._stream.offsets
         try:
             self._stream = await self._guest.processes.attach(self._id, (first, second, third))
-            self._loop = asyncio.get_running_loop()
+            self._channel = self._guest.current_channel()
         except FileNotFoundError:
             self._stream = None
 
@@ -211,10 +228,12 @@ class AsyncShell:
             self._kind = kind
             self._id = f"shell-{self.name[:32]}-{new_command_id()}".encode()[:64]
             self._statuses, self._partial = [], b""
-            self._loop = asyncio.get_running_loop()
             self._stream = await self._guest.processes.start(
-                StartRequest(id=self._id, argv=kind.argv, env={**_QUIET, **kind.env}, stdin=True, status=True)
+                StartRequest(
+                    id=self._id, argv=kind.argv, env={**_QUIET, **kind.env}, cwd=self._work_dir, stdin=True, status=True
+                )
             )
+            self._channel = self._guest.current_channel()
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
                     if not kind.after:

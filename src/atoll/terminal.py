@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from atoll.command import shell_exit_code
@@ -17,7 +16,7 @@ class AsyncTerminal:
         self.id = id
         self._guest = guest
         self._stream = stream
-        self._loop = asyncio.get_running_loop()
+        self._channel = guest.current_channel()
         self._exit: ProcessExit | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -52,8 +51,9 @@ class AsyncTerminal:
             return
 
     async def _live_stream(self) -> ProcessStream:
-        if self._loop is not asyncio.get_running_loop():
+        # Another event loop, or a connection that was lost.
+        if self._guest.current_channel() is not self._channel:
             first, second, third = self._stream.offsets
             self._stream = await self._guest.processes.attach(self.id.encode(), (first, second, third))
-            self._loop = asyncio.get_running_loop()
+            self._channel = self._guest.current_channel()
         return self._stream

@@ -69,11 +69,11 @@ class LocalEngine(ABC):
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
         refuse_unsupported(self.name, self.capabilities, spec)
         self._check(spec)
-        socket_path = self._settings.socket_path(self.name, sandbox_id)
         home = self._make_home(sandbox_id)
         record: Record | None = None
         spawned: set[ProcessRef] = set()
         try:
+            socket_path = self._settings.socket_path(self.name, sandbox_id)
             first = record = self._write_first(sandbox_id, spec)
             started = await start(
                 lambda listener, resources: self._launch(first, home, listener, resources),

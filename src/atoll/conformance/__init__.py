@@ -1,0 +1,33 @@
+"""The law for every engine: what any sandbox does, whatever makes it, as checks that are plain async functions.
+
+`run` is for `atoll doctor` and for tests alike. It lies beside the command line, above everything that it drives, so
+that imports still point one way: engines know nothing of the law that they are measured by.
+"""
+
+# Importing a module enters its checks into the list, in this order.
+from atoll.conformance import life  # isort: skip
+from atoll.conformance import commands, process_trees, background, shells, terminals  # isort: skip
+from atoll.conformance import files, special_files, watching, trees, ports  # isort: skip
+from atoll.conformance import isolation, limits, recovery  # isort: skip
+from atoll.conformance.bench import Bench
+from atoll.conformance.check import CHECKS, Check
+from atoll.conformance.running import CheckResult, Outcome, run, run_one
+
+_MODULES = (
+    life,
+    commands,
+    process_trees,
+    background,
+    shells,
+    terminals,
+    files,
+    special_files,
+    watching,
+    trees,
+    ports,
+    isolation,
+    limits,
+    recovery,
+)
+
+__all__ = ["CHECKS", "Bench", "Check", "CheckResult", "Outcome", "run", "run_one"]

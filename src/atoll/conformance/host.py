@@ -1,0 +1,67 @@
+"""What can be seen of a sandbox from the host: its processes, mounts and files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from atoll.settings import Settings
+
+
+def processes(text: str) -> list[int]:
+    """Processes of the host that mention this text in their command line, environment, mounts or groups.
+
+    Only those that this user may look at. This process is none of them, nor is what is dead and waits for a parent
+    other than us to notice.
+    """
+    wanted = os.fsencode(text)
+    return [
+        pid
+        for pid in _pids()
+        if any(wanted in _read(pid, name) for name in ("cmdline", "environ", "mountinfo", "cgroup"))
+    ]
+
+
+def processes_with_descendants(text: str) -> list[int]:
+    """As `processes`, and all that they started, which may hide what they are."""
+    found = set(processes(text))
+    parents = {pid: _parent(pid) for pid in _pids()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found)
+
+
+def traces(settings: Settings, sandbox_id: str) -> list[str]:
+    """Everything on the host that still speaks of a sandbox."""
+    found = [f"process {pid}: {_read(pid, 'cmdline')[:200]!r}" for pid in processes(sandbox_id)]
+    found += [f"mount {line}" for line in _mounts() if sandbox_id in line]
+    for directory in (settings.data_dir, settings.run_dir):
+        for folder, folders, files in os.walk(directory):
+            found += [f"{folder}/{name}" for name in (*folders, *files) if sandbox_id in name]
+    return found
+
+
+def _pids() -> list[int]:
+    found = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in found if pid != os.getpid() and not _is_dead(pid)]
+
+
+def _is_dead(pid: int) -> bool:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return len(fields) < 2 or (fields[0] == b"Z" and int(fields[1]) != os.getpid())
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent(pid: int) -> int:
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0

@@ -1,0 +1,40 @@
+"""What can be seen of processes from inside a sandbox, with nothing but a shell."""
+
+from __future__ import annotations
+
+from atoll.conformance.saying import until
+from atoll.sandbox import AsyncSandbox
+
+# Everything in one process, with a line between: `cat` would not tell where one ends.
+_COMMAND_LINES = "tail -n +1 /proc/[0-9]*/cmdline 2>/dev/null"
+_STATES = "cat /proc/[0-9]*/stat 2>/dev/null"
+
+WAIT_FOR_GO = "while [ ! -e go ]; do sleep 0.02; done"
+"""A command line that waits until there is a file `go` in the work directory."""
+
+
+async def running(sandbox: AsyncSandbox, mark: str) -> list[str]:
+    """The command lines inside that hold this mark."""
+    result = await sandbox.exec(_COMMAND_LINES, timeout=20)
+    lines = result.stdout.replace("\0", " ").split("==> /proc/")
+    return [line for line in lines if mark in line]
+
+
+async def zombies(sandbox: AsyncSandbox) -> list[str]:
+    """Processes that have ended and were not collected, but for those of the command that looks."""
+    result = await sandbox.exec(_STATES, timeout=20)
+    return [line for line in result.stdout.splitlines() if line.rpartition(")")[2].split()[:1] == ["Z"]]
+
+
+async def until_running(sandbox: AsyncSandbox, mark: str) -> None:
+    async def seen() -> bool:
+        return bool(await running(sandbox, mark))
+
+    await until(seen, "the command that was started is not running")
+
+
+async def until_gone(sandbox: AsyncSandbox, mark: str, sentence: str) -> None:
+    async def gone() -> bool:
+        return not await running(sandbox, mark)
+
+    await until(gone, sentence)
