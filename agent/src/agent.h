@@ -102,7 +102,7 @@ struct stream {
 };
 
 void connections_listen(int fd);
-void connection_over(int in, int out); /* whenever there is something to read, until its end, and then again */
+void connection_over(int in, int out); /* until its end; over fifos then again, whenever there is something to read */
 void connections_flush(void); /* at the end of each turn of the loop */
 unsigned connections_count(void);
 unsigned streams_count(void);
@@ -146,7 +146,7 @@ void tree_put(struct stream *stream, struct fields fields);
 void watch_open(struct stream *stream, struct fields fields);
 
 void gvisor_init(void);
-void gvisor_resized(int master);
+void gvisor_resized(pid_t session);
 ssize_t gvisor_write(int master, const void *bytes, size_t length);
 
 void port_open(struct stream *stream, struct fields fields);

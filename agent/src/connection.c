@@ -19,6 +19,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MS 1000000u
@@ -503,6 +504,10 @@ static void close_descriptors(struct connection *connection)
         in->fd = out->fd = -1;
         look_later(fds[0], fds[1], connection->ended);
     } else {
+        if (out->fd != in->fd) {
+            shutdown(in->fd, SHUT_RDWR); /* whoever started us may hold it open too */
+            source_close(out);
+        }
         source_close(in);
         out->fd = -1;
     }
@@ -593,10 +598,9 @@ static struct {
 static void skip_to_end(void)
 {
     uint8_t ignored[16384];
-    ssize_t length;
-    do
+    ssize_t length = 1;
+    for (int i = 0; i < 64 && length > 0; i++)
         length = read(lasting.in, ignored, sizeof ignored);
-    while (length > 0);
     lasting.ended = length == 0;
 }
 
@@ -620,8 +624,10 @@ static void look_later(int in, int out, bool ended)
 
 void connection_over(int in, int out)
 {
+    struct stat info;
+    bool again = fstat(in, &info) == 0 && S_ISFIFO(info.st_mode); /* a socket whose other end is closed stays so */
     not_blocking(in);
     not_blocking(out);
-    if (connection_open(in, out, true) < 0)
+    if (connection_open(in, out, again) < 0)
         look_later(in, out, true);
 }

@@ -10,8 +10,8 @@
  *
  *   atoll-agent --listen-fd N    accept on an inherited, listening socket: nothing inside can take its place
  *   atoll-agent --listen-path P  make and accept on a unix socket
- *   atoll-agent --stdio          connections over stdin and stdout, one after another: each lasts until the end of the input. Where
- *                                both are fifos the host may open them again later; until then it waits
+ *   atoll-agent --stdio          a connection over stdin and stdout until the end of the input, which does not end the agent. Where
+ *                                stdin is a fifo the host may open both again later, for the next connection
  *     --work-dir DIR             where relative paths and commands start
  *     --rlimit-nofile N          a cap on open files for everything inside
  *   atoll-agent connect P        join stdin and stdout to the unix socket P (a bridge for engines that can only run programs)
@@ -147,14 +147,22 @@ static int give_up_root(int argc, char **argv)
     return 127;
 }
 
-/* 1: copied; 0: the end; -1: it cannot be written. */
+/* 1: copied; 0: the end; -1: it cannot be written. Who gave us a descriptor may have made it non-blocking: we wait all the same. */
 static int copy_some(int from, int to)
 {
     char buffer[65536];
     ssize_t length = read(from, buffer, sizeof buffer);
-    for (ssize_t done = 0, part; done < length; done += part)
-        if ((part = write(to, buffer + done, (size_t)(length - done))) <= 0)
+    if (length < 0 && (errno == EAGAIN || errno == EINTR))
+        return 1;
+    for (ssize_t done = 0; done < length;) {
+        ssize_t part = write(to, buffer + done, (size_t)(length - done));
+        if (part < 0 && errno == EAGAIN)
+            poll(&(struct pollfd){.fd = to, .events = POLLOUT}, 1, -1);
+        else if (part == 0 || (part < 0 && errno != EINTR))
             return -1;
+        else if (part > 0)
+            done += part;
+    }
     return length > 0;
 }
 
@@ -255,7 +263,7 @@ static void sort_descriptors(const struct options *options)
         claim(options->listen_fd, LISTEN_FD);
     else
         close(LISTEN_FD);
-    close_from(OUTPUT_FD + 1, ~0U);
+    close_from(OUTPUT_FD + 1, INT_MAX); /* not ~0: see close_between in supervise.c */
     close_from(3, LISTEN_FD - 1);
     close_from(INPUT_FD, OUTPUT_FD);
     if (options->stdio) {

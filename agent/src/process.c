@@ -28,6 +28,7 @@ enum {
     MOST_INPUT = 4 << 20, /* streams that attach one after another each bring credit for more */
 };
 #define MS 1000000u
+#define URGENT_NS (30ull * MS)     /* most trees are gone long before */
 #define PATIENCE_NS (3000ull * MS)  /* with a supervisor whose children do not go, though they do not evade us either */
 #define GIVE_UP_NS (10000ull * MS) /* what hangs in the kernel cannot be killed, and the host gets its answer */
 #ifndef TIOCGPTPEER
@@ -264,21 +265,22 @@ static struct timer sweeping = {.fire = sweep};
 static void sweep(struct timer *timer)
 {
     static bool urgent;
+    static uint64_t since_ns; /* when there was nothing */
     reap(); /* before: what comes to us from a supervisor that was killed must be seen below */
     struct outcome outcome = kill_below(getpid(), 0, is_supervisor, urgent);
     uint64_t now = now_ns();
-    bool hanging = false;
-    urgent = outcome.present && (urgent || outcome.evaded);
+    if (!outcome.present || !since_ns)
+        since_ns = now;
+    urgent = outcome.evaded || (outcome.present && now - since_ns > URGENT_NS);
     for (struct process *process = processes, *next; process; process = next) {
         next = process->next;
         if (!process->lost || process->gone)
             continue;
-        hanging |= now - process->kill_ns > PATIENCE_NS;
         if (!outcome.present || now - process->kill_ns >= GIVE_UP_NS)
             process_gone(process);
     }
     if (outcome.present)
-        timer_set(timer, outcome.evaded ? now : now + (hanging ? 50 : 1) * MS);
+        timer_set(timer, outcome.evaded ? now : now + (now - since_ns < PATIENCE_NS ? 1 : 100) * MS);
     else
         calm_down();
 }
@@ -335,7 +337,8 @@ static void kill_round(struct process *process)
     if (process->gone || process->lost)
         return;
     signal_process(process->supervisor, SIGCONT);
-    struct outcome outcome = kill_below(process->supervisor, 0, NULL, process->evades);
+    bool urgent = process->evades || now_ns() - process->kill_ns > URGENT_NS;
+    struct outcome outcome = kill_below(process->supervisor, 0, NULL, urgent);
     process->evades |= outcome.evaded;
     uint64_t now = now_ns(), since = now - process->kill_ns;
     /* Then what is below the supervisor comes to us, and we wait for the dead ourselves: where very many processes want to run the
@@ -597,7 +600,7 @@ static void resize(struct process *process, struct fields fields)
     };
     int master = process->flags & START_PTY ? process->channels[0].source.fd : -1;
     if (master >= 0 && ioctl(master, TIOCSWINSZ, &size) == 0)
-        gvisor_resized(master);
+        gvisor_resized(process->pid);
 }
 
 static void process_control(struct stream *stream, unsigned verb, struct fields fields)

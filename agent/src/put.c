@@ -34,6 +34,7 @@ struct put {
     uint64_t file_left;
     int64_t file_mtime_ns;
     uint64_t items;
+    bool single; /* the tree is one file or one link */
     char file_name[NAME_MAX + 1];
     char temporary[32]; /* empty: the file has its final name already */
     uint8_t record[RECORD_SIZE + 2 * PATH_MAX];
@@ -221,8 +222,9 @@ static int put_item(struct put *put)
         if (open_root(put, at[0]) < 0)
             return -1;
         strcpy(path, at[0] == 'd' ? "." : strrchr(put->path, '/') + 1);
-    } else if (!path_length) {
-        return errno = EINVAL, -1;
+        put->single = at[0] != 'd';
+    } else if (!path_length || put->single) {
+        return errno = EINVAL, -1; /* nothing comes below a file, least of all beside it */
     }
     const char *name = go_to(put, path);
     if (!name)

@@ -342,6 +342,7 @@ static void op_place(const char *source) { /* place SOURCE TARGET FLAGS: a stage
     need(from);
     struct stat st;
     need(fstat(from, &st));
+    detail = target;
     int at = mount_point(target, S_ISDIR(st.st_mode), flag(flags, "strict"));
     need(at);
     bind_inside(from, at, flags);
@@ -391,6 +392,26 @@ static void op_directory(const char *target) { /* directory TARGET MODE UID GID:
     close(at);
 }
 
+/* Our copy of the host's mounts must not keep a file system alive that the host unmounts: what lies on a loop device is let go. A
+ * runtime that leaves the host's tree behind lets go of all of it; one that stays in our mount namespace does not. */
+static void let_go(void) {
+    FILE *mounts = fopen("/proc/self/mountinfo", "re");
+    char *line = NULL;
+    size_t room = 0;
+    if (!mounts)
+        fail();
+    while (getline(&line, &room, mounts) > 0) {
+        char where[PATH_MAX];
+        char *source = strstr(line, " - ");
+        if (!source || !(source = strchr(source + 3, ' ')) || strncmp(source, " /dev/loop", 10) ||
+            sscanf(line, "%*s %*s %*s %*s %4095s", where) != 1 || !strcmp(where, "/"))
+            continue;
+        umount2(where, MNT_DETACH | UMOUNT_NOFOLLOW);
+    }
+    free(line);
+    fclose(mounts);
+}
+
 static void host_operation(const char *op) {
     if (!strcmp(op, "unshare")) {
         need(unshare((int)number()));
@@ -409,6 +430,8 @@ static void host_operation(const char *op) {
         detail = next();
         if (umount2(detail, MNT_DETACH) < 0 && errno != EINVAL && errno != ENOENT)
             fail();
+    } else if (!strcmp(op, "let-go")) {
+        let_go();
     } else if (!strcmp(op, "stage")) { /* stage DIRECTORY: an empty tmpfs there, and we stand in it */
         detail = next();
         need(mount("stage", detail, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755"));

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from atoll.errors import UnsupportedError
-from atoll.model import Capability, Handle, Observation, SandboxSpec, Stats
+from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, Stats
 
 ByteStream = socket.socket
 """A connected, non-blocking stream socket to a sandbox's agent. An engine without one bridges a socket pair."""
@@ -71,6 +74,41 @@ class Collecting(Protocol):
 
     async def gc(self) -> Sequence[str]:
         """What was removed, each with a word on why. Touches nothing that is not of this installation."""
+
+
+_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitEvents:
+    """How often a sandbox's limits were hit since it was made."""
+
+    oom_kills: int = 0
+    pids_refused: int = 0
+    disk_full: bool = False
+    """Right now: nobody counts the writes that were refused."""
+
+    def cause_since(self, before: LimitEvents, said: str) -> Cause | None:
+        """The limit that a failed command hit since then, if any. `said` is what it wrote to standard error: a disk
+        that was full already is the cause only if the command complains of it."""
+        if self.oom_kills > before.oom_kills:
+            return Cause.OUT_OF_MEMORY
+        if self.pids_refused > before.pids_refused:
+            return Cause.PIDS
+        if self.disk_full and (not before.disk_full or any(text in said for text in _DISK_FULL)):
+            return Cause.DISK_FULL
+        return None
+
+
+@runtime_checkable
+class LimitReporting(Protocol):
+    """An engine that knows whether a limit was hit: compared before and after a command that failed, it tells why.
+
+    What ends the sandbox as a whole is told by `inspect`.
+    """
+
+    async def limit_events(self, handle: Handle) -> LimitEvents:
+        """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing."""
 
 
 def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: SandboxSpec) -> None:

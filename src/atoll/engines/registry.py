@@ -21,6 +21,7 @@ class EngineClass(Protocol):
 
 
 _STRONGEST_FIRST = {
+    "native": "atoll.engines.linux.native:NativeEngine",
     "oci": "atoll.engines.linux.oci:OciEngine",
     "process": "atoll.engines.process:ProcessEngine",
 }

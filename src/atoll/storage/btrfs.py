@@ -13,7 +13,9 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 _SUBVOL_CREATE = 0x5000_940E
 _SNAP_DESTROY = 0x5000_940F
@@ -84,17 +86,26 @@ def limit(path: Path, referenced_bytes: int) -> None:
         fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("QQQQQQ", 0, _LIMIT_REFERENCED, referenced_bytes, 0, 0, 0))
 
 
-def referenced_bytes(path: Path) -> int | None:
-    """What the subvolume's quota counts. None without quotas."""
+@dataclass(frozen=True, slots=True)
+class Quota:
+    used_bytes: int
+    limit_bytes: int | None
+
+
+def quota(path: Path) -> Quota | None:
+    """What the subvolume's quota counts, with what is promised to writes that are not on the disk yet. None without
+    quotas."""
     with _directory(path) as fd:
         buffer = bytearray(1024)
         fcntl.ioctl(fd, _FS_INFO, buffer)
-    raw = bytes(buffer[16:32]).hex()
-    uuid = "-".join((raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:]))
+    folder = Path(f"/sys/fs/btrfs/{UUID(bytes=bytes(buffer[16:32]))}/qgroups/0_{subvolume_id(path)}")
     try:
-        return int(Path(f"/sys/fs/btrfs/{uuid}/qgroups/0_{subvolume_id(path)}/referenced").read_text())
+        used, reserved, most = (
+            int((folder / name).read_text()) for name in ("referenced", "rsv_data", "max_referenced")
+        )
     except (OSError, ValueError):
         return None
+    return Quota(used + reserved, most or None)
 
 
 @contextmanager

@@ -38,6 +38,9 @@ class Layers(Protocol):
     def usage(self, layer_id: str) -> int | None:
         """Bytes in use; None if it is not known without looking at every file."""
 
+    def is_full(self, layer_id: str) -> bool:
+        """Whether its disk limit is reached. Reads a few lines of the kernel's: quicker than the hop to a thread."""
+
     def list(self) -> list[str]: ...
 
     def close(self) -> None:
@@ -86,6 +89,9 @@ class PlainLayers:
 
     def usage(self, layer_id: str) -> int | None:
         return None
+
+    def is_full(self, layer_id: str) -> bool:
+        return False
 
     def list(self) -> list[str]:
         return names_in(self.directory)

@@ -28,6 +28,7 @@ from atoll.storage.layers import Layer, Layers, PlainLayers, checked, make_parts
 
 _PROGRAM_S = 60.0
 _SMALLEST_POOL = 256 << 20
+_NEARLY_FULL = 0.98
 _MOUNT_OPTIONS = "loop,nodev,nosuid,noatime,discard=async"
 
 
@@ -88,8 +89,19 @@ class BtrfsLayers:
             self._remove(directory / layer_id)
 
     def usage(self, layer_id: str) -> int | None:
+        quota = self._quota(layer_id)
+        return quota.used_bytes if quota is not None else None
+
+    def is_full(self, layer_id: str) -> bool:
+        quota = self._quota(layer_id)
+        if quota is None or quota.limit_bytes is None:
+            return False
+        # A write is refused as a whole, so a little may be left.
+        return quota.used_bytes >= quota.limit_bytes * _NEARLY_FULL
+
+    def _quota(self, layer_id: str) -> btrfs.Quota | None:
         try:
-            return btrfs.referenced_bytes(self._directory / checked(layer_id))
+            return btrfs.quota(self._directory / checked(layer_id))
         except OSError:
             return None
 
@@ -101,9 +113,10 @@ class BtrfsLayers:
 
     def close(self) -> None:
         """Unmount a pool that holds nothing. Another process that needs it mounts it again."""
-        if self._on_btrfs or not os.path.ismount(self._mount_point):
+        if self._on_btrfs or not (os.path.ismount(self._mount_point) or self._draft.exists()):
             return
         with self._lock(exclusive=True) as lock:
+            self._draft.unlink(missing_ok=True)  # whoever was making it holds no lock any more, so is dead
             if os.path.ismount(self._mount_point) and not names_in(self._directory):
                 with suppress(EngineUnavailableError):  # somebody looks into it just now
                     _run(lock, "umount", str(self._mount_point))
@@ -117,6 +130,10 @@ class BtrfsLayers:
     @property
     def _mount_point(self) -> Path:
         return self.data_dir / "pool"
+
+    @property
+    def _draft(self) -> Path:
+        return self.data_dir / ".pool.btrfs.draft"
 
     @property
     def _directory(self) -> Path:
@@ -177,7 +194,7 @@ class BtrfsLayers:
         size = int(free * 0.8) >> 20 << 20
         if size < _SMALLEST_POOL:
             raise EngineUnavailableError(f"'{self.data_dir}' has too little free space for a pool: {free >> 20} MiB")
-        draft = image.with_name(".pool.btrfs.draft")
+        draft = self._draft
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.truncate(size)

@@ -12,6 +12,7 @@ from atoll.engines.docker.http import SLOW_S, Http, close
 _PIECE = 256 << 10
 _FRAME = struct.Struct(">BxxxL")
 _STDOUT = 1
+_PAUSE_S = 0.005
 _ATTACHED = {"Detach": False, "Tty": False}
 
 
@@ -23,9 +24,14 @@ class Bridges:
         self._pumps: set[asyncio.Task[None]] = set()
 
     async def connect(self, container: str, program: str, path: str) -> socket.socket:
-        """Raises RefusedError, EngineUnavailableError. Whether the agent answers shows only when it is spoken to."""
+        """Raises RefusedError, EngineUnavailableError, OSError. Whether it answers shows only when it is spoken to."""
         exec_id = await self._prepare(container, [program, "connect", path], stdin=True)
         reader, writer = await self._http.hijack(f"/exec/{exec_id}/start", _ATTACHED)
+        try:
+            await self._await_start(exec_id)
+        except BaseException:
+            await close(writer)
+            raise
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
@@ -33,6 +39,16 @@ class Bridges:
         self._pumps.add(task)
         task.add_done_callback(self._pumps.discard)
         return ours
+
+    async def _await_start(self, exec_id: str) -> None:
+        """Until the program runs. If it cannot, the engine would write its reason into the middle of our stream."""
+        while True:
+            state = await self._http.call("GET", f"/exec/{exec_id}/json")
+            if state.get("Pid"):
+                return
+            if not state.get("Running") and state.get("ExitCode") is not None:
+                raise ConnectionRefusedError("the container has ended, or does not run programs")
+            await asyncio.sleep(_PAUSE_S)
 
     async def knock(self, container: str, program: str, path: str) -> bool:
         """Whether the agent listens: without input its `connect` only connects, and says how that went."""

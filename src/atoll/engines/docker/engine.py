@@ -52,18 +52,25 @@ class DockerEngine:
         self._settings = settings
         self._where = where
         self._direct = direct
+        self._capabilities: frozenset[Capability] | None = None
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
         return probing.probe(cls.name, thorough=thorough)
 
-    @functools.cached_property
+    @property
     def capabilities(self) -> frozenset[Capability]:
         """They depend on the engine behind the API, which is asked once. If it does not answer it limits nothing."""
-        try:
-            return facts.learn_now(self._http).capabilities
-        except SandboxError:
-            return frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
+        if self._capabilities is None:
+            try:
+                self._capabilities = facts.learn_now(self._http).capabilities
+            except SandboxError:
+                return frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
+        return self._capabilities
+
+    @capabilities.setter
+    def capabilities(self, known: frozenset[Capability]) -> None:
+        self._capabilities = known
 
     # --- the contract ----------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ _MAX_HEAD = 64 << 10
 _MAX_BODY = 64 << 20
 _MAX_MESSAGE = 2000
 _READ = 64 << 10
+_CONTINUE = 100
 
 
 class RefusedError(Exception):
@@ -142,8 +143,11 @@ class Http:
                 reader, writer = await self._connect()
             try:
                 writer.write(_encoded(method, path, query, body, tar, {"Connection": "close", **headers}))
-                await writer.drain()
-                answer = await _head(reader, writer)
+                answer = await _head(reader, writer, bodiless=method == "HEAD")
+                if answer.status == _CONTINUE and tar is not None:
+                    writer.write(tar)
+                    await writer.drain()
+                    answer = await _head(reader, writer)
                 await _refuse(answer)
                 yield answer
             finally:
@@ -197,26 +201,30 @@ def _encoded(
     tar: bytes | None,
     headers: Mapping[str, str],
 ) -> bytes:
-    content = tar if tar is not None else b"" if body is None else json.dumps(body).encode()
-    lines = {
-        "Host": "docker",
-        "User-Agent": "atoll",
-        "Content-Type": "application/x-tar" if tar is not None else "application/json",
-        "Content-Length": str(len(content)),
-        **headers,
-    }
+    content = b"" if body is None else json.dumps(body).encode()
+    lines = {"Host": "docker", "User-Agent": "atoll", **headers}
+    if tar is None:
+        lines |= {"Content-Type": "application/json", "Content-Length": str(len(content))}
+    else:
+        # Sent when the engine asks for it: one that refuses hangs up, and its reason would be lost.
+        lines |= {"Content-Type": "application/x-tar", "Content-Length": str(len(tar)), "Expect": "100-continue"}
     target = f"{path}?{urlencode(query)}" if query else path
     head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{head}\r\n".encode() + content
 
 
-async def _head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
+async def _head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, bodiless: bool = False) -> Answer:
     status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    if bodiless:  # its headers speak of the body that another method would have got
+        lines = []
     headers = {}
     for line in lines:
         name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip()
-    return Answer(int(status.split(" ", 2)[1]), headers, reader, writer)
+    version, _, rest = status.partition(" ")
+    if not version.startswith("HTTP/1."):
+        raise BrokenOffError("not HTTP")
+    return Answer(int(rest[:3]), headers, reader, writer)
 
 
 async def _refuse(answer: Answer) -> None:

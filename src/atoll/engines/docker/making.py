@@ -28,7 +28,7 @@ class Maker:
         try:
             await self._start(name, body)
         except RefusedError as error:
-            if agent_volume.PROGRAM not in error.message:
+            if agent_volume.HOME not in error.message:
                 raise _refusal(spec, error) from error
             # Somebody removed the volume with the agent, and the engine made an empty one in its place.
             agent_volume.forget(self._http, agent)

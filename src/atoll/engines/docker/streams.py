@@ -70,10 +70,14 @@ class Streams:
 
     async def direct(self, target: Target) -> socket.socket:
         """Raises NotVisibleError, OSError, AgentUnreachableError."""
-        # Under another kernel the first process is that kernel's, and its root directory not the container's.
-        if not self._direct or facts.has_own_kernel(target.runtime):
+        if not self.reaches(target):
             raise NotVisibleError
         return await connect_directly(target.pid, target.container_id)
+
+    def reaches(self, target: Target) -> bool:
+        """Whether a direct way is worth a try."""
+        # Under another kernel the first process is that kernel's, and its root directory not the container's.
+        return self._direct and not facts.has_own_kernel(target.runtime)
 
     async def open(self, target: Target) -> socket.socket:
         """Raises OSError, AgentUnreachableError, RefusedError, EngineUnavailableError."""
@@ -96,8 +100,10 @@ class Streams:
             return False  # it has just ended, as the next look at it will show
 
 
-async def connect_directly(pid: int, container_id: str, path: str = agent_volume.SOCKET) -> socket.socket:
-    """Through the container's own root directory.
+async def connect_directly(
+    pid: int, container_id: str, path: str = agent_volume.SOCKET, *, first: bool = True
+) -> socket.socket:
+    """Through the root directory of the container's first process, who must be the one that listens if `first`.
 
     Raises NotVisibleError if this is not possible from here, AgentUnreachableError if what is there is not the agent,
     OSError if it does not listen.
@@ -111,7 +117,7 @@ async def connect_directly(pid: int, container_id: str, path: str = agent_volume
                 await asyncio.sleep(_PAUSE_S)
             size = _CREDENTIALS.size
             listener, _, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-            if listener != pid:
+            if listener != pid if first else not _is_in(listener, container_id):
                 raise AgentUnreachableError("something in the sandbox has taken the place of its agent")
         except BaseException:
             stream.close()
@@ -126,9 +132,8 @@ def _opened(pid: int, container_id: str, path: str) -> Iterator[int]:
     try:
         try:
             fds.append(os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            with open(f"/proc/{pid}/cgroup", errors="replace") as groups:
-                if container_id not in groups.read():
-                    raise NotVisibleError
+            if not _is_in(pid, container_id):
+                raise NotVisibleError
         except OSError as error:
             raise NotVisibleError from error
         *folders, name = path.strip("/").split("/")
@@ -141,6 +146,12 @@ def _opened(pid: int, container_id: str, path: str) -> Iterator[int]:
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _is_in(pid: int, container_id: str) -> bool:
+    """Whether a process of this machine belongs to the container, by its control group, which it cannot change."""
+    with open(f"/proc/{pid}/cgroup", errors="replace") as groups:
+        return container_id in groups.read()
 
 
 def _try_connect(stream: socket.socket, fd: int) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from atoll.engines.base import LimitEvents
 from atoll.engines.linux.plan import CgroupLimits
 from atoll.engines.local.waiting import Deadline
 from atoll.errors import EngineError
@@ -78,14 +79,6 @@ def parse_hierarchy(mountinfo: str) -> Hierarchy:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitEvents:
-    """How often a limit was hit since the sandbox was made."""
-
-    oom_kills: int = 0
-    pids_refused: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """One sandbox's control group. Methods on a group that is gone do nothing and see nothing."""
 
@@ -106,7 +99,12 @@ class Group:
         """Make it with its limits. Raises OSError if one cannot be set; what was made is for `remove`."""
         for directory in dict.fromkeys(self.directory(name) for name in self.hierarchy.controllers):
             assert directory is not None
-            directory.mkdir(parents=True, exist_ok=True)
+            try:
+                os.mkdir(directory)
+            except FileNotFoundError:  # the first one of this installation
+                directory.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                pass
         for controller, name, value in settings(self.hierarchy.mode, limits):
             found = self.directory(controller)
             if found is None:

@@ -79,7 +79,7 @@ def skeleton(directory: Path, etc: Path = Path("/etc")) -> Path:
     if path.is_dir():
         return path
     directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-    draft = directory / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
+    draft = directory / f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}"
     try:
         _make(draft, etc)
         with contextlib.suppress(OSError):  # another process was faster

@@ -8,6 +8,8 @@ namespace that it configures belongs to the host.
 
 from __future__ import annotations
 
+import functools
+
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
@@ -30,6 +32,7 @@ _SYS = _words(
 )
 
 
+@functools.cache
 def masked_paths(cpus: int) -> tuple[str, ...]:
     thermal = (f"devices/system/cpu/cpu{number}/thermal_throttle" for number in range(cpus))
     return (*(f"/proc/{name}" for name in _PROC), *(f"/sys/{name}" for name in (*_SYS, *thermal)))

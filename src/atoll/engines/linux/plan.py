@@ -43,6 +43,8 @@ RANGE = 65_536
 CPU_PERIOD_US = 100_000
 OPEN_FILES = 4096
 SHM_BYTES = 64 << 20
+VIRTUAL_KERNEL_THREADS = 8192
+"""More than any sane sandbox needs, fewer than would take the host down."""
 DEFAULT_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -176,6 +178,8 @@ class Plan:
     cwd: str
     no_new_privileges: bool = True
     hide_unified_cgroup: bool = False
+    lets_go_of_loops: bool = False
+    """Whoever runs it keeps a copy of the host's mounts: file systems on loop devices must not be among them."""
     labels: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -214,7 +218,8 @@ def make_plan(
 ) -> Plan:
     """`env` is the image's own; the spec's wins over it. Raises SpecError for a volume that would cover a wall."""
     limits = spec.limits
-    variables = DEFAULT_ENV | (env or {}) | {"HOSTNAME": spec.hostname} | spec.env
+    ours = {"HOSTNAME": spec.hostname}
+    variables = DEFAULT_ENV | (env or {}) | ours | spec.env | {"ATOLL_SANDBOX_ID": sandbox_id}
     return Plan(
         sandbox_id=sandbox_id,
         machine=facts.machine,
@@ -255,10 +260,16 @@ def make_plan(
 def for_virtual_kernel(plan: Plan, agent: Path, target: str) -> Plan:
     """The same sandbox for a runtime that brings a kernel of its own: that kernel has its own /proc, /sys and /dev,
     with nothing of the host in them, and its own filter around itself. The agent comes as a file, since descriptors
-    do not reach inside."""
+    do not reach inside. The host counts that kernel's own threads, not the processes inside, so the number of those
+    cannot be limited; what it may take of the host is."""
     binds = tuple(mount for mount in plan.mounts if isinstance(mount, Bind))
     return dataclasses.replace(
-        plan, mounts=(*binds, Bind(str(agent), target, ("ro", "nosuid", "nodev"))), masked_paths=(), shadows=()
+        plan,
+        mounts=(*binds, Bind(str(agent), target, ("ro", "nosuid", "nodev"))),
+        masked_paths=(),
+        shadows=(),
+        cgroup=dataclasses.replace(plan.cgroup, pids=VIRTUAL_KERNEL_THREADS),
+        lets_go_of_loops=True,
     )
 
 

@@ -23,6 +23,7 @@ back to `clone`, whose flags are checked for new namespaces.
 from __future__ import annotations
 
 import errno
+import functools
 import stat
 from dataclasses import dataclass
 
@@ -106,6 +107,7 @@ def _ioctls_but(*refused: int) -> list[Rule]:
     return rules + [Rule(("ioctl",), (Match(1, base + low),)) for low in range(16) if base + low not in refused]
 
 
+@functools.cache
 def default_profile() -> Profile:
     refused = tuple(sorted(syscalls.ANSWER_NOT_IMPLEMENTED))
     return Profile(

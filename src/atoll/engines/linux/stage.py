@@ -63,6 +63,8 @@ def _host_part(plan: Plan, stage: Path, words: list[str]) -> None:
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount, Bind):
             words += ["clone", mount.source, f"m{number}", ",".join((*mount.flags, "idmap"))]
+    if plan.lets_go_of_loops:
+        words.append("let-go")
     words += ["stage", str(stage), "keep-userns", "user", "mkdir", "root", "mkdir", "usr", "mkdir", "e"]
     for number, shadow in enumerate(plan.shadows):
         words += ["file", shadow_name(number), shadow.content]

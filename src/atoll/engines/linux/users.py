@@ -1,8 +1,8 @@
 """Host ids for sandboxes: each gets a range of 65,536 that nobody else has, as long as it exists.
 
-A claimed range is a file named after it that holds the sandbox's name. Files are made with O_EXCL, so two processes
-never get the same range, and a crash leaves either no file or one that names its owner, which `owners` reports to
-whoever cleans up.
+A claimed range is a symbolic link named after it that points to the sandbox's name and to no file. Making one is one
+step that only one process can win, so two never get the same range, and a crash leaves either no link or one that
+names its owner, which `owners` reports to whoever cleans up.
 
 The ranges lie in 0x7000_0000 … 0x7FFF_FFFF. Distributions give ordinary users sub-ids from 100,000 and systemd gives
 containers 0x0008_0000 … 0x6FFF_FFFF; above 0x7FFF_FFFF programs that take ids for signed numbers stumble.
@@ -29,7 +29,6 @@ class IdRanges:
 
     def claim(self, owner: str) -> IdRange:
         """A range for this sandbox. Raises EngineError when all are taken."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Starting anywhere makes it unlikely that ids of a sandbox just deleted are given out again at once.
         start = secrets.randbelow(COUNT)
         for step in range(COUNT):
@@ -54,15 +53,14 @@ class IdRanges:
         return {first: self._owner(first) or "" for first in self._claimed()}
 
     def _take(self, first: int, owner: str) -> bool:
-        # Written aside and linked, so that nobody ever sees a claim without its owner.
-        draft = self.directory / f".{owner}.{secrets.token_hex(4)}"
-        draft.write_text(owner)
+        path = f"{self.directory}/{first}"
         try:
-            os.link(draft, self.directory / str(first))
+            os.symlink(owner, path)
         except FileExistsError:
             return False
-        finally:
-            draft.unlink()
+        except FileNotFoundError:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return self._take(first, owner)
         return True
 
     def _claimed(self) -> list[int]:
@@ -73,6 +71,6 @@ class IdRanges:
 
     def _owner(self, first: int) -> str | None:
         try:
-            return (self.directory / str(first)).read_text()
+            return os.readlink(self.directory / str(first))
         except FileNotFoundError:
             return None

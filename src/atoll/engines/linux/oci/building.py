@@ -17,7 +17,7 @@ from atoll.engines.linux.oci import runtimes, start
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
-from atoll.engines.linux.plan import CgroupLimits, HostFacts, Plan, Root, for_virtual_kernel, make_plan
+from atoll.engines.linux.plan import Bind, CgroupLimits, HostFacts, Plan, Root, for_virtual_kernel, make_plan
 from atoll.engines.local import sockets
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline
@@ -113,6 +113,8 @@ class Builder:
             if runtime.virtual_kernel
             else ("--listen-fd", str(oci_bundle.SOCKET_FD))
         )
+        if runtime.isolation == "gvisor":
+            reach = (*reach, "--gvisor")
         argv = (AGENT, *reach, "--work-dir", record.spec.work_dir)
         plan = make_plan(record.spec, facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
         render = oci_bundle.config
@@ -134,7 +136,7 @@ class Builder:
     def _started(self, plan: Plan, runtime: Runtime, finished: start.Finished) -> ProcessRef:
         run = self._places.run(plan.sandbox_id)
         if finished.status != 0:
-            raise _failure(runtime, finished, run / "log")
+            raise _failure(plan, runtime, finished, run / "log")
         init = _process_in(run / "pid")
         # What is in no control group of ours is not ours, whatever a broken runtime writes down.
         if init is None or not init.is_alive() or init.pid not in self._places.group(plan.sandbox_id).pids():
@@ -167,7 +169,10 @@ def check_volumes(spec: SandboxSpec) -> None:
             raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
 
 
-def _failure(runtime: Runtime, finished: start.Finished, log: Path) -> Exception:
+def _failure(plan: Plan, runtime: Runtime, finished: start.Finished, log: Path) -> Exception:
+    for mount in plan.mounts:
+        if isinstance(mount, Bind) and finished.said.startswith(place := f"place {mount.target}: "):
+            return SpecError(f"a volume cannot be mounted on '{mount.target}': {finished.said.removeprefix(place)}")
     if finished.said:
         kind = ImageError if finished.said.startswith(_IMAGE_STEPS) else EngineError
         return kind(f"the sandbox's file tree could not be made: {finished.said}")

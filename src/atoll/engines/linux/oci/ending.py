@@ -15,8 +15,6 @@ from atoll.engines.local.waiting import Deadline
 from atoll.errors import EngineError
 from atoll.model import Cause
 
-_NEARLY_FULL = 0.98
-
 
 class Ending:
     def __init__(self, places: Places) -> None:
@@ -117,11 +115,10 @@ class Ending:
         if record.init is None:
             return Ended(cause=Cause.LOST, reason="the process that was making it died")
         events, limits = self._places.group(record.sandbox_id).events(), record.spec.limits
-        if events.oom_kills:
+        if events.oom_kills and limits.memory_bytes is not None:
             return Ended(cause=Cause.OUT_OF_MEMORY, reason=f"its memory of {limits.memory_bytes} bytes was used up")
         if events.pids_refused:
-            return Ended(cause=Cause.PIDS, reason=f"its {limits.pids} processes were used up")
-        usage = self._places.layers.usage(record.sandbox_id)
-        if limits.disk_bytes is not None and usage is not None and usage >= limits.disk_bytes * _NEARLY_FULL:
+            return Ended(cause=Cause.PIDS, reason=f"its {limits.pids or 'many'} processes were used up")
+        if limits.disk_bytes is not None and self._places.layers.is_full(record.sandbox_id):
             return Ended(cause=Cause.DISK_FULL, reason=f"its disk of {limits.disk_bytes} bytes was full")
         return Ended(cause=Cause.LOST, reason="its first process ended")

@@ -13,6 +13,8 @@ left, the record last.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import os
 import platform
 import time
@@ -21,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.engines.availability import Availability
-from atoll.engines.base import ByteStream, refuse_unsupported
-from atoll.engines.linux.cgroups import Hierarchy, LimitEvents
+from atoll.engines.base import ByteStream, LimitEvents, refuse_unsupported
+from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import runtimes
 from atoll.engines.linux.oci.building import Builder
 from atoll.engines.linux.oci.ending import Ending
@@ -39,12 +41,17 @@ from atoll.settings import Settings
 
 _CREATE_S = 30.0
 _CONNECT_S = 5.0
+_RETRY_S = 0.01
 _DELETE_S = 30.0
 _PAUSE_S = 10.0
+_DYING_S = 2.0
 
 
 class OciEngine:
-    """An `Engine` and `Pausable`. `runtime` chooses among those that give plain namespaces."""
+    """An `Engine`, `Pausable`, `LimitReporting` and `Collecting`.
+
+    `runtime` names the one to use for specs that ask for its kind of isolation or for none in particular.
+    """
 
     name = "oci"
 
@@ -56,7 +63,8 @@ class OciEngine:
         self._ending = Ending(self._places)
         self._streams = Streams(self._places)
         self._watchers: dict[str, asyncio.Task[None]] = {}
-        self.capabilities = _capabilities(self._places)
+        self._isolation: Isolation = runtimes.isolation_of(runtime) if runtime is not None else "namespaces"
+        self.capabilities = _capabilities(self._places, self._isolation)
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
@@ -75,8 +83,8 @@ class OciEngine:
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
-        refuse_unsupported(self.name, self.capabilities, spec)
         runtime = self._choose(spec)
+        refuse_unsupported(f"{self.name}' with '{runtime.name}", _capabilities(self._places, runtime.isolation), spec)
         record = self._first_record(sandbox_id, spec, runtime)
         self._places.records.begin(record)
         try:
@@ -94,19 +102,21 @@ class OciEngine:
         return self._handle(record)
 
     async def connect(self, handle: Handle) -> ByteStream:
-        try:
-            if handle.details.get("isolation", "namespaces") != "namespaces":
+        deadline = Deadline.after(_CONNECT_S)
+        while True:
+            try:
+                if handle.details.get("isolation", "namespaces") != "namespaces":
+                    await self._existing(handle)
+                    return await self._streams.get(handle.sandbox_id, self._runtime_of(handle))
+                return await sockets.connect(self._places.socket(handle.sandbox_id), deadline)
+            except OSError as error:
                 await self._existing(handle)
-                return await self._streams.get(handle.sandbox_id, self._runtime_of(handle))
-            return await sockets.connect(self._places.socket(handle.sandbox_id), Deadline.after(_CONNECT_S))
-        except OSError as error:
-            seen = await self.inspect(handle)
-            if seen.state in (State.RUNNING, State.STARTING, State.PAUSED):
-                raise AgentUnreachableError(
-                    f"the agent of sandbox '{handle.sandbox_id}' cannot be reached: {error}"
-                ) from error
-            cause = seen.cause.value if seen.cause else "unknown"
-            raise SandboxGoneError(f"sandbox '{handle.sandbox_id}' has ended: {seen.reason}", cause=cause) from error
+                # Its socket is closed but it is not dead yet: it is just ending, and then we know why.
+                if not isinstance(error, ConnectionRefusedError | FileNotFoundError) or not deadline.left():
+                    raise AgentUnreachableError(
+                        f"the agent of sandbox '{handle.sandbox_id}' cannot be reached: {error}"
+                    ) from error
+                await asyncio.sleep(_RETRY_S)
 
     async def inspect(self, handle: Handle) -> Observation:
         record = self._places.records.read(handle.sandbox_id)
@@ -127,7 +137,7 @@ class OciEngine:
         return Observation(State.STOPPED, ended.cause, ended.reason)
 
     async def list(self) -> list[Handle]:
-        return await asyncio.to_thread(lambda: [self._found(sandbox_id) for sandbox_id in self._places.records.ids()])
+        return [*await asyncio.to_thread(self._found_all)]
 
     async def stats(self, handle: Handle) -> Stats:
         seen = self._places.group(handle.sandbox_id).stats()
@@ -162,8 +172,10 @@ class OciEngine:
         self._places.group(handle.sandbox_id).thaw()
 
     async def limit_events(self, handle: Handle) -> LimitEvents:
-        """How often limits were hit so far: compared before and after a command it tells why the command died."""
-        return self._places.group(handle.sandbox_id).events()
+        events = self._places.group(handle.sandbox_id).events()
+        if handle.spec.limits.disk_bytes is None:
+            return events
+        return dataclasses.replace(events, disk_full=self._places.layers.is_full(handle.sandbox_id))
 
     async def gc(self) -> Sequence[str]:
         """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
@@ -176,8 +188,10 @@ class OciEngine:
         if problems:
             reason, hint = next(iter(problems.items()))
             raise EngineUnavailableError(reason, hint=hint)
-        isolation: Isolation = spec.isolation or "namespaces"
-        return runtimes.find(isolation, self._settings.data_dir, self._runtime if isolation == "namespaces" else None)
+        isolation = spec.isolation or self._isolation
+        return runtimes.find(
+            isolation, self._settings.data_dir, self._runtime if isolation == self._isolation else None
+        )
 
     def _runtime_of(self, handle: Handle) -> Runtime:
         name = handle.details["runtime"]
@@ -187,8 +201,7 @@ class OciEngine:
         return Runtime(name, program)
 
     def _first_record(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime) -> Record:
-        creator = ProcessRef.of(os.getpid())
-        assert creator is not None
+        creator = _ourselves(os.getpid())
         now = time.time()
         return Record(
             sandbox_id=sandbox_id,
@@ -225,15 +238,30 @@ class OciEngine:
             cause = seen.cause.value if seen.cause else "unknown"
             raise SandboxGoneError(f"sandbox '{handle.sandbox_id}' has ended: {seen.reason}", cause=cause)
 
-    def _found(self, sandbox_id: str) -> Handle:
-        record = self._places.records.read(sandbox_id)
-        if record is not None:
-            return self._handle(record)
-        # Half made or half deleted: nothing is known but that it exists and can be deleted.
-        return Handle(self.name, sandbox_id, SandboxSpec(), 0.0, {"damaged": "it has no readable record"})
+    async def _wait_for_end(self, handle: Handle) -> None:
+        """A socket refuses when nobody listens any more: the agent is just dying, which takes a moment."""
+        record = self._places.records.read(handle.sandbox_id)
+        if record is not None and record.init is not None and record.is_of_this_boot():
+            await processes.wait({record.init}, Deadline.after(_DYING_S))
+
+    def _is_ours(self, record: Record) -> bool:
+        """The `native` engine keeps its records in the same place: ids and layers must not be given out twice."""
+        return record.runtime != "native"
+
+    def _found_all(self) -> Sequence[Handle]:
+        found = []
+        for sandbox_id in self._places.records.ids():
+            record = self._places.records.read(sandbox_id)
+            if record is None:
+                # Half made or half deleted: nothing is known but that it exists and can be deleted.
+                damaged = {"damaged": "it has no readable record"}
+                found.append(Handle(self.name, sandbox_id, SandboxSpec(), 0.0, damaged))
+            elif self._is_ours(record):
+                found.append(self._handle(record))
+        return found
 
     def _handle(self, record: Record) -> Handle:
-        isolation = record.spec.isolation or "namespaces"
+        isolation = runtimes.isolation_of(record.runtime)
         return Handle(
             self.name,
             record.sandbox_id,
@@ -243,7 +271,14 @@ class OciEngine:
         )
 
 
-def _capabilities(places: Places) -> frozenset[Capability]:
+@functools.lru_cache(maxsize=1)
+def _ourselves(pid: int) -> ProcessRef:
+    found = ProcessRef.of(pid)
+    assert found is not None
+    return found
+
+
+def _capabilities(places: Places, isolation: Isolation) -> frozenset[Capability]:
     found = {Capability.OPEN_FILES, Capability.VOLUMES, Capability.IMAGES, Capability.USERS, Capability.ISOLATION}
     controllers = places.hierarchy.controllers if places.hierarchy.writable() else {}
     for controller, capability in (
@@ -254,6 +289,8 @@ def _capabilities(places: Places) -> frozenset[Capability]:
     ):
         if controller in controllers:
             found.add(capability)
+    if isolation != "namespaces":
+        found.discard(Capability.PIDS)  # see `for_virtual_kernel`
     if places.layers.enforces_disk:
         found.add(Capability.DISK)
     return frozenset(found)

@@ -7,21 +7,19 @@ import functools
 import hashlib
 import os
 import shutil
-import time
 from pathlib import Path
 
 from atoll import agent_binary
 from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.linux.oci.record import Records
 from atoll.engines.linux.users import IdRanges
+from atoll.engines.local.processes import ProcessRef
 from atoll.errors import EngineUnavailableError
 from atoll.images import Images, tree
 from atoll.settings import Settings
 from atoll.storage import Layers, open_layers
 
 STARTING = ".starting-"
-_OLD_S = 60.0
-"""A draft takes milliseconds."""
 _STAGES = ("/mnt", "/media", "/srv", "/opt", "/home")
 
 
@@ -102,11 +100,12 @@ class Places:
         return path
 
     def sweep(self) -> None:
-        """Remove what was being written when a process of ours died."""
+        """Remove what was being written when a process of ours died: its number is the end of a draft's name."""
         self.records.sweep()
-        for directory in (self.data / "ids", self.data / "host", self.data / "programs"):
-            for draft in directory.glob(".*"):
-                if draft.lstat().st_mtime < time.time() - _OLD_S:
+        for directory in (self.data / "host", self.data / "programs"):
+            for draft in directory.glob(".*.*"):
+                writer = draft.name.rpartition(".")[2]
+                if writer.isdecimal() and ProcessRef.of(int(writer)) is None:
                     tree.remove(draft)
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ class Places:
         path = directory / name
         if not path.exists():
             directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-            draft = directory / f".{name}.{os.getpid()}"
+            draft = directory / f".{name}.{os.urandom(4).hex()}.{os.getpid()}"
             shutil.copyfile(source, draft)
             draft.chmod(mode)
             draft.rename(path)

@@ -74,9 +74,10 @@ class Records:
         """It appears as a whole, with its directory. Raises SpecError if there is one of that name."""
         home = self.home(record.sandbox_id)
         draft = self.directory / f".{record.sandbox_id}.{os.getpid()}"
-        draft.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._write(draft, record)
         try:
+            _make_directory(draft)
+            # Nobody looks into a draft, so the file need not appear as a whole.
+            _write_file(f"{draft}/{_FILE}", record)
             draft.rename(home)
         except OSError as error:
             _empty(draft)
@@ -90,10 +91,9 @@ class Records:
 
     @staticmethod
     def _write(home: Path, record: Record) -> None:
-        path = home / _FILE
-        draft = path.with_name(f".{_FILE}.{os.getpid()}")
-        draft.write_text(record.model_dump_json())
-        draft.replace(path)
+        draft = f"{home}/.{_FILE}.{os.getpid()}"
+        _write_file(draft, record)
+        os.replace(draft, f"{home}/{_FILE}")
 
     def read(self, sandbox_id: str) -> Record | None:
         """None when there is none, or none that can be understood."""
@@ -103,22 +103,58 @@ class Records:
             return None
 
     def exists(self, sandbox_id: str) -> bool:
-        return self.home(sandbox_id).is_dir()
+        return self.home(sandbox_id).is_dir() or sandbox_id in self._abandoned()
 
     def forget(self, sandbox_id: str) -> None:
+        for draft in self._abandoned().get(sandbox_id, ()):
+            _empty(draft)
         _empty(self.home(sandbox_id))
 
     def sweep(self) -> None:
         """Remove drafts whose writer is dead."""
         for draft in self.directory.glob(".*.*"):
-            if ProcessRef.of(int(draft.name.rpartition(".")[2])) is None:
+            writer = draft.name.rpartition(".")[2]
+            if writer.isdecimal() and ProcessRef.of(int(writer)) is None:
                 _empty(draft)
 
     def ids(self) -> list[str]:
         try:
-            return sorted(name for name in os.listdir(self.directory) if _ID.fullmatch(name))
+            complete = {name for name in os.listdir(self.directory) if _ID.fullmatch(name)}
         except FileNotFoundError:
             return []
+        return sorted(complete | self._abandoned().keys())
+
+    def _abandoned(self) -> dict[str, list[Path]]:
+        """Drafts whose writer died: all that there is of a sandbox that was killed in its first moment."""
+        found: dict[str, list[Path]] = {}
+        try:
+            drafts = [name for name in os.listdir(self.directory) if name.startswith(".")]
+        except FileNotFoundError:
+            return found
+        for name in drafts:
+            sandbox_id, _, writer = name[1:].rpartition(".")
+            if _ID.fullmatch(sandbox_id) and writer.isdecimal() and ProcessRef.of(int(writer)) is None:
+                found.setdefault(sandbox_id, []).append(self.directory / name)
+        return found
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except FileNotFoundError:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:  # of a process that was killed and had our number
+        pass
+
+
+def _write_file(path: str, record: Record) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        content = memoryview(record.model_dump_json().encode())
+        while content:
+            content = content[os.write(fd, content) :]
+    finally:
+        os.close(fd)
 
 
 def _empty(home: Path) -> None:

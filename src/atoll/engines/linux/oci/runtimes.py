@@ -27,6 +27,8 @@ _HINTS = {
     "kata-runtime": "Install Kata Containers.",
 }
 _LONGEST_LOG = 64 * 1024
+_SHARED_PROGRAMS = "/var/lib/atoll/programs"
+"""Where `scripts/get-runsc` puts them unless told otherwise; installations with other data directories use it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Runtime:
 
     @property
     def isolation(self) -> Isolation:
-        return next(isolation for isolation, names in BY_ISOLATION.items() if self.name in names)
+        return isolation_of(self.name)
 
     @property
     def virtual_kernel(self) -> bool:
@@ -50,6 +52,15 @@ class Runtime:
         if self.name == "runsc":
             options += ["--platform=systrap", "--network=none", "--overlay2=none", "--host-uds=none"]
         return [str(self.program), *options, *words]
+
+
+def isolation_of(name: str) -> Isolation:
+    """Raises EngineUnavailableError for a runtime that nobody knows."""
+    for isolation, names in BY_ISOLATION.items():
+        if name in names:
+            return isolation
+    known = ", ".join(name for names in BY_ISOLATION.values() for name in names)
+    raise EngineUnavailableError(f"there is no runtime '{name}'", hint=f"Known runtimes: {known}.")
 
 
 def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Runtime:
@@ -71,7 +82,7 @@ def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Run
 def locate(name: str, data_dir: Path) -> Path | None:
     """`ATOLL_RUNC`, `ATOLL_RUNSC` … name a program; else our own directory of programs, else the PATH."""
     given = os.environ.get(f"ATOLL_{name.upper().replace('-', '_')}")
-    path = f"{data_dir / 'programs'}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
+    path = f"{data_dir / 'programs'}:{_SHARED_PROGRAMS}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
     found = given or shutil.which(name, path=path)
     return Path(found).absolute() if found and os.access(found, os.X_OK) else None
 

@@ -1,0 +1,219 @@
+/*
+ * atoll-native: makes a sandbox, from nothing to the agent as its first process, and ends.
+ *
+ * Theory of operation
+ *
+ * Two processes in one memory. The launcher (main.c, host.c) is root of the host; it never resolves a path of the image. The
+ * first process (inside.c) is root of the sandbox's user namespace, which is nobody outside, and puts everything together; at the
+ * end it executes the agent. They work side by side: the launcher makes mounts that need the host's rights as descriptors, the
+ * first process takes each when it needs it. They share memory and descriptors (CLONE_VM, CLONE_FILES), so nothing is copied and
+ * the first process can say why it failed; both end at execve, by the kernel.
+ *
+ * Descriptor 3 is a stream socket. Over it come frames: a length, then as many bytes of words. What the words mean is said where
+ * they are executed; which there are is decided by native/words.py from the plan, and nothing is decided here.
+ *
+ *   1. host, early      namespaces of the host, the stage, the first process, sysfs
+ *   2. inside, early    /proc and /sys, covered; then the host's mounts are left
+ *   3. host             the control group, the id maps, id-mapped clones of the layers, devices; with it come two descriptors: the
+ *                       listening socket and the agent's file
+ *   4. inside           overlay, mounts, root, limits, arguments
+ *   5. the seccomp program
+ *
+ * 1 and 2 are the same for all sandboxes: a launcher can be kept waiting with them done. If the socket closes before all is
+ * there, it ends, and nothing was made. The answer is one line: `ok PID`, `failed ERRNO STEP DETAIL` or `killed STEP`.
+ *
+ * Namespaces. unshare(NEWNET|NEWIPC|NEWUTS) by the launcher: they belong to the host, so root inside has no power over them.
+ * clone3(NEWUSER|NEWPID|NEWNS): these belong to the sandbox, which needs them to mount an overlay and /proc. NEWCGROUP by the
+ * first process, once it is in its group, which then is the top that it sees.
+ *
+ * Mounts. tmpfs (the stage): what is mounted must lie somewhere before the root does; its empty file and directory cover what
+ * the kernel tells about the machine. proc: of the new PID namespace. sysfs, mqueue: of namespaces that the host owns, so the
+ * launcher makes them. Clones of layers, /usr and volumes, with ids mapped: no file is copied or chowned. overlay: in the
+ * sandbox's own mount namespace, so it goes with it; `volatile`, so going costs no sync. tmpfs with device nodes: only the host's
+ * root can make nodes, and only the listed ones exist. devpts, tmpfs on /dev/shm: the sandbox's own. pivot_root to the stage, and the
+ * host's mounts are gone: a waiting launcher holds none. At the end the overlay is moved over the stage, and a chroot to the
+ * directory below its top keeps it out of every mount table. That is no pivot_root, which would look at every process of the
+ * machine: below the overlay there is nothing but what it is made of.
+ *
+ * Capabilities. The first process has all of its user namespace until it drops all but those of the plan from every set, the
+ * bounding set included; then no_new_privs and the filter, and nothing but execveat after it.
+ *
+ * Whose is what. Until the first process joins its control group it belongs to the launcher and dies with it (PR_SET_PDEATHSIG, and
+ * a pidfd for the case that the launcher died before that call). From then on it is found by its group. A group that was
+ * removed meanwhile cannot be joined. So whatever is killed whenever, there is a sandbox in its group, or nothing.
+ */
+#include <linux/fcntl.h>
+#include <linux/futex.h>
+#include <linux/uio.h>
+#include <linux/wait.h>
+
+#include "native.h"
+
+enum { SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, MSG_CMSG_CLOEXEC_ = 0x40000000, MSG_NOSIGNAL_ = 0x4000, SIGKILL_ = 9 };
+
+struct shared shared;
+extern int first_pid;
+static int channel = 3;
+static char memory[LARGEST_LIST] __attribute__((aligned(16)));
+static size_t used;
+
+struct message {
+    void *name;
+    int name_length;
+    struct iovec *parts;
+    size_t part_count;
+    void *control;
+    size_t control_length;
+    int flags;
+};
+struct rights {
+    size_t length;
+    int level, type;
+    int fds[4];
+};
+
+void futex_wait(int *word, int value)
+{
+    CALL(futex, word, FUTEX_WAIT, value, NULL, NULL, 0);
+}
+
+void futex_wake(int *word)
+{
+    CALL(futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* -- the report: one line, `ok PID` or the step that failed, its detail and the error -- */
+
+static char line[1024];
+static size_t line_length;
+
+static void say(const char *text)
+{
+    while (*text && line_length < sizeof line)
+        line[line_length++] = *text++;
+}
+
+static void say_number(long number)
+{
+    char digits[24], *digit = digits + sizeof digits;
+    *--digit = '\0';
+    do
+        *--digit = (char)('0' + number % 10);
+    while (number /= 10);
+    say(digit);
+}
+
+static _Noreturn void end(int status)
+{
+    CALL(sendto, channel, line, line_length, MSG_NOSIGNAL_, NULL, 0);
+    for (;;)
+        CALL(exit_group, status);
+}
+
+static _Noreturn void report_failure(const struct worker *worker, long error)
+{
+    say("failed ");
+    say_number(error);
+    say(" ");
+    say(worker->step);
+    say(" ");
+    say(worker->detail);
+    end(125);
+}
+
+_Noreturn void launcher_gives_up(struct worker *worker, long error)
+{
+    if (first_pid) {
+        CALL(kill, first_pid, SIGKILL_);
+        CALL(wait4, first_pid, NULL, 0, NULL);
+        /* It may have had a reason of its own, which is then the cause of ours. */
+        if (shared.error)
+            report_failure(&shared.inside, shared.error);
+    }
+    report_failure(worker, error);
+}
+
+static struct worker me = {.step = "read", .detail = "", .give_up = launcher_gives_up};
+
+/* -- the words: frames of a length and as many bytes; descriptors come with the first byte of a frame -- */
+
+static void keep_rights(struct rights *rights, size_t length)
+{
+    if (length < sizeof(size_t) + 2 * sizeof(int) || rights->level != SOL_SOCKET_ || rights->type != SCM_RIGHTS_)
+        return;
+    if (rights->length != sizeof(size_t) + 4 * sizeof(int))
+        me.give_up(&me, EINVAL);
+    shared.listener = rights->fds[0];
+    shared.agent = rights->fds[1];
+}
+
+static void receive(char *to, size_t length)
+{
+    while (length) {
+        struct rights rights = {0};
+        struct iovec part = {to, length};
+        struct message message = {.parts = &part, .part_count = 1, .control = &rights, .control_length = sizeof rights};
+        long got = CALL(recvmsg, channel, &message, MSG_CMSG_CLOEXEC_);
+        if (got == -EINTR)
+            continue;
+        if (need(&me, got) == 0) /* nobody wants a sandbox any more */
+            CALL(exit_group, 0);
+        keep_rights(&rights, message.control_length);
+        to += got;
+        length -= (size_t)got;
+    }
+}
+
+static struct list frame(void)
+{
+    uint32_t length;
+    receive((char *)&length, sizeof length);
+    used = (used + 15) & ~(size_t)15;
+    if (length > sizeof memory - used)
+        me.give_up(&me, E2BIG);
+    char *at = memory + used;
+    receive(at, length);
+    used += length;
+    return (struct list){at, at + length};
+}
+
+/* The first process has executed the agent, or is dead. */
+static _Noreturn void wait_and_report(void)
+{
+    int alive;
+    while ((alive = __atomic_load_n(&shared.alive, __ATOMIC_SEQ_CST)))
+        futex_wait(&shared.alive, alive);
+    if (shared.error)
+        report_failure(&shared.inside, shared.error);
+    if (!shared.executing) {
+        say("killed ");
+        say(shared.inside.step);
+        end(125);
+    }
+    say("ok ");
+    say_number(first_pid);
+    end(0);
+}
+
+_Noreturn void run(int count, char **arguments)
+{
+    (void)count;
+    (void)arguments;
+    CALL(umask, 0); /* the modes of the plan are what they say */
+    shared.listener = shared.agent = -1;
+    shared.inside = (struct worker){.step = "start", .detail = "", .give_up = launcher_gives_up};
+    struct list early = frame();
+    shared.early = frame();
+    host_part(&early);
+    struct list host = frame();
+    shared.words = frame();
+    struct list filter = frame();
+    shared.filter = filter.at;
+    shared.filter_bytes = (size_t)(filter.end - filter.at);
+    if (shared.listener < 0 || shared.agent < 0)
+        me.give_up(&me, EINVAL);
+    host_part(&host);
+    if (!first_pid)
+        me.give_up(&me, EINVAL);
+    wait_and_report();
+}

@@ -1,0 +1,129 @@
+"""Making a sandbox: from its record to an agent that answers. Whatever fails, all that was made is found by its
+name."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from atoll.engines.linux import bpf, host_view
+from atoll.engines.linux.native import words
+from atoll.engines.linux.native.launcher import Launchers
+from atoll.engines.linux.oci.building import Builder, check_volumes
+from atoll.engines.linux.oci.places import Places
+from atoll.engines.linux.oci.record import Record
+from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.linux.plan import HostFacts, Plan, Root, make_plan
+from atoll.engines.linux.seccomp import Profile
+from atoll.engines.local import sockets
+from atoll.engines.local.processes import ProcessRef
+from atoll.engines.local.waiting import Deadline, finish
+from atoll.errors import EngineError
+from atoll.images import Image
+
+_LISTENER_FD = "3"
+_FRESH_S = 2.0
+"""How long a look at the host's /etc and at the agent's file is good for."""
+
+
+class NativeBuilder(Builder):
+    def __init__(self, places: Places, runtime: Runtime) -> None:
+        super().__init__(places)
+        self.runtime = runtime
+        self._launchers = Launchers()
+        self._program = str(runtime.program)
+        self._run_dir: Path | None = None
+        self._looked_at = -_FRESH_S
+        self._host: Path
+        self._agent: Path
+
+    async def make(self, record: Record, started: Callable[[ProcessRef], None], deadline: Deadline) -> None:
+        """`started` is called as soon as its first process is there, while the agent begins its work."""
+        check_volumes(record.spec)
+        image = (
+            None
+            if record.spec.image == "host"
+            else await self._places.images.acquire(record.spec.image, record.sandbox_id)
+        )
+        with ExitStack() as opened:
+            taken = self._launchers.take(self._program)
+            undo = opened.enter_context(ExitStack())
+            if taken is not None:
+                undo.callback(self._launchers.put_away, taken)
+            plan, joining = await finish(asyncio.to_thread(self._prepare, record, image))
+            undo.pop_all()
+            chosen = self._launchers.fitting(taken, self._program, words.early(plan, joining))
+            opened.callback(self._launchers.put_away, chosen)
+            listener = opened.enter_context(sockets.listen(self._places.socket(record.sandbox_id)))
+            agent = os.open(self._agent, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, agent)
+            lists = (*words.operations(plan, joining), _filter(plan.seccomp, plan.machine))
+            chosen.tell(lists, (listener.fileno(), agent), deadline)
+            init = ProcessRef.of(await chosen.report(deadline))
+        if init is None:
+            raise EngineError("the sandbox ended while it was being made")
+        started(init)
+        await self._knock(plan, init, deadline)
+        self._launchers.prepare_soon(self._program)
+
+    def close(self) -> None:
+        self._launchers.close()
+
+    def _prepare(self, record: Record, image: Image | None) -> tuple[Plan, words.Joining]:
+        """Claim what the sandbox needs. In a thread: the file system of the layers may be busy."""
+        places, sandbox_id = self._places, record.sandbox_id
+        self._look()
+        self._make_run(sandbox_id)
+        ids = places.ids.claim(sandbox_id)
+        layer = places.layers.create_layer(sandbox_id, record.spec.limits.disk_bytes)
+        if image is None or image.root is None:
+            root = Root((self._host,), layer.path, host_view.INNER, host_view.USR)
+            env = {}
+        else:
+            root = Root((image.root.parent,), layer.path, image.root.name)
+            env = image.config.env
+        argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
+        plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
+        places.group(sandbox_id).create(plan.cgroup)
+        return plan, self._joining(sandbox_id)
+
+    def _look(self) -> None:
+        """At what many sandboxes share, and not for each of them."""
+        now = time.monotonic()
+        if now - self._looked_at < _FRESH_S and self._host.is_dir():
+            return
+        self._host = host_view.skeleton(self._places.data / "host")
+        self._agent = self._places.agent()
+        self._looked_at = now
+
+    def _make_run(self, sandbox_id: str) -> None:
+        if self._run_dir is None:
+            self._run_dir = self._places.make_run(sandbox_id).parent
+            return
+        self._places.settings.socket_path("oci", f"{sandbox_id}/s")
+        os.mkdir(self._run_dir / sandbox_id, 0o700)
+
+    def _joining(self, sandbox_id: str) -> words.Joining:
+        group = self._places.group(sandbox_id)
+        if group.hierarchy.mode == "v2":
+            return words.Joining(born_in=group.directory("freezer"))
+        # A single thread that moves itself needs no lock of the whole machine, which `cgroup.procs` would take.
+        directories = dict.fromkeys(group.directory(name) for name in group.hierarchy.controllers)
+        lists = tuple(directory / "tasks" for directory in directories if directory is not None)
+        return words.Joining(lists, devices=group.directory("devices"))
+
+
+@functools.cache
+def _facts() -> HostFacts:
+    return HostFacts(platform.machine(), os.cpu_count() or 1)
+
+
+@functools.lru_cache(maxsize=8)
+def _filter(profile: Profile, machine: str) -> bytes:
+    return bpf.assemble(profile, machine)

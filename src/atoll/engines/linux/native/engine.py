@@ -1,0 +1,91 @@
+"""The `native` engine.
+
+Theory of operation. The plan of `oci` is executed by `atoll-native`, a program of ours that makes a sandbox in one go
+and ends: there is no runtime, no daemon and no process of ours that stays. Everything but that last step is the same
+as in `oci`, and the records are in one place, because both take ids from the same ranges.
+"""
+
+from __future__ import annotations
+
+from atoll.engines.availability import Availability
+from atoll.engines.base import refuse_unsupported
+from atoll.engines.linux.native import launcher, probing
+from atoll.engines.linux.native.building import NativeBuilder
+from atoll.engines.linux.oci.engine import OciEngine
+from atoll.engines.linux.oci.record import Record
+from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.local.processes import ProcessRef
+from atoll.engines.local.waiting import Deadline
+from atoll.errors import EngineError, EngineUnavailableError, SandboxError, SandboxGoneError, UnsupportedError
+from atoll.model import Handle, SandboxSpec
+from atoll.settings import Settings
+
+_CREATE_S = 30.0
+RUNTIME = "native"
+"""What a record calls us."""
+
+
+class NativeEngine(OciEngine):
+    """An `Engine`, `Pausable`, `LimitReporting` and `Collecting`."""
+
+    name = "native"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._maker: NativeBuilder | None = None
+
+    @classmethod
+    def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
+        """Whether it can work here. `thorough` makes a sandbox and looks at its walls."""
+        return probing.probe(cls(settings), thorough=thorough)
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
+        refuse_unsupported(self.name, self.capabilities, spec)
+        maker = self._ready(spec)
+        record = self._first_record(sandbox_id, spec, maker.runtime)
+        self._places.records.begin(record)
+
+        def complete(init: ProcessRef) -> None:
+            nonlocal record
+            record = record.model_copy(update={"init": init})
+            self._places.records.write(record)
+
+        try:
+            await maker.make(record, complete, Deadline.after(_CREATE_S))
+        except BaseException as error:
+            await self._undo(sandbox_id, error)
+            if isinstance(error, OSError | RuntimeError) and not isinstance(error, SandboxError):
+                raise EngineError(f"the sandbox could not be made: {error}") from error
+            raise
+        self._watch(record)
+        return self._handle(record)
+
+    async def aclose(self) -> None:
+        if self._maker is not None:
+            self._maker.close()
+        await super().aclose()
+
+    def first_pid(self, sandbox_id: str) -> int:
+        """Raises SandboxGoneError if there is none."""
+        record = self._places.records.read(sandbox_id)
+        if record is None or record.init is None:
+            raise SandboxGoneError(f"there is no sandbox '{sandbox_id}'")
+        return record.init.pid
+
+    def _handle(self, record: Record) -> Handle:
+        return Handle(self.name, record.sandbox_id, record.spec, record.created_at)
+
+    def _is_ours(self, record: Record) -> bool:
+        return record.runtime == RUNTIME
+
+    def _ready(self, spec: SandboxSpec) -> NativeBuilder:
+        if spec.isolation not in (None, "namespaces"):
+            raise UnsupportedError(
+                f"engine '{self.name}' has no isolation '{spec.isolation}'", hint="Choose engine 'oci'."
+            )
+        if self._maker is None:
+            if problems := probing.problems():
+                reason, hint = next(iter(problems.items()))
+                raise EngineUnavailableError(reason, hint=hint)
+            self._maker = NativeBuilder(self._places, Runtime(RUNTIME, launcher.program()))
+        return self._maker

@@ -1,0 +1,175 @@
+"""The launcher's process, `atoll-native`: started, told what to make, asked how it went.
+
+It is started before it is known what to make, because its start and what is the same for all sandboxes take as long
+as everything else. As long as it has not been told all, closing its socket ends it and nothing was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll import agent_binary
+from atoll.engines.linux.native.words import Early
+from atoll.engines.linux.oci import start
+from atoll.engines.local.waiting import Deadline, readable
+from atoll.errors import EngineError, EngineUnavailableError, ImageError, SandboxError
+
+_LONGEST_REPORT = 2048
+_SOON_S = 0.002
+"""After a sandbox was made the next launcher is started, but not before its maker had a chance to use it."""
+_IMAGE_STEPS = frozenset(("put", "move", "mount", "root", "directory", "base", "cwd"))
+"""Steps that resolve a path of the image: if one fails, the image is to blame."""
+
+
+def program() -> Path:
+    path = agent_binary.path().with_name("atoll-native")
+    if not os.access(path, os.X_OK):
+        raise EngineUnavailableError(f"there is no program at '{path}'", hint="In a working copy run 'make agent'.")
+    return path
+
+
+@dataclass(slots=True)
+class Launcher:
+    pid: int
+    channel: socket.socket
+    early: Early
+    """What it makes before it is told the rest."""
+
+    @classmethod
+    def start(cls, program: str, early: Early) -> Launcher:
+        ours, theirs = socket.socketpair()
+        try:
+            pid = start.spawn((program,), (theirs.fileno(),))
+        except OSError as error:
+            ours.close()
+            raise EngineUnavailableError(f"cannot run '{program}': {error.strerror}") from error
+        finally:
+            theirs.close()
+        with suppress(BrokenPipeError):  # it is seen when it is asked for its report
+            ours.send(_frame(early.host) + _frame(early.inside))
+        return cls(pid, ours, early)
+
+    def tell(self, lists: Sequence[bytes], fds: Sequence[int], deadline: Deadline) -> None:
+        """All that it needs to know. Blocks only if it does not read."""
+        content = memoryview(b"".join(map(_frame, lists)))
+        self.channel.settimeout(max(0.001, deadline.left()))
+        try:
+            content = content[socket.send_fds(self.channel, [content], list(fds)) :]
+            self.channel.sendall(content)
+        except TimeoutError:
+            raise EngineError("the launcher does not listen", hint="The machine may be overloaded.") from None
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has ended, and perhaps it said why
+
+    async def report(self, deadline: Deadline) -> int:
+        """The process number of the sandbox's first process, which executes the agent."""
+        self.channel.setblocking(False)
+        if not await readable({self.channel.fileno()}, deadline):
+            raise EngineError("the launcher did not end in time", hint="The machine may be overloaded.")
+        try:
+            return _understood(self.channel.recv(_LONGEST_REPORT))
+        except ConnectionResetError:
+            return _understood(b"")
+
+    def has_ended(self) -> bool:
+        """And is reaped, if so."""
+        try:
+            return os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:  # somebody else in this program waited for it
+            return True
+
+    def close(self) -> None:
+        """It ends by itself when nobody is there to listen, but nobody should have to wait for that."""
+        self.channel.close()
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Launchers:
+    """Those of one engine. One is kept waiting, so that the next sandbox need not wait for its start.
+
+    Only for use in the thread of the event loop."""
+
+    def __init__(self) -> None:
+        self._spare: Launcher | None = None
+        self._ending: list[Launcher] = []
+        self._early: Early | None = None
+        self._soon: asyncio.TimerHandle | None = None
+
+    def take(self, program: str) -> Launcher | None:
+        """One that has been started; None as long as it is not known what plans begin with."""
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.has_ended():
+            return spare
+        if spare is not None:
+            spare.channel.close()
+        return Launcher.start(program, self._early) if self._early is not None else None
+
+    def fitting(self, taken: Launcher | None, program: str, early: Early) -> Launcher:
+        """The one taken, if it makes what this plan asks for, else another."""
+        self._early = early
+        if taken is not None and taken.early == early:
+            return taken
+        if taken is not None:
+            self.put_away(taken)
+        return Launcher.start(program, early)
+
+    def put_away(self, launcher: Launcher) -> None:
+        launcher.close()
+        self._ending.append(launcher)
+        self._ending = [each for each in self._ending if not each.has_ended()]
+
+    def prepare_soon(self, program: str) -> None:
+        if self._soon is None and self._spare is None:
+            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._prepare, program)
+
+    def _prepare(self, program: str) -> None:
+        self._soon = None
+        if self._spare is None and self._early is not None:
+            with suppress(EngineUnavailableError, OSError):  # the next sandbox finds out why
+                self._spare = Launcher.start(program, self._early)
+
+    def close(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._spare is not None:
+            self._spare.close()
+            self._ending.append(self._spare)
+            self._spare = None
+        for launcher in self._ending:
+            with suppress(ChildProcessError):
+                os.waitpid(launcher.pid, 0)  # it was killed
+        self._ending = []
+
+
+def _frame(content: bytes) -> bytes:
+    return struct.pack("<I", len(content)) + content
+
+
+def _understood(report: bytes) -> int:
+    text = "".join(char if char.isprintable() else " " for char in report.decode(errors="replace"))
+    match text.split(" ", 3):
+        case ["ok", pid] if pid.isdecimal():
+            return int(pid)
+        case ["failed", number, step, detail] if number.isdecimal():
+            raise _failure(step, f"{step} {detail}".strip(), int(number))
+        case ["killed", *step]:
+            raise EngineError(
+                f"the sandbox's first process was killed while it was being made ({' '.join(step)})",
+                hint="Its memory limit may be too small.",
+            )
+    raise EngineError("the launcher ended without a word", hint="'atoll doctor' checks what is needed on this machine.")
+
+
+def _failure(step: str, what: str, number: int) -> SandboxError:
+    kind = ImageError if step in _IMAGE_STEPS else EngineError
+    return kind(f"the sandbox could not be made: {what}: {os.strerror(number)}")

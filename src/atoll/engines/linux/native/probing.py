@@ -1,0 +1,105 @@
+"""Whether the engine can work here: what is missing, and for the thorough a sandbox whose walls are tried."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from atoll import agent_binary
+from atoll.engines.availability import Availability
+from atoll.engines.base import Engine
+from atoll.engines.linux.plan import CAPABILITIES, CAPABILITY_BITS
+from atoll.engines.linux.users import FIRST
+from atoll.errors import EngineUnavailableError, SandboxError
+from atoll.model import SandboxSpec
+
+_MACHINES = ("x86_64", "aarch64")
+_OLDEST_KERNEL = (5, 12)
+"""The first with ids mapped while mounting."""
+
+
+class ProbedEngine(Engine, Protocol):
+    def first_pid(self, sandbox_id: str) -> int:
+        """The sandbox's first process on this machine."""
+
+
+def problems() -> dict[str, str]:
+    """Reason → what to do about it. Only looks."""
+    if platform.system() != "Linux":
+        return {"it needs Linux": "Use engine 'docker'."}
+    found = {}
+    if platform.machine() not in _MACHINES:
+        found[f"it does not know the machine '{platform.machine()}'"] = "Use engine 'docker'."
+    release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdecimal())
+    if release < _OLDEST_KERNEL:
+        found[f"Linux {platform.release()} is too old: it needs 5.12"] = "Use engine 'process'."
+    if os.geteuid() != 0:
+        found["it needs root: sandboxes of an ordinary user are not made yet"] = (
+            "Run as root, or choose engine 'process'."
+        )
+    for name in ("atoll-native", "atoll-agent"):
+        if not os.access(Path(agent_binary.__file__).parent / "bin" / name, os.X_OK):
+            found[f"the program '{name}' is missing"] = (
+                "In a working copy run 'make agent'; otherwise install the package again."
+            )
+    return found
+
+
+async def try_walls(engine: ProbedEngine) -> None:
+    """Make a sandbox, look at its first process as the kernel sees it, and delete it. Raises SandboxError."""
+    handle = await engine.create(f"probe-{os.urandom(6).hex()}", SandboxSpec())
+    try:
+        broken = broken_walls(Path(f"/proc/{engine.first_pid(handle.sandbox_id)}"))
+    finally:
+        await engine.delete(handle)
+        await engine.aclose()
+    if broken:
+        raise EngineUnavailableError(f"a sandbox made here would not be safe: {'; '.join(broken)}")
+
+
+def broken_walls(process: Path) -> list[str]:
+    """What is wrong with this process (a directory of /proc), if it is the first one of a sandbox."""
+    lines = (line.partition(":") for line in (process / "status").read_text().splitlines())
+    status = {name: value.split() for name, _, value in lines}
+    mask = f"{sum(1 << CAPABILITY_BITS[name] for name in CAPABILITIES):016x}"
+    expected = {
+        "Seccomp": ["2"], "NoNewPrivs": ["1"], "CapEff": [mask], "CapPrm": [mask], "CapBnd": [mask],
+        "CapInh": ["0" * 16], "CapAmb": ["0" * 16], "Groups": [],
+    }  # fmt: skip
+    found = [f"{name} is {status.get(name)}" for name, value in expected.items() if status.get(name) != value]
+    found += [f"{name} is one of the host's" for name in ("Uid", "Gid") if int(status[name][0]) < FIRST]
+    found += [
+        f"the {name} namespace is the host's"
+        for name in ("user", "mnt", "pid", "ipc", "uts", "net", "cgroup")
+        if os.readlink(process / "ns" / name) == os.readlink(f"/proc/self/ns/{name}")
+    ]
+    table = (process / "mountinfo").read_text()
+    if "upperdir=" in table:
+        found.append("the mount table shows paths of the host")
+    if any(path.startswith("/") and not path.endswith("/dev/null") for path in _opened(process)):
+        found.append("files of ours were left open")
+    return found
+
+
+def _opened(process: Path) -> list[str]:
+    found = []
+    for path in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(path))
+    return found
+
+
+def probe(engine: ProbedEngine, *, thorough: bool) -> Availability:
+    missing = problems()
+    if missing:
+        return Availability(engine.name, False, tuple(missing), tuple(missing.values()))
+    if thorough:
+        try:
+            asyncio.run(try_walls(engine))
+        except SandboxError as error:
+            return Availability(engine.name, False, (error.reason,), ((error.hint,) if error.hint else ()))
+    return Availability(engine.name, True, ("a launcher of our own, no runtime",))

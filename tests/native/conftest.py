@@ -1,0 +1,66 @@
+"""The `native` engine on this machine, with a look at what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engines.linux.native import NativeEngine
+from atoll.engines.local import processes
+from atoll.guest import Guest, StartRequest
+from atoll.model import Handle
+from atoll.settings import Settings
+
+
+@pytest.fixture
+def settings() -> Iterator[Settings]:
+    if os.geteuid() != 0:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs root")
+    folder = Path(tempfile.mkdtemp(prefix="an-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield Settings(folder / "data", folder / "run")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def engine(settings: Settings) -> AsyncIterator[NativeEngine]:
+    made = NativeEngine(settings)
+    yield made
+    for handle in await made.list():
+        await made.delete(handle)
+    await made.gc()
+    await made.aclose()
+    assert left_behind(made) == []
+
+
+def left_behind(engine: NativeEngine) -> list[str]:
+    """Processes, mounts, control groups and files that only a sandbox or its making has."""
+    places = engine._places
+    found = [str(path) for name in ("ids", "sandboxes") for path in (places.data / name).glob("*")]
+    found += [str(path) for path in (places.settings.run_dir / "oci").glob("*")]
+    found += [str(path.parent) for path in places.group("x").directories() if path.parent.exists()]
+    marker = str(places.settings.data_dir)
+    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if marker in line]
+    found += [f"launcher {pid}" for pid in processes.descendants(os.getpid()) if _is_launcher(pid)]
+    return found
+
+
+def _is_launcher(pid: int) -> bool:
+    try:
+        return "atoll-native" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+async def output(engine: NativeEngine, handle: Handle, command: str, user: str | None = None) -> str:
+    guest = Guest(lambda: engine.connect(handle))
+    try:
+        request = StartRequest(id=os.urandom(4).hex().encode(), shell=command, user=user, merge=True)
+        return (await guest.processes.run(request, limit_bytes=1 << 20)).stdout.value().decode(errors="replace")
+    finally:
+        await guest.aclose()
