@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from atoll.errors import AgentUnreachableError
 from atoll.guest.channel import Channel
 from atoll.guest.dial import Connect, dial
 from atoll.guest.files import Files
@@ -65,7 +66,13 @@ class Guest:
             # Everyone who waits for it may have gone when it fails.
             task.add_done_callback(_retrieve)
         # Several callers share one attempt: that one of them gives up must not fail the others.
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if task.cancelled() and me is not None and not me.cancelling():  # not we, but `aclose`
+                raise AgentUnreachableError("the connection to the sandbox was closed") from None
+            raise
 
     async def hello(self) -> Hello:
         fields = await (await self.channel()).request(Op.HELLO)

@@ -287,7 +287,7 @@ async def test_an_engine_that_cannot_connect_is_an_unreachable_agent() -> None:
     waiting = asyncio.create_task(guest.hello())
     await asyncio.sleep(0)
     await guest.aclose()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(AgentUnreachableError, match="was closed"):
         await waiting
 
 
