@@ -7,7 +7,6 @@ import sys
 
 import typer
 
-from atoll.cli import image
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
 from atoll.cli.run import run
@@ -29,7 +28,6 @@ app.command("ls")(list_sandboxes)
 app.command("rm")(remove)
 app.command()(gc)
 app.command()(demo)
-app.add_typer(image.app, name="image")
 
 _FAILED = 125
 """As with `docker run`: the sandbox failed, not the command."""
@@ -37,6 +35,10 @@ _FAILED = 125
 
 def main() -> None:
     """Entry point: an error of ours is a message and exit code 125, never a traceback."""
+    if sys.argv[1:2] in ([], ["image"], ["--help"]):  # it needs much that the others do not: loading it takes time
+        from atoll.cli import image
+
+        app.add_typer(image.app, name="image")
     try:
         app()
     except SandboxError as error:

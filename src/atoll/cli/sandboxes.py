@@ -13,7 +13,6 @@ from rich.table import Table
 from atoll.engines import registry
 from atoll.engines.base import Collecting, Engine
 from atoll.errors import SandboxNotFoundError
-from atoll.images import Images
 from atoll.model import Handle
 from atoll.settings import Settings
 
@@ -46,8 +45,9 @@ async def _gc() -> None:
         if isinstance(engine, Collecting):
             removed += [f"{name}: {text}" for text in await engine.gc()]
         await engine.aclose()
-    images = Images(settings.data_dir)
-    collected = await images.gc()
+    from atoll.images import Images
+
+    collected = await Images(settings.data_dir).gc()
     removed += [f"image {digest}" for digest in collected.digests]
     print("\n".join(removed) or "nothing to remove")
 
