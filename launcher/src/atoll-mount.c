@@ -18,10 +18,10 @@
  *   3. Back in the parent, which joins the finished mount namespace and executes the runtime. The runtime sees the tree
  *      under the stage directory; nobody else does.
  *
- * `atoll-mount within ROOT CWD CAPS FD -- ARGV…` runs as the sandbox's first program, from a descriptor. The sandbox's root is a
- * directory *below* the overlay's mount point, so neither the overlay nor its options appear in any /proc/PID/mountinfo; this
- * step enters that directory, gives up the two capabilities it needed for that, closes chroot(2) for good, and executes
- * the agent from a descriptor. The agent's file is not readable for the sandbox (mode 0711, owner not mapped), so the kernel
+ * `atoll-mount within ROOT CWD CAPS FD LIST FILTER -- ARGV…` runs as the sandbox's first program, from a descriptor. It covers what
+ * /proc should not show. The sandbox's root is a directory *below* the overlay's mount point, so neither the overlay nor its
+ * options appear in any /proc/PID/mountinfo; this step enters that directory, gives up the three capabilities it needed for
+ * all that, installs the filter of system calls, and executes the agent from a descriptor. The agent's file is not readable for the sandbox (mode 0711, owner not mapped), so the kernel
  * makes the process undumpable and bound to the host's user namespace: root inside can neither trace it nor open its memory.
  *
  * Every failure prints the step and the errno and exits with 125; nothing is retried.
@@ -468,12 +468,6 @@ static void host_operation(const char *op) {
         need(symlink(next(), detail));
         uid_t owner = (uid_t)number();
         need(lchown(detail, owner, owner));
-    } else if (!strcmp(op, "file")) { /* file NAME CONTENT: a small file that nobody inside can change */
-        detail = next();
-        int file = open(detail, O_CREAT | O_WRONLY | O_CLOEXEC | O_EXCL, 0444);
-        need(file);
-        close(file);
-        write_file(detail, next());
     } else if (!strcmp(op, "keep-userns")) { /* keep-userns NAME: a path by which the runtime joins it */
         detail = next();
         int file = open(detail, O_CREAT | O_WRONLY | O_CLOEXEC | O_EXCL, 0600);
@@ -586,14 +580,54 @@ static int prepare(int argc, char **argv) {
 
 /* -- inside -- */
 
-static void close_chroot(void) {
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_chroot, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {.len = sizeof code / sizeof *code, .filter = code};
+/* shadow TARGET CONTENT: a small file over a file of /proc that the sandbox could write to. The files lie in a tmpfs above the
+ * sandbox's root, where nobody inside gets to. */
+static void op_shadow(const char *target) {
+    static int made;
+    char path[32];
+    if (!made)
+        need(mount("tmpfs", "/dev", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,nr_inodes=64,mode=755"));
+    snprintf(path, sizeof path, "/dev/null-%d", made++);
+    int file = open(path, O_CREAT | O_WRONLY | O_CLOEXEC | O_EXCL, 0444);
+    need(file);
+    close(file);
+    write_file(path, next());
+    int from = open(path, O_PATH | O_CLOEXEC), at = open_inside(target, RESOLVE_NO_SYMLINKS, O_PATH);
+    need(from);
+    need(at);
+    bind_inside(from, at, "ro,nosuid,nodev,noexec");
+    close(from);
+    close(at);
+}
+
+/* What /proc tells and takes, covered: it could not be done before there was a /proc. */
+static void cover(int list) {
+    load(list);
+    while (words < words_end) {
+        step = next(), detail = next();
+        if (!strcmp(step, "mask")) {
+            op_mask(detail);
+        } else if (!strcmp(step, "shadow")) {
+            op_shadow(detail);
+        } else {
+            errno = ENOSYS;
+            fail();
+        }
+    }
+}
+
+/* The filter comes ready made; a library would take longer to make it than all the rest takes. It refuses chroot, too. */
+static void filter_calls(int fd) {
+    static struct sock_filter code[BPF_MAXINSNS];
+    size_t size = 0;
+    ssize_t got;
+    while ((got = read(fd, (char *)code + size, sizeof code - size)) > 0)
+        size += (size_t)got;
+    if (got < 0 || size == 0 || size == sizeof code || size % sizeof *code) {
+        errno = EINVAL;
+        fail();
+    }
+    struct sock_fprog program = {.len = (unsigned short)(size / sizeof *code), .filter = code};
     need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     need(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
 }
@@ -611,14 +645,18 @@ static void keep_only(uint64_t keep) {
 }
 
 static int within(int argc, char **argv, char **environment) {
-    if (argc < 8 || strcmp(argv[6], "--")) {
-        dprintf(2, "usage: atoll-mount within ROOT CWD CAPABILITIES FD -- ARGUMENTS\n");
+    if (argc < 10 || strcmp(argv[8], "--")) {
+        dprintf(2, "usage: atoll-mount within ROOT CWD CAPABILITIES PROGRAM-FD LIST-FD FILTER-FD -- ARGUMENTS\n");
         return 2;
     }
-    int program = atoi(argv[5]);
+    int program = atoi(argv[5]), filter = atoi(argv[7]);
     char here[PATH_MAX];
     step = "root", detail = argv[2];
-    need(chdir(argv[2]));
+    root = open(argv[2], O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    need(root);
+    cover(atoi(argv[6]));
+    step = "root", detail = argv[2];
+    need(fchdir(root));
     need(chroot("."));
     step = "cwd", detail = argv[3];
     need(chdir(argv[3]));
@@ -628,12 +666,12 @@ static int within(int argc, char **argv, char **environment) {
     }
     step = "capabilities";
     keep_only(strtoull(argv[4], NULL, 16));
-    step = "chroot";
-    close_chroot();
     step = "execute";
     need(fcntl(program, F_SETFD, FD_CLOEXEC));
-    syscall(SYS_close_range, 4u, ~0u, 4u /* CLOEXEC */);
-    syscall(SYS_execveat, program, "", argv + 7, environment, AT_EMPTY_PATH);
+    need(syscall(SYS_close_range, 4u, ~0u, 4u /* CLOEXEC */));
+    step = "filter";
+    filter_calls(filter);
+    syscall(SYS_execveat, program, "", argv + 9, environment, AT_EMPTY_PATH);
     fail();
 }
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.cgroups import Group, LimitEvents, parse_hierarchy, settings
+from atoll.engines.base import LimitEvents
+from atoll.engines.linux.cgroups import Group, parse_hierarchy, settings
 from atoll.engines.linux.plan import CgroupLimits
 from atoll.engines.local.waiting import Deadline
 

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from atoll.engines.linux import bpf, oci_bundle, syscalls
+from atoll.engines.linux import bpf, syscalls
 from atoll.engines.linux.seccomp import NEW_NAMESPACES, Profile, default_profile
 
 ALLOW = None
@@ -20,17 +20,6 @@ def by_data(profile: Profile, machine: str, name: str, arguments: tuple[int, ...
         if name in rule.names and all(arguments[m.index] & m.mask == m.value for m in rule.matches):
             return rule.error
     return profile.default_error
-
-
-def by_oci(profile: Profile, machine: str, name: str, arguments: tuple[int, ...]) -> int | None:
-    rendered = oci_bundle.seccomp(profile, machine)
-    for rule in rendered["syscalls"]:
-        matches = rule.get("args", [])
-        assert all(match["op"] == "SCMP_CMP_MASKED_EQ" for match in matches)
-        if name in rule["names"] and all(arguments[m["index"]] & m["value"] == m["valueTwo"] for m in matches):
-            return ALLOW if rule["action"] == "SCMP_ACT_ALLOW" else int(rule["errnoRet"])
-    assert rendered["defaultAction"] == "SCMP_ACT_ERRNO"
-    return int(rendered["defaultErrnoRet"])
 
 
 def run(code: bytes, data: bytes) -> int:
@@ -69,7 +58,7 @@ def by_program(profile: Profile, machine: str, name: str, arguments: tuple[int, 
     return answer & 0xFFFF
 
 
-@pytest.fixture(params=[by_data, by_oci, by_program])
+@pytest.fixture(params=[by_data, by_program])
 def ask(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     profile = default_profile()
 
@@ -150,7 +139,7 @@ def test_every_call_answers_the_same_in_all_three_forms(machine: str) -> None:
     profile = default_profile()
     for name in syscalls.NUMBERS[machine]:
         arguments = (1, 0o10644, 0o10644, 0, 0, 0)
-        answers = {form(profile, machine, name, arguments) for form in (by_data, by_oci, by_program)}
+        answers = {form(profile, machine, name, arguments) for form in (by_data, by_program)}
         assert len(answers) == 1, name
 
 

@@ -54,19 +54,31 @@ def test_the_runtime_is_left_with_the_process_the_pid_namespace_and_proc(plan_of
     assert config["linux"]["cgroupsPath"] == "/atoll/a"
     assert config["linux"]["resources"]["pids"] == {"limit": 7}
     assert config["process"]["noNewPrivileges"] is True
-    assert config["linux"]["seccomp"]["architectures"] == ["SCMP_ARCH_X86_64"]
-    assert all(path.startswith("/rootfs/proc/") for path in config["linux"]["maskedPaths"])
 
 
-def test_the_entry_has_two_capabilities_more_and_is_told_to_give_them_up(plan_of: PlanOf) -> None:
+def test_what_proc_tells_is_covered_once_there_is_one(plan_of: PlanOf) -> None:
+    plan = plan_of()
+    listed = stage.covers(plan).decode().split("\0")
+    assert {path for path in plan.masked_paths if path.startswith("/proc/")} <= set(listed)
+    assert all(path not in listed for path in plan.masked_paths if not path.startswith("/proc/"))
+    for shadow in plan.shadows:
+        assert listed[listed.index(shadow.path) - 1 : listed.index(shadow.path) + 2] == [
+            "shadow",
+            shadow.path,
+            shadow.content,
+        ]
+
+
+def test_the_entry_has_three_capabilities_more_and_is_told_to_give_them_up(plan_of: PlanOf) -> None:
     process = oci_bundle.config(plan_of(), Path("/mnt"), "/atoll/a")["process"]
     assert set(process["capabilities"]["bounding"]) - {f"CAP_{name}" for name in plan_of().capabilities} == {
         "CAP_SETPCAP",
         "CAP_SYS_CHROOT",
+        "CAP_SYS_ADMIN",
     }
     assert "inheritable" not in process["capabilities"]
     assert "ambient" not in process["capabilities"]
-    assert process["args"][:7] == ["/proc/self/fd/4", "within", "/rootfs", "/workspace", "fb", "5", "--"]
+    assert process["args"][:9] == ["/proc/self/fd/4", "within", "/rootfs", "/workspace", "fb", "5", "6", "7", "--"]
 
 
 def test_swap_is_closed(plan_of: PlanOf) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.linux import users
-from atoll.engines.linux.users import COUNT, FIRST, RANGE, IdRanges
+from atoll.engines.linux.plan import RANGE
+from atoll.engines.linux.users import COUNT, FIRST, IdRanges
 from atoll.errors import EngineError
 
 

@@ -1,4 +1,4 @@
-"""Which system calls a sandbox may make: one profile as data, and its two renderings.
+"""Which system calls a sandbox may make: one profile as data.
 
 Theory of operation. The profile is an allow-list: what no rule allows fails with EPERM, and a foreign architecture
 kills the caller, because a second system call table (i386, x32) is a second attack surface. It refuses all that
@@ -65,9 +65,6 @@ class Profile:
 
     rules: tuple[Rule, ...]
     default_error: int = errno.EPERM
-
-    def with_allowed(self, *names: str) -> Profile:
-        return Profile((*self.rules, Rule(tuple(names))), self.default_error)
 
 
 def _sockets() -> list[Rule]:

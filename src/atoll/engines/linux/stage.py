@@ -7,7 +7,6 @@ namespace has:
     u, usr     the host's /usr, and where it is mounted read-only
     w          the writable layer: w/upper, w/work
     root       the overlay; root/<inner> is the sandbox's root directory
-    null-N     what is shown instead of files of /proc
     user       the sandbox's user namespace, for the runtime to join
 """
 
@@ -33,14 +32,21 @@ def operations(plan: Plan, stage: Path, joined: Sequence[Path] = ()) -> bytes:
     _host_part(plan, stage, words)
     words.append("enter")
     _sandbox_part(plan, words)
+    return _encoded(words)
+
+
+def covers(plan: Plan) -> bytes:
+    """The words for `atoll-mount within`: what of /proc is not shown, or shown as something else."""
+    words = [word for path in plan.masked_paths if path.startswith("/proc/") for word in ("mask", path)]
+    words += [word for shadow in plan.shadows for word in ("shadow", shadow.path, shadow.content)]
+    return _encoded(words)
+
+
+def _encoded(words: Sequence[str]) -> bytes:
     for word in words:
         if "\0" in word:
             raise ValueError("a path holds a NUL byte")
     return b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
-
-
-def shadow_name(number: int) -> str:
-    return f"null-{number}"
 
 
 def _host_part(plan: Plan, stage: Path, words: list[str]) -> None:
@@ -66,8 +72,6 @@ def _host_part(plan: Plan, stage: Path, words: list[str]) -> None:
     if plan.lets_go_of_loops:
         words.append("let-go")
     words += ["stage", str(stage), "keep-userns", "user", "mkdir", "root", "mkdir", "usr", "mkdir", "e"]
-    for number, shadow in enumerate(plan.shadows):
-        words += ["file", shadow_name(number), shadow.content]
     for number, mount in enumerate(plan.mounts):
         _stage_mount(plan, number, mount, words)
 

@@ -4,6 +4,7 @@ its name."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import platform
@@ -12,12 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.engines.linux import host_view, oci_bundle, stage
+from atoll.engines.linux import bpf, host_view, oci_bundle, stage
 from atoll.engines.linux.oci import runtimes, start
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
 from atoll.engines.linux.plan import Bind, CgroupLimits, HostFacts, Plan, Root, for_virtual_kernel, make_plan
+from atoll.engines.linux.seccomp import Profile
 from atoll.engines.local import sockets
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline
@@ -62,6 +64,7 @@ class Builder:
         with ExitStack() as opened:
             listener = opened.enter_context(sockets.listen(run / "s"))
             fds = [listener.fileno(), *(_open(path, opened) for path in (self._places.mounter(), self._places.agent()))]
+            fds += [_memory_file(stage.covers(plan), opened), _memory_file(_filter(plan.seccomp, plan.machine), opened)]
             fds.append(self._operations(plan, runtime, opened))
             finished = await start.run(
                 self._command(plan, runtime, len(fds)), fds, deadline, report=True, what=runtime.name
@@ -77,7 +80,8 @@ class Builder:
             opened.callback(theirs.close)
             undo = opened.enter_context(ExitStack())
             undo.callback(ours.close)
-            null = _open(Path(os.devnull), opened)
+            null = start.nothing()
+            opened.callback(os.close, null)
             fds = [self._operations(plan, runtime, opened)]
             stdio = (theirs.fileno(), theirs.fileno(), null)
             finished = await start.run(
@@ -182,6 +186,11 @@ def _failure(plan: Plan, runtime: Runtime, finished: start.Finished, log: Path) 
         f"{runtime.name} {how}{': ' + said if said else ''}",
         hint="'atoll doctor' checks what is needed on this machine.",
     )
+
+
+@functools.lru_cache(4)
+def _filter(profile: Profile, machine: str) -> bytes:
+    return bpf.assemble(profile, machine)
 
 
 def _process_in(path: Path) -> ProcessRef | None:

@@ -33,7 +33,7 @@ def spawn(argv: Sequence[str], fds: Sequence[int], stdio: Sequence[int] | None =
     With posix_spawn, which borrows our memory instead of copying it. Raises OSError.
     """
     with ExitStack() as copies:
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        null = nothing()
         copies.callback(os.close, null)
         actions: list[tuple[int, int, int]] = []
         for number, fd in enumerate((*(stdio or (null, null, null)), *fds)):
@@ -42,6 +42,12 @@ def spawn(argv: Sequence[str], fds: Sequence[int], stdio: Sequence[int] | None =
             copies.callback(os.close, copy)
             actions.append((os.POSIX_SPAWN_DUP2, copy, number))
         return os.posix_spawn(argv[0], list(argv), _ENVIRONMENT, file_actions=actions, setsid=True)
+
+
+def nothing() -> int:
+    """An empty file in memory. Not /dev/null: runtimes give their standard streams to the sandbox's user, and that
+    node is the whole machine's."""
+    return os.memfd_create("nothing", os.MFD_CLOEXEC)
 
 
 def _duplicate(fd: int) -> int:

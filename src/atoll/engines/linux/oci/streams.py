@@ -55,7 +55,7 @@ class Streams:
     def _bridge(self, sandbox_id: str, runtime: Runtime) -> socket.socket:
         ours, theirs = socket.socketpair()
         state = self._places.run(sandbox_id) / "runtime"
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        null = start.nothing()
         try:
             pid = start.spawn(
                 runtime.command(state, "exec", sandbox_id, AGENT, "connect", AGENT_SOCKET),
