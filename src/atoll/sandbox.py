@@ -90,7 +90,6 @@ class AsyncSandbox:
         self.id = new_sandbox_id()
         self.spec = spec or SandboxSpec.of(**given)
         self.timeout_s = _seconds(timeout)
-        self._named_settings = settings is not None
         self._settings = settings or Settings.load()
         self._owns_engine = isinstance(engine, str)
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
@@ -381,12 +380,8 @@ class AsyncSandbox:
         return self._engine
 
     async def _close_engine(self) -> None:
-        """An engine that was handed to us belongs to whoever made it.
-
-        What sandboxes share (a mounted pool) takes about as long to make as a sandbox. So it stays, for the next one of
-        this installation, unless the caller named the installation; `atoll gc` puts it away too.
-        """
-        if self._owns_engine and self._engine is not None and self._named_settings:
+        """An engine that was handed to us belongs to whoever made it, and may serve many sandboxes."""
+        if self._owns_engine and self._engine is not None:
             await self._engine.aclose()
 
     def _created(self) -> Handle:

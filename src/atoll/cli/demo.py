@@ -11,7 +11,6 @@ from rich.markup import escape
 
 from atoll._sync import Sandbox
 from atoll.errors import SandboxTimeoutError
-from atoll.settings import Settings
 
 _PRIMES = "print([n for n in range(2, 50) if all(n % d for d in range(2, n))])"
 
@@ -20,7 +19,7 @@ def demo(engine: Annotated[str, typer.Option("--engine", help="Which engine make
     """Show a sandbox working: commands, a shell that remembers, files, walls and a timeout."""
     console = Console(highlight=False)
     started = time.perf_counter()
-    with Sandbox(engine=engine, settings=Settings.load()) as sandbox:
+    with Sandbox(engine=engine) as sandbox:
         made = (time.perf_counter() - started) * 1000
         console.print(f"[bold]A sandbox[/] on engine [green]{sandbox.engine_name}[/], ready after {made:.0f} ms\n")
         _show(console, "untrusted code", f"exec(['python3', '-c', {_PRIMES!r}])", _run_python(sandbox))

@@ -10,7 +10,6 @@ import typer
 
 from atoll.errors import SpecError
 from atoll.sandbox import AsyncSandbox
-from atoll.settings import Settings
 
 EngineOption = Annotated[str, typer.Option("--engine", help="Which engine makes the sandbox; see `atoll doctor`.")]
 ImageOption = Annotated[str, typer.Option("--image", help="The root file system; `host` is this machine's own /usr.")]
@@ -41,7 +40,6 @@ def make_sandbox(
         pids=pids,
         env=dict(_variable(text) for text in env or ()),
         volumes=[_absolute(text) for text in volume or ()],
-        settings=Settings.load(),  # named, so that a command leaves nothing mounted
     )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engines import registry
 from atoll.engines.doctor import diagnose
 from atoll.engines.machine import cgroup_mode
 from atoll.settings import Settings
@@ -12,16 +13,25 @@ V1 = "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
 V2 = "31 23 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
 
 
+@pytest.fixture
+def only_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = {"process": "atoll.engines.process:ProcessEngine"}
+    monkeypatch.setattr(registry, "_STRONGEST_FIRST", process)
+    monkeypatch.setattr(registry, "_ENGINES", process)
+
+
 def test_it_looks_at_the_machine_and_every_engine(settings: Settings) -> None:
     found = diagnose(settings)
     assert found.machine.kernel
     assert found.machine.cpus >= 1
     assert {tool.name for tool in found.machine.tools} >= {"bwrap", "runc", "docker"}
-    assert [engine.name for engine in found.engines] == ["process", "unsafe-none"]
-    assert found.auto in ("process", None)
+    assert [engine.name for engine in found.engines] == registry.names()
+    assert found.auto in {engine.name for engine in found.engines if engine.available}
+    assert found.auto != "unsafe-none"
     assert found.auto_reasons
 
 
+@pytest.mark.usefixtures("only_process")
 def test_it_says_what_to_install(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     found = diagnose(settings)
@@ -32,6 +42,7 @@ def test_it_says_what_to_install(settings: Settings, monkeypatch: pytest.MonkeyP
     assert found.auto is None
 
 
+@pytest.mark.usefixtures("only_process")
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

@@ -17,7 +17,7 @@ from atoll.guest.frames import WINDOW, EventKind, FrameType, Op, Tag, encode_fie
 from unit.guest.conftest import Scripted
 from unit.guest.scripted import INSTANCE, Peer
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 
 async def _hold(peer: Peer) -> None:

@@ -30,7 +30,7 @@ from atoll.guest.records import DIRECTORY, FILE, encode_record
 from unit.guest.conftest import Scripted
 from unit.guest.scripted import INSTANCE, Peer, eventually
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 RUN = StartRequest(b"1", shell="x")
 

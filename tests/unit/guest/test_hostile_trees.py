@@ -17,7 +17,7 @@ from atoll.guest.trees import PartialCopyError, copy_from, copy_to
 from unit.guest.conftest import Scripted
 from unit.guest.scripted import Peer, eventually
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 TOP = encode_record(DIRECTORY, b"", 0o755, 0, 0)
 

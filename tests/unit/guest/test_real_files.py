@@ -239,7 +239,7 @@ async def _echo(guest: Guest, server: socket.socket, port: int | None = None, pa
             await stream.write(b"x" * 100_000)
         await stream.write_eof()
 
-    server.settimeout(10)
+    server.settimeout(60)
     serving = asyncio.create_task(asyncio.to_thread(serve))
     async with await guest.ports.connect(port=port, path=path) as stream:
         writing = asyncio.create_task(write())

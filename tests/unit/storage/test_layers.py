@@ -159,3 +159,21 @@ def test_root_gets_a_pool_where_one_can_be_made(tmp_path: Path) -> None:
     expected = BtrfsLayers if shutil.which("mkfs.btrfs") else PlainLayers
     assert isinstance(open_layers(tmp_path), expected)
     assert not os.listdir(tmp_path)
+
+
+def test_a_layer_is_full_when_its_limit_is_reached_and_not_before(pool: BtrfsLayers) -> None:
+    limited, free = pool.create_layer("a", 8 << 20), pool.create_layer("b", None)
+    assert not pool.is_full("a")
+    with open(limited.path / "upper/fill", "wb", buffering=0) as file:
+        until_refused(lambda _: file.write(bytes(65536)), 1000)
+    assert pool.is_full("a")
+    (free.path / "upper/fill").write_bytes(bytes(16 << 20))
+    assert not pool.is_full("b")
+    assert not pool.is_full("no-such-layer")
+
+
+def test_a_pool_whose_maker_died_is_put_away(pool: BtrfsLayers) -> None:
+    pool.data_dir.mkdir(exist_ok=True)
+    (pool.data_dir / ".pool.btrfs.draft").write_bytes(b"half")
+    pool.close()
+    assert not (pool.data_dir / ".pool.btrfs.draft").exists()
