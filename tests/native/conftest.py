@@ -46,8 +46,22 @@ def left_behind(engine: NativeEngine) -> list[str]:
     found += [str(path.parent) for path in places.group("x").directories() if path.parent.exists()]
     marker = str(places.settings.data_dir)
     found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if marker in line]
-    found += [f"launcher {pid}" for pid in processes.descendants(os.getpid()) if _is_launcher(pid)]
+    found += [f"launcher {pid}" for pid in launchers() - _OF_OTHERS]
     return found
+
+
+_OF_OTHERS: set[int] = set()
+"""Launchers that other tests of this process keep waiting."""
+
+
+@pytest.fixture(autouse=True)
+def launchers_of_others() -> None:
+    _OF_OTHERS.clear()
+    _OF_OTHERS.update(launchers())
+
+
+def launchers() -> set[int]:
+    return {pid for pid in processes.descendants(os.getpid()) if _is_launcher(pid)}
 
 
 def _is_launcher(pid: int) -> bool:
