@@ -1,0 +1,170 @@
+"""Many sandboxes: side by side, from a pool, at once and after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from atoll.engines import registry
+from atoll.engines.base import ByteStream, Engine
+from atoll.manager import PoolSettings, SandboxManager
+from atoll.model import Handle, Observation, SandboxSpec, Stats
+from atoll.settings import Settings
+from benchmarks.measure import Figure, take_turns
+
+ROUNDS = 40
+SLOW_CREATES = 50
+SLOW_S = 0.5
+FEW, MANY = 10, 100
+
+
+class SlowEngine:
+    """Takes half a second to hand over a sandbox that was made before: what is left is the manager's own."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.name = inner.name
+        self.capabilities = inner.capabilities
+        self._inner = inner
+        self._spares: list[Handle] = []
+        self._given: dict[str, Handle] = {}
+
+    async def prepare(self, count: int) -> None:
+        made = (self._inner.create(f"spare-{number}", SandboxSpec()) for number in range(count))
+        self._spares = list(await asyncio.gather(*made))
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
+        await asyncio.sleep(SLOW_S)
+        self._given[sandbox_id] = self._spares.pop()
+        return Handle(self.name, sandbox_id, spec, time.time())
+
+    async def connect(self, handle: Handle) -> ByteStream:
+        return await self._inner.connect(self._given[handle.sandbox_id])
+
+    async def inspect(self, handle: Handle) -> Observation:
+        return await self._inner.inspect(self._given[handle.sandbox_id])
+
+    async def stats(self, handle: Handle) -> Stats:
+        return await self._inner.stats(self._given[handle.sandbox_id])
+
+    async def delete(self, handle: Handle) -> None:
+        await self._inner.delete(self._given.get(handle.sandbox_id, handle))
+
+    async def list(self) -> list[Handle]:
+        return []
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
+    settings = Settings(data_dir=directory / "data", run_dir=directory / "run")
+
+    @asynccontextmanager
+    async def managing(**options: Any) -> AsyncIterator[SandboxManager]:
+        options = {"engine": engine, "settings": settings, "max_sandboxes": 2 * MANY, **options}
+        async with SandboxManager(**options) as manager:
+            yield manager
+
+    yield await side_by_side(settings, engine, managing)
+    async with managing(pools=[PoolSettings(SandboxSpec(), size=4)]) as manager:
+        yield await pool_hit(manager)
+    async with managing() as manager:
+        for figure in await crowd(manager):
+            yield figure
+        await manager.cleanup(keep=True)
+    yield await recovery(managing)
+
+
+async def side_by_side(settings: Settings, engine: str, managing: Any) -> Figure:
+    slow = SlowEngine(registry.get(engine, settings))
+    await slow.prepare(SLOW_CREATES)
+    async with managing(engine=slow) as manager:
+        started = time.perf_counter()
+        await asyncio.gather(*(manager.create_sandbox() for _ in range(SLOW_CREATES)))
+        elapsed = time.perf_counter() - started
+    return Figure(
+        f"manager: {SLOW_CREATES} slow creates at once", elapsed, SLOW_S, "s", "one slow create", at_most=1 / SLOW_S
+    )
+
+
+async def pool_hit(manager: SandboxManager) -> Figure:
+    plain = await manager.get_sandbox(await manager.create_sandbox({"hostname": "plain"}))
+
+    async def once() -> None:
+        assert (await plain.exec(["true"])).success
+
+    async def claim() -> float:
+        [pool] = manager.get_stats()["pools"].values()  # type: ignore[attr-defined]
+        while pool["ready"] < pool["target"]:
+            await asyncio.sleep(0.01)
+            [pool] = manager.get_stats()["pools"].values()  # type: ignore[attr-defined]
+        started = time.perf_counter()
+        id = await manager.create_sandbox()
+        assert (await (await manager.get_sandbox(id)).exec(["true"])).success
+        elapsed = time.perf_counter() - started
+        await manager.delete_sandbox(id)
+        return elapsed
+
+    found = await take_turns({"exec": once, "claim": claim}, ROUNDS)
+    return Figure(
+        "manager: claim from a pool to first result, p50",
+        found["claim"].p50 * 1e3,
+        found["exec"].p50 * 1e3,
+        "ms",
+        "exec true",
+        at_most=2.0,
+        detail={"p99": found["claim"].p99 * 1e3},
+    )
+
+
+async def crowd(manager: SandboxManager) -> list[Figure]:
+    """Latency among many living sandboxes against that among few."""
+
+    async def create() -> float:
+        started = time.perf_counter()
+        id = await manager.create_sandbox()
+        elapsed = time.perf_counter() - started
+        await manager.delete_sandbox(id)
+        return elapsed
+
+    async def command() -> None:
+        assert (await first.exec(["true"])).success
+
+    first = await manager.get_sandbox(await manager.create_sandbox())
+    found = []
+    for count in (FEW, MANY):
+        while len(await manager.list_sandboxes()) < count:
+            await manager.create_sandbox()
+        found.append(await take_turns({"create": create, "exec": command}, ROUNDS))
+    few, many = found
+    return [
+        Figure(
+            f"manager: {what} among {MANY} sandboxes, p50",
+            many[what].p50 * 1e3,
+            few[what].p50 * 1e3,
+            "ms",
+            f"among {FEW}",
+            at_most=1.3,
+        )
+        for what in ("create", "exec")
+    ]
+
+
+async def recovery(managing: Any) -> Figure:
+    """The sandboxes are there already; the manager is not."""
+    started = time.perf_counter()
+    async with managing() as manager:
+        recovered = time.perf_counter() - started
+        records = await manager.list_sandboxes()
+        assert len(records) == MANY
+        started = time.perf_counter()
+        for _ in range(10):
+            await manager.delete_sandbox(await manager.create_sandbox())
+        making = (time.perf_counter() - started) / 10 * MANY
+    return Figure(
+        f"manager: recovery of {MANY} sandboxes", recovered, making, "s", "making and deleting them", at_most=0.5
+    )

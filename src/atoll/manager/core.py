@@ -1,0 +1,141 @@
+"""What the parts of a manager share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from atoll.engines.base import Engine
+from atoll.errors import SandboxGoneError
+from atoll.manager.clock import Clock
+from atoll.manager.journal import Journal
+from atoll.manager.ledger import Ledger
+from atoll.manager.members import Member, Members
+from atoll.manager.metrics import Metrics
+from atoll.manager.record import Act, Record
+from atoll.manager.refusals import ManagerClosedError
+from atoll.manager.sandbox import ManagedSandbox
+from atoll.manager.tasks import Tasks
+from atoll.manager.usage import Usage
+from atoll.model import Cause, State
+from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from atoll.manager.ending import Ending
+    from atoll.manager.health import Health
+    from atoll.manager.pausing import Pausing
+
+MARK = "atoll.manager"
+"""The label by which a manager knows its own sandboxes, even when its journal is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the user of a manager decides. None means no limit."""
+
+    max_sandboxes: int = 100
+    idle_timeout: float = 3600.0
+    cleanup_interval: float = 300.0
+    at_cap: Literal["refuse", "pause"] = "refuse"
+    max_per_owner: int | None = None
+    max_paused: int | None = None
+    max_lifetime: float | None = None
+    max_starting: int = 64
+    create_s: float = 120.0
+    delete_s: float = 45.0
+    inspect_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_sandboxes", "max_per_owner", "max_paused"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} is a number of sandboxes, not {value!r}")
+        for name in ("idle_timeout", "cleanup_interval", "max_lifetime", "create_s", "delete_s", "inspect_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be more than 0 seconds, not {value!r}; math.inf means never")
+        if self.at_cap not in ("refuse", "pause"):
+            raise ValueError(f"at_cap is 'refuse' or 'pause', not {self.at_cap!r}")
+
+
+@dataclass(slots=True)
+class Core:
+    rules: Rules
+    engine: Engine
+    settings: Settings
+    clock: Clock
+    journal: Journal
+    members: Members
+    ledger: Ledger
+    mark: str = ""
+    """The manager's name."""
+    tasks: Tasks = field(default_factory=Tasks)
+    metrics: Metrics = field(default_factory=Metrics)
+    closing: bool = False
+    ending: Ending = field(init=False)
+    health: Health = field(init=False)
+    pausing: Pausing = field(init=False)
+
+    def member(self, record: Record) -> Member:
+        """A new one for this record. It is not among the members yet."""
+        usage = Usage(self.clock.now)
+        member = Member(record, usage)
+        care = Care(self, member)
+        member.sandbox = ManagedSandbox(record.id, record.spec, self.engine, self.settings, care)
+        member.sandbox.env = record.env
+        if record.act is not Act.CREATE:
+            member.sandbox.adopt(record.handle())
+        return member
+
+    def refuse_if_closing(self) -> None:
+        if self.closing:
+            raise ManagerClosedError("the manager is shutting down", hint="Make a new SandboxManager.")
+
+
+class Care:
+    """The manager, as one sandbox sees it."""
+
+    def __init__(self, core: Core, member: Member) -> None:
+        self.usage = member.usage
+        self._core = core
+        self._member = member
+
+    async def ready(self) -> None:
+        member, looked = self._member, False
+        while True:
+            self._core.refuse_if_closing()
+            if member.usable:
+                return
+            error = self.ended()
+            if error is not None:
+                raise error
+            if not member.free:
+                await member.changed()
+            elif member.record.state is State.PAUSED:
+                await self._core.pausing.wake(member)
+            elif not looked:
+                looked = True
+                await self._core.health.look(member)
+            else:
+                raise SandboxGoneError(
+                    f"sandbox {member.id} cannot be used: {member.record.reason}", cause=self._cause()
+                )
+
+    def ended(self) -> SandboxGoneError | None:
+        record = self._member.record
+        if not self._member.doomed and record.state not in (State.MISSING, State.STOPPED):
+            return None
+        return SandboxGoneError(f"sandbox {record.id} has ended: {record.reason or self._cause()}", cause=self._cause())
+
+    async def delete(self) -> None:
+        await self._core.ending.delete(self._member, Cause.USER, "it was deleted")
+
+    def suspect(self) -> None:
+        if self._member.usable and not self._core.closing:
+            self._core.tasks.spawn(self._core.health.look(self._member), f"look at {self._member.id}")
+
+    def executed(self, seconds: float) -> None:
+        self._core.metrics.exec_s.add(seconds)
+
+    def _cause(self) -> Cause:
+        return self._member.record.cause or Cause.LOST

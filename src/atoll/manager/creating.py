@@ -1,0 +1,181 @@
+"""How a member comes to be: reserve, write down, make, write down again. A failure at any point leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from atoll.errors import EngineError, SandboxError, SandboxGoneError, SpecError
+from atoll.manager.core import Core
+from atoll.manager.members import Making, Member
+from atoll.manager.pools import Pools
+from atoll.manager.record import Act
+from atoll.manager.refusals import ConflictError, StateError
+from atoll.manager.request import Request
+from atoll.manager.room import Room
+from atoll.manager.tasks import finish
+from atoll.model import Cause, State
+
+_ANSWER_S = 30.0
+
+
+class Creating:
+    def __init__(self, core: Core, room: Room, pools: Pools) -> None:
+        self._core = core
+        self._room = room
+        self._pools = pools
+        self._starting = asyncio.Semaphore(core.rules.max_starting)
+        pools.make_spare = self.make_spare
+
+    async def create(self, request: Request, *, or_get: bool = False) -> str:
+        """The id of a running sandbox. When the last caller who waits for it is cancelled, so is it."""
+        started = self._core.clock.now()
+        member = self._existing(request, or_get)
+        if member is None:
+            member = await self._begin(request, or_get)
+        await self._join(member)
+        self._core.metrics.create_s.add(self._core.clock.now() - started)
+        return member.id
+
+    async def make_spare(self, request: Request) -> Member | None:
+        """A new one for a pool; None when there is no room."""
+        if not self._room.is_free() or self._core.closing:
+            return None
+        member = self._add(request)
+        await self._join(member)
+        return member
+
+    # --- deciding, between two awaits -----------------------------------------------------------------------------
+
+    async def _begin(self, request: Request, or_get: bool) -> Member:
+        spare = await self._pools.take(request)
+        try:
+            while True:
+                self._core.refuse_if_closing()
+                member = self._existing(request, or_get)
+                if member is not None:
+                    return member
+                self._room.check_owner(request.owner)
+                if spare is not None and spare.usable:
+                    member, spare = spare, None
+                    self._hand_over(member, request)
+                    return member
+                if self._room.is_free():
+                    return self._add(request)
+                await self._room.make()
+        finally:
+            if spare is not None:
+                self._pools.put_back(spare)
+
+    def _existing(self, request: Request, or_get: bool) -> Member | None:
+        self._core.refuse_if_closing()
+        members = self._core.members
+        member = members.keyed(request.owner, request.key) if request.key is not None else None
+        if member is not None and member.record.fingerprint != request.fingerprint:
+            raise ConflictError(f"the key {request.key!r} was used for another request", hint="Use a new key.")
+        if member is None and request.name is not None:
+            member = members.named(request.owner, request.name)
+            if member is not None and not or_get:
+                raise ConflictError(
+                    f"there is already a sandbox named {request.name!r}", hint=f"Its id is {member.id}."
+                )
+        if member is not None and member.doomed:
+            raise ConflictError(f"sandbox {member.id} is being deleted", hint="Try again in a moment.")
+        return member
+
+    def _add(self, request: Request) -> Member:
+        member = self._core.member(request.record(self._core))
+        self._core.members.add(member)
+        return self._start(member, self._core.ledger.change(member, State.STARTING, act=Act.CREATE))
+
+    def _hand_over(self, member: Member, request: Request) -> None:
+        """A spare becomes that of the caller."""
+        old = member.record.spec.env
+        extra = {name: value for name, value in request.spec.env.items() if old.get(name) != value}
+        update = {"env": extra, **request.belongings(self._core)}
+        written = self._core.ledger.change(member, reason="it was claimed from its pool", update=update)
+        member.sandbox.env = extra
+        member.usage.touch()
+        self._core.members.register(member)
+        self._start(member, written)
+
+    def _start(self, member: Member, written: asyncio.Future[None]) -> Member:
+        member.making = Making(self._core.tasks.spawn(self._make(member, written), f"create {member.id}"))
+        return member
+
+    # --- waiting and doing ----------------------------------------------------------------------------------------
+
+    async def _join(self, member: Member) -> None:
+        making = member.making
+        if making is None:
+            return
+        making.waiters += 1
+        try:
+            await asyncio.wait({making.task})
+        except asyncio.CancelledError:
+            alone = making.waiters == 1 and not making.acknowledged
+            if alone and not making.task.done():
+                making.task.cancel()
+                await finish(_over(making.task))
+            elif alone and not making.task.cancelled() and making.task.exception() is None:
+                # It became ready in the moment in which nobody was there any more to learn its id.
+                await finish(_over(self._core.ending.begin(member, Cause.USER, "its caller was gone")))
+            raise
+        finally:
+            making.waiters -= 1
+        if making.task.cancelled():
+            raise SandboxGoneError(f"sandbox {member.id} was deleted before it was ready", cause=Cause.USER)
+        making.task.result()
+        making.acknowledged = True
+
+    async def _make(self, member: Member, written: asyncio.Future[None]) -> None:
+        try:
+            await written
+            if member.record.state is State.STARTING:  # else it is a spare, and all is done
+                async with self._starting:
+                    await self._in_engine(member)
+        except BaseException as error:
+            await finish(self._undo(member, error))
+            if isinstance(error, SandboxError):
+                error.reason = f"Failed to create sandbox: {error.reason}"
+            elif isinstance(error, Exception):
+                raise EngineError(f"Failed to create sandbox: {error!r}") from error
+            raise
+        finally:
+            member.making = None
+            member.notify()
+
+    async def _in_engine(self, member: Member) -> None:
+        core = self._core
+        work = core.engine.create(member.id, member.record.spec)
+        handle = await core.tasks.bounded(work, core.rules.create_s, f"create {member.id}")
+        member.sandbox.adopt(handle)
+        await core.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
+        await core.ledger.change(member, State.RUNNING, update={"details": handle.details})
+
+    async def _undo(self, member: Member, error: BaseException) -> None:
+        """It is not known how far it came, so whatever may be there is deleted, which is always safe."""
+        core = self._core
+        if isinstance(error, Exception):
+            core.metrics.failures["create"] += 1
+        await member.sandbox.let_go()
+        reason = f"it was not made: {error}" if isinstance(error, Exception) else "its caller was gone"
+        try:
+            if not isinstance(error, SpecError):
+                work = core.engine.delete(member.record.handle())
+                await core.tasks.bounded(work, core.rules.delete_s, f"undo {member.id}")
+        except Exception as leftover:
+            error.add_note(f"and cleaning up failed: {leftover}")
+            member.doomed = True
+            member.next_try = core.clock.now()
+            why = f"it was not made, and what there is of it cannot be deleted: {leftover}"
+            writing = core.ledger.change(member, State.ERROR, act=Act.DELETE, cause=Cause.HOST, reason=why)
+        else:
+            writing = core.ledger.undo(member, reason)
+        try:
+            await writing
+        except StateError as unwritten:
+            error.add_note(f"and that was not written down: {unwritten}")
+
+
+async def _over(task: asyncio.Task[None]) -> None:
+    await asyncio.wait({task})

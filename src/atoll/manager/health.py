@@ -1,0 +1,66 @@
+"""What the engine sees of a member becomes what the manager knows."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.errors import SandboxError
+from atoll.guest.guest import Guest
+from atoll.manager.core import Core
+from atoll.manager.members import Background, Member
+from atoll.model import Cause, Observation, State
+
+_log = logging.getLogger(__name__)
+
+
+class Health:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def look(self, member: Member) -> None:
+        """Ask the engine, and believe it. Never raises: an engine that cannot say makes the state ERROR."""
+        try:
+            seen = await self._core.tasks.bounded(
+                self._core.engine.inspect(member.record.handle()), self._core.rules.inspect_s, f"inspect {member.id}"
+            )
+        except SandboxError as error:
+            self._core.metrics.failures["inspect"] += 1
+            seen = Observation(State.ERROR, None, f"the engine cannot say how it is: {error.reason}")
+        if not member.free or self._core.members.find(member.id) is not member:
+            return  # meanwhile something is being done to it, which decides
+        try:
+            await self._believe(member, seen)
+        except SandboxError as error:
+            _log.warning("what became of sandbox %s is not written down: %s", member.id, error)
+
+    async def _believe(self, member: Member, seen: Observation) -> None:
+        ledger, before = self._core.ledger, member.record.state
+        if seen.state is State.MISSING:
+            self._core.metrics.deaths[Cause.LOST] += 1
+            await ledger.end(member, Cause.LOST, "it was removed by somebody else")
+        elif before is State.STOPPED or seen.state is before:
+            return
+        elif seen.state is State.STOPPED:
+            cause = seen.cause or Cause.LOST
+            self._core.metrics.deaths[cause] += 1
+            await ledger.change(member, State.STOPPED, cause=cause, reason=seen.reason)
+            await member.sandbox.let_go()
+        elif seen.state is State.STARTING:
+            await ledger.change(member, State.ERROR, cause=seen.cause, reason="it has not finished starting")
+        else:
+            await ledger.change(member, seen.state, cause=seen.cause, reason=seen.reason)
+
+    async def background(self, member: Member) -> Background | None:
+        """What goes on in it without us. Asking is not a use. None: it cannot say."""
+        guest = Guest(lambda: self._core.engine.connect(member.record.handle()), connect_timeout_s=5.0)
+
+        async def ask() -> Background:
+            processes, stats = await guest.processes.list(), await guest.stats()
+            return Background(any(process.running for process in processes), stats.output_bytes)
+
+        try:
+            return await self._core.tasks.bounded(ask(), self._core.rules.inspect_s, f"ask {member.id}")
+        except (SandboxError, OSError):
+            return None
+        finally:
+            await guest.aclose()

@@ -1,0 +1,208 @@
+"""What the manager knows, in SQLite, on a thread of its own.
+
+Writes that wait together become one transaction. A transaction is in the kernel's hands when its caller goes on, so it
+survives the death of our process; with `power_safe` it is on the disk, which costs a flush each time. A row carries a
+checksum: SQLite notices damaged pages, not damaged contents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atoll.manager import journal_tables
+from atoll.manager.record import Act, Event, Record
+from atoll.manager.refusals import StateError
+from atoll.model import Cause, State
+
+T = TypeVar("T")
+_BATCH = 256
+_PRUNE_EVERY = 512
+_Job = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
+
+
+class Journal:
+    def __init__(self, path: Path, *, power_safe: bool = False) -> None:
+        self.path = path
+        self.rebuilt: Path | None = None
+        """Where the old journal was put because it was damaged."""
+        self._power_safe = power_safe
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Future[None]
+        self._writes = 0
+
+    async def open(self) -> None:
+        """Raises StateError if it cannot be used. A damaged one is put aside and begun anew."""
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._over = self._loop.create_future()
+        thread = threading.Thread(target=self._work, args=(ready,), name="atoll-journal", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise StateError(f"the journal cannot be opened: {error}") from error
+        self._thread = thread
+        await ready
+
+    async def aclose(self) -> None:
+        """Everything that was asked for is written first. May be repeated."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            await asyncio.shield(self._over)
+            thread.join()
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def write(self, record: Record, event: Event | None = None) -> asyncio.Future[None]:
+        """Written in the order of the calls, and for sure when the returned is done, which raises StateError if not.
+
+        Not waiting for it, or being cancelled, does not take it back.
+        """
+        body = record.model_dump_json()
+        row = (record.id, record.ended_at, body, journal_tables.checksum(record.id, body))
+        self._writes += 1
+        prune = self._writes % _PRUNE_EVERY == 0
+
+        def work(database: sqlite3.Connection) -> None:
+            database.execute(journal_tables.UPSERT, row)
+            journal_tables.add(database, event)
+            if prune:
+                journal_tables.prune(database)
+
+        return self._ask(work)
+
+    def forget(self, record: Record, event: Event | None = None) -> asyncio.Future[None]:
+        """As if it had never been; its events stay."""
+
+        def work(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM sandboxes WHERE id = ?", (record.id,))
+            journal_tables.add(database, event)
+
+        return self._ask(work)
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    async def living(self) -> tuple[list[Record], list[str]]:
+        """All that have not ended, and the ids of rows that cannot be understood."""
+        return await self._ask(journal_tables.living)
+
+    async def ended(self, limit: int) -> list[Record]:
+        """Those that have, the last first."""
+        query = "SELECT id, body, crc FROM sandboxes WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"
+        return await self._ask(lambda database: journal_tables.parse(database.execute(query, (limit,)))[0])
+
+    async def find(self, sandbox_id: str) -> Record | None:
+        query = "SELECT id, body, crc FROM sandboxes WHERE id = ?"
+        found = await self._ask(lambda database: journal_tables.parse(database.execute(query, (sandbox_id,)))[0])
+        return found[0] if found else None
+
+    async def events(self, *, after: int, sandbox_id: str | None, limit: int) -> list[Event]:
+        query = (
+            "SELECT at, sandbox_id, before, after, act, cause, reason, number FROM events "
+            "WHERE number > ? AND (? IS NULL OR sandbox_id = ?) ORDER BY number LIMIT ?"
+        )
+        rows = await self._ask(
+            lambda database: database.execute(query, (after, sandbox_id, sandbox_id, limit)).fetchall()
+        )
+        return [
+            Event(
+                at, id, State(old), State(new), Act(act) if act else None, Cause(cause) if cause else None, why, number
+            )
+            for at, id, old, new, act, cause, why, number in rows
+        ]
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _ask(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        assert self._loop is not None
+        answer: asyncio.Future[T] = self._loop.create_future()
+        # Nobody may be waiting any more when it fails.
+        answer.add_done_callback(lambda future: future.cancelled() or future.exception())
+        if self._thread is None:
+            answer.set_exception(StateError("the journal is closed"))
+        else:
+            self._jobs.put((work, answer))
+        return answer
+
+    def _work(self, ready: asyncio.Future[None]) -> None:
+        assert self._loop is not None
+        try:
+            database = self._open()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(_settle, [(ready, None, error), (self._over, None, None)])
+            return
+        self._loop.call_soon_threadsafe(_settle, [(ready, None, None)])
+        open_for_work = True
+        while open_for_work:
+            batch = [self._jobs.get()]
+            with suppress(queue.Empty):
+                while len(batch) < _BATCH and batch[-1] is not None:
+                    batch.append(self._jobs.get_nowait())
+            open_for_work = batch[-1] is not None
+            answers = _transact(database, [job for job in batch if job is not None])
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(_settle, answers)
+        database.close()
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_settle, [(self._over, None, None)])
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.OperationalError as error:
+            raise StateError(f"the journal '{self.path}' cannot be used: {error}") from error
+        except sqlite3.DatabaseError:
+            self.rebuilt = journal_tables.put_aside(self.path)
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, isolation_level=None, timeout=2.0)
+        database.text_factory = lambda raw: raw.decode(errors="replace")  # damage is found by the checksum
+        try:
+            self.path.chmod(0o600)  # variables of sandboxes are in it
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute(f"PRAGMA synchronous = {'FULL' if self._power_safe else 'NORMAL'}")
+            if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("damaged")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > journal_tables.VERSION:
+                raise StateError(f"the journal '{self.path}' was written by a newer version of Atoll")
+            database.executescript(
+                f"BEGIN IMMEDIATE; {journal_tables.SCHEMA} PRAGMA user_version = {journal_tables.VERSION}; COMMIT;"
+            )
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+
+def _transact(database: sqlite3.Connection, jobs: Iterable[_Job]) -> list[tuple[asyncio.Future[Any], Any, Any]]:
+    jobs = list(jobs)
+    try:
+        database.execute("BEGIN IMMEDIATE")
+        answers = [(answer, work(database), None) for work, answer in jobs]
+        database.execute("COMMIT")
+    except sqlite3.Error as error:
+        with suppress(sqlite3.Error):
+            database.execute("ROLLBACK")
+        return [(answer, None, StateError(f"the journal cannot be written: {error}")) for _, answer in jobs]
+    return answers
+
+
+def _settle(answers: Iterable[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, value, error in answers:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)

@@ -1,0 +1,190 @@
+"""Many sandboxes in one process: made side by side, ended when idle, and still there after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+from atoll.errors import SandboxNotFoundError
+from atoll.manager.members import Member
+from atoll.manager.opening import Opening
+from atoll.manager.record import Event, Record
+from atoll.manager.request import Config, Request, expiry
+from atoll.manager.sandbox import ManagedSandbox
+from atoll.model import Cause, State, Stats
+
+
+class SandboxManager(Opening):
+    """The sandboxes of one state directory.
+
+    Belongs to one event loop; use it as an async context manager. The first use opens the state directory and recovers
+    what an earlier manager left. All times are in seconds.
+    """
+
+    # --- sandboxes ------------------------------------------------------------------------------------------------
+
+    async def create_sandbox(
+        self,
+        config: Config = None,
+        volume_bindings: Mapping[str, str] | None = None,
+        *,
+        name: str | None = None,
+        owner: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        lifetime: float | None = None,
+        key: str | None = None,
+    ) -> str:
+        """Make a sandbox, or claim one from a pool; returns its id when it answers.
+
+        A name is taken once for each owner: ConflictError. Asking again with the same idempotency `key` and the same
+        request gives the same sandbox. LimitReachedError when there is no room. Cancelling leaves nothing behind.
+        """
+        request = Request.of(
+            config, volume_bindings, labels=labels, env=env, name=name, owner=owner, key=key, lifetime=lifetime
+        )
+        return await self._create(request, or_get=False)
+
+    async def get_or_create(
+        self,
+        name: str,
+        config: Config = None,
+        volume_bindings: Mapping[str, str] | None = None,
+        *,
+        owner: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        lifetime: float | None = None,
+    ) -> str:
+        """The id of the owner's sandbox of that name, whatever it was made from; if there is none it is made."""
+        request = Request.of(
+            config, volume_bindings, labels=labels, env=env, name=name, owner=owner, key=None, lifetime=lifetime
+        )
+        return await self._create(request, or_get=True)
+
+    async def get_sandbox(self, sandbox_id: str) -> ManagedSandbox:
+        """The sandbox of that id. SandboxNotFoundError (a KeyError) if there is none, saying why it ended if it has.
+
+        Getting it is no use of it: whoever holds it long may find that it was ended. Using one that sleeps wakes it.
+        """
+        return (await self._member(sandbox_id)).sandbox
+
+    @contextlib.asynccontextmanager
+    async def sandbox_operation(self, sandbox_id: str, *, exclusive: bool = False) -> AsyncIterator[ManagedSandbox]:
+        """The sandbox, in use until the block ends. Blocks may overlap, but for those that are `exclusive`."""
+        member = await self._member(sandbox_id)
+        async with member.sandbox.use():
+            if not exclusive:
+                yield member.sandbox
+                return
+            async with member.exclusive:
+                yield member.sandbox
+
+    async def delete_sandbox(self, sandbox_id: str, *, grace: float = 0.0) -> bool:
+        """Delete it and everything in it. False: there is none, which is fine. Cancelling does not stop it.
+
+        With `grace` what is under way inside has so long to end by itself.
+        """
+        core = (await self._open()).core
+        member = core.members.find(sandbox_id)
+        if member is None or member.waits_in_pool:
+            return False
+        if grace > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await member.usage.quiet()
+        await core.ending.delete(member, Cause.USER, "it was deleted")
+        return True
+
+    async def pause_sandbox(self, sandbox_id: str) -> None:
+        """Stop its processes where they are. UnsupportedError where the engine cannot. May be repeated."""
+        member = await self._member(sandbox_id)
+        await (await self._open()).core.pausing.pause(member)
+
+    async def resume_sandbox(self, sandbox_id: str) -> None:
+        """Let them go on; any use does that too. LimitReachedError when there is no room for it."""
+        member = await self._member(sandbox_id)
+        await (await self._open()).core.pausing.wake(member)
+
+    async def extend_lifetime(self, sandbox_id: str, seconds: float) -> Record:
+        """It may live so long from now on, but never longer than `max_lifetime` from now."""
+        if not seconds > 0:
+            raise ValueError(f"a lifetime must be more than 0 seconds, not {seconds!r}")
+        member, parts = await self._member(sandbox_id), await self._open()
+        most = self._rules.max_lifetime
+        times = expiry(parts.core, seconds if most is None else min(seconds, most))
+        await parts.core.ledger.change(member, act=member.record.act, update=times)
+        parts.reaper.hurry()
+        return member.record
+
+    async def cleanup_idle(self) -> None:
+        """Do now what the cleanup task does from time to time, and wait until it is done."""
+        await asyncio.gather(*await (await self._open()).reaper.sweep(), return_exceptions=True)
+
+    async def ensure_image(self, image: str) -> bool:
+        """Whether sandboxes can be made from this image; it is fetched if the engine can do that."""
+        return await (await self._open()).queries.ensure_image(image)
+
+    # --- knowing --------------------------------------------------------------------------------------------------
+
+    async def list_sandboxes(
+        self,
+        *,
+        state: State | None = None,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        ended: bool = False,
+    ) -> list[Record]:
+        """Those that match, the newest first; with `ended` those that are gone, the last first."""
+        queries = (await self._open()).queries
+        return await queries.list(state=state, owner=owner, name=name, labels=labels, ended=ended)
+
+    async def describe(self, sandbox_id: str) -> Record:
+        """What is known of it, after asking the engine; also of one that has ended. SandboxNotFoundError otherwise."""
+        return await (await self._open()).queries.describe(sandbox_id)
+
+    async def wait_until(self, sandbox_id: str, state: State, timeout: float = 60.0) -> Record:
+        """Wait until it is in that state (MISSING: gone). SandboxTimeoutError if it is not in time."""
+        return await (await self._open()).queries.wait_until(sandbox_id, state, timeout)
+
+    async def events(self, *, after: int = 0, sandbox_id: str | None = None, limit: int = 1000) -> list[Event]:
+        """What happened, oldest first, from that number on."""
+        journal = (await self._open()).core.journal
+        return await journal.events(after=after, sandbox_id=sandbox_id, limit=limit)
+
+    async def resources(self) -> dict[str, Stats]:
+        """What each running sandbox uses."""
+        return await (await self._open()).queries.resources()
+
+    def get_stats(self) -> dict[str, object]:
+        """Figures about all of them."""
+        counted = self._parts.queries.figures() if self._parts else {"total_sandboxes": 0, "active_operations": 0}
+        return {
+            **counted,
+            "max_sandboxes": self._rules.max_sandboxes,
+            "idle_timeout": self._rules.idle_timeout,
+            "cleanup_interval": self._rules.cleanup_interval,
+            "is_shutting_down": self._closing is not None,
+        }
+
+    def metrics(self) -> str:
+        """The same for Prometheus, as text."""
+        return self._parts.queries.exposition() if self._parts else ""
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _create(self, request: Request, *, or_get: bool) -> str:
+        parts = await self._open()
+        sandbox_id = await parts.creating.create(request, or_get=or_get)
+        parts.reaper.hurry()
+        return sandbox_id
+
+    async def _member(self, sandbox_id: str) -> Member:
+        parts = await self._open()
+        try:
+            return parts.core.members.get(sandbox_id)
+        except SandboxNotFoundError as error:
+            await parts.queries.explain(sandbox_id, error)
+            raise

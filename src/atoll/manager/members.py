@@ -1,0 +1,157 @@
+"""The sandboxes that a manager has right now, and who is counted against which limit.
+
+Everything here happens between two awaits, so what it says is exact however calls interleave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from atoll.errors import SandboxNotFoundError
+from atoll.manager.record import Act, Record
+from atoll.manager.sandbox import ManagedSandbox
+from atoll.manager.usage import Usage
+from atoll.model import State
+
+
+class Making:
+    """A sandbox on its way. Several callers may wait for one; it is given up when the last of them is gone."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.waiters = 0
+        self.acknowledged = False
+        """Somebody was told that it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """What commands do inside that nobody waits for."""
+
+    running: bool
+    output_bytes: int
+    """That they have written in the life of the sandbox, also what nobody has read."""
+
+
+class Member:
+    sandbox: ManagedSandbox
+
+    def __init__(self, record: Record, usage: Usage) -> None:
+        self.record = record
+        self.since = usage.last
+        """When we began to have it."""
+        self.usage = usage
+        self.making: Making | None = None
+        self.ending: asyncio.Task[None] | None = None
+        self.doomed = False
+        """It is being deleted, or will be as soon as what is being done to it is over. Nobody gets it any more."""
+        self.exclusive = asyncio.Lock()
+        """For callers who want their operations one after another."""
+        self.why = ""
+        """The reason why it is being deleted. Its record may say what went wrong with that."""
+        self.next_try = 0.0
+        self.tries = 0
+        """Of deleting it, after which the next one waits longer."""
+        self.background: Background | None = None
+        """When somebody last looked."""
+        self._changes: list[asyncio.Future[None]] = []
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def usable(self) -> bool:
+        """Running, and nothing is being done to it. What is done to a sandbox is done one after another."""
+        return self.record.state is State.RUNNING and self.free
+
+    @property
+    def free(self) -> bool:
+        return self.record.act is None and self.making is None and not self.doomed
+
+    @property
+    def waits_in_pool(self) -> bool:
+        return self.record.pool is not None
+
+    def notify(self) -> None:
+        changes, self._changes = self._changes, []
+        for change in changes:
+            if not change.done():
+                change.set_result(None)
+
+    async def changed(self) -> None:
+        """Return at the next change of its record."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.append(change)
+        try:
+            await change
+        finally:
+            if change in self._changes:
+                self._changes.remove(change)
+
+
+class Members:
+    def __init__(self) -> None:
+        self._all: dict[str, Member] = {}
+        self._names: dict[tuple[str | None, str], Member] = {}
+        self._keys: dict[tuple[str | None, str], Member] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._all.values()))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, member: Member) -> None:
+        assert member.id not in self._all
+        self._all[member.id] = member
+        self.register(member)
+
+    def register(self, member: Member) -> None:
+        """Its name and its key stand for it from now on."""
+        record = member.record
+        if record.name is not None:
+            assert (record.owner, record.name) not in self._names
+            self._names[record.owner, record.name] = member
+        if record.key is not None:
+            assert (record.owner, record.key) not in self._keys
+            self._keys[record.owner, record.key] = member
+
+    def remove(self, member: Member) -> None:
+        self._all.pop(member.id, None)
+        record = member.record
+        for index, key in ((self._names, record.name), (self._keys, record.key)):
+            if key is not None and index.get((record.owner, key)) is member:
+                del index[record.owner, key]
+
+    def find(self, sandbox_id: str) -> Member | None:
+        return self._all.get(sandbox_id)
+
+    def get(self, sandbox_id: str) -> Member:
+        """One that somebody can use or wait for. SandboxNotFoundError otherwise."""
+        member = self._all.get(sandbox_id)
+        if member is None or member.waits_in_pool or member.doomed:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
+        return member
+
+    def named(self, owner: str | None, name: str) -> Member | None:
+        return self._names.get((owner, name))
+
+    def keyed(self, owner: str | None, key: str) -> Member | None:
+        return self._keys.get((owner, key))
+
+    def of_owner(self, owner: str) -> int:
+        return sum(1 for member in self._all.values() if member.record.owner == owner)
+
+    def asleep(self) -> int:
+        """Those that sleep, and will until somebody wakes them."""
+        return sum(
+            1
+            for member in self._all.values()
+            if member.record.state is State.PAUSED and member.record.act is not Act.RESUME
+        )
+
+    def falling_asleep(self) -> int:
+        return sum(1 for member in self._all.values() if member.record.act is Act.PAUSE)

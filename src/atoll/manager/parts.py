@@ -1,0 +1,83 @@
+"""A manager's parts, put together and taken apart in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+from atoll.engines.base import Engine
+from atoll.errors import SandboxError
+from atoll.manager.clock import Clock
+from atoll.manager.core import Core, Rules
+from atoll.manager.creating import Creating
+from atoll.manager.ending import Ending
+from atoll.manager.health import Health
+from atoll.manager.journal import Journal
+from atoll.manager.ledger import Ledger, OnEvent
+from atoll.manager.members import Members
+from atoll.manager.pausing import Pausing
+from atoll.manager.pool import PoolSettings
+from atoll.manager.pools import Pools
+from atoll.manager.queries import Queries
+from atoll.manager.reaper import Reaper
+from atoll.manager.recovery import Recovered, Recovery
+from atoll.manager.room import Room
+from atoll.manager.state_directory import StateDirectory
+from atoll.settings import Settings
+
+_CLOSE_S = 5.0
+
+
+class Parts:
+    def __init__(
+        self,
+        rules: Rules,
+        engine: Engine,
+        settings: Settings,
+        clock: Clock,
+        state_dir: Path,
+        pools: Iterable[PoolSettings],
+        power_safe: bool,
+    ) -> None:
+        self.recovered = Recovered()
+        self._loop = asyncio.get_running_loop()
+        self._directory = StateDirectory(state_dir)
+        self._journal = Journal(state_dir / "manager.db", power_safe=power_safe)
+        members = Members()
+        ledger = Ledger(self._journal, members, clock)
+        core = self.core = Core(rules, engine, settings, clock, self._journal, members, ledger)
+        core.health, core.ending = Health(core), Ending(core)
+        room = Room(core)
+        core.pausing = Pausing(core, room)
+        self.pools = Pools(core, pools)
+        self.creating = Creating(core, room, self.pools)
+        self.reaper = Reaper(core, self.pools)
+        self.queries = Queries(core, self.pools)
+
+    async def open(self, on_event: OnEvent | None) -> None:
+        """Either everything is open and recovered afterwards, or nothing is held."""
+        if on_event is not None:
+            self.core.ledger.listeners.append(on_event)
+        self.core.mark = self._directory.open()
+        try:
+            await self._journal.open()
+            self.recovered = await Recovery(self.core, self.pools).run()
+        except BaseException:
+            await self.aclose()
+            raise
+        self.pools.start()
+
+    async def aclose(self) -> list[str]:
+        """Let go of everything but the sandboxes and the engine. The names of tasks that would not end."""
+        self.core.closing = True
+        stuck = await self.core.tasks.aclose(_CLOSE_S)
+        for member in self.core.members:
+            await member.sandbox.let_go()
+        await self._journal.aclose()
+        self._directory.close()
+        return stuck
+
+    def check_loop(self) -> None:
+        if self._loop is not asyncio.get_running_loop():
+            raise SandboxError("this manager belongs to another event loop", hint="Make one for each event loop.")

@@ -1,0 +1,88 @@
+"""Members that sleep: by the user's wish, or to make room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from atoll.engines.base import Pausable
+from atoll.errors import SandboxError, SandboxGoneError, UnsupportedError
+from atoll.manager.core import Core
+from atoll.manager.members import Member
+from atoll.manager.record import Act
+from atoll.manager.room import Room
+from atoll.manager.tasks import finish, outcome
+from atoll.model import Capability, Handle, State
+
+_PAUSE_S = 30.0
+_Act = Callable[[Handle], Awaitable[None]]
+
+
+class Pausing:
+    def __init__(self, core: Core, room: Room) -> None:
+        self._core = core
+        self._room = room
+        room.pause = self.begin_pause
+
+    async def pause(self, member: Member) -> None:
+        """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot."""
+        self._engine()
+        if await self._reaches(member, State.RUNNING, State.PAUSED):
+            await outcome(self.begin_pause(member))
+
+    async def wake(self, member: Member) -> None:
+        """Let its processes go on. May be repeated. LimitReachedError when there is no room for it."""
+        engine = self._engine()
+        while await self._reaches(member, State.PAUSED, State.RUNNING):
+            if not self._room.free_for_waking():
+                await self._room.make()
+                continue  # meanwhile somebody else may have woken it, or taken the room
+            written = self._core.ledger.change(member, act=Act.RESUME)
+            work = self._carry_out(member, State.RUNNING, written, engine.resume)
+            await outcome(self._core.tasks.spawn(work, f"resume {member.id}"))
+
+    def begin_pause(self, member: Member) -> asyncio.Task[None]:
+        """It must be usable. From now on it is being paused, whatever becomes of the caller."""
+        written = self._core.ledger.change(member, act=Act.PAUSE)
+        work = self._carry_out(member, State.PAUSED, written, self._engine().pause)
+        return self._core.tasks.spawn(work, f"pause {member.id}")
+
+    async def _carry_out(self, member: Member, goal: State, written: asyncio.Future[None], act: _Act) -> None:
+        core = self._core
+
+        async def both() -> None:
+            await written
+            await act(member.record.handle())
+
+        try:
+            await core.tasks.bounded(both(), _PAUSE_S, f"bring {member.id} to {goal}")
+        except BaseException as error:
+            await finish(self._give_up(member, error))
+            raise
+        await core.ledger.change(member, goal, reason="its processes are stopped" if goal is State.PAUSED else "")
+
+    async def _give_up(self, member: Member, error: BaseException) -> None:
+        core = self._core
+        try:
+            await core.ledger.change(member)  # nothing is being done any more
+            await core.health.look(member)
+        except SandboxError as another:
+            error.add_note(f"and then: {another}")
+
+    async def _reaches(self, member: Member, before: State, goal: State) -> bool:
+        """Wait until nothing is being done to it. Whether there is something to do; SandboxGoneError if it is gone."""
+        while not member.free and not member.doomed:
+            await member.changed()
+        record = member.record
+        if record.state is goal and not member.doomed:
+            return False
+        if record.state is not before or member.doomed:
+            cause = record.cause.value if record.cause else "unknown"
+            raise SandboxGoneError(f"sandbox {member.id} is {record.state}, not {before}: {record.reason}", cause=cause)
+        return True
+
+    def _engine(self) -> Pausable:
+        engine = self._core.engine
+        if Capability.PAUSE not in engine.capabilities or not isinstance(engine, Pausable):
+            raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox", hint="Choose another engine.")
+        return engine

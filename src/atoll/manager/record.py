@@ -1,0 +1,91 @@
+"""What the manager knows about one sandbox: plain data, written down before anything is done."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atoll.model import Cause, Handle, SandboxSpec, State
+
+
+class Act(enum.StrEnum):
+    """What is being done to a sandbox. After a crash it says what to finish or to undo."""
+
+    CREATE = "create"
+    DELETE = "delete"
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    engine: str
+    spec: SandboxSpec
+    """As the engine got it, with the marks by which we know our own."""
+    state: State = State.MISSING
+    act: Act | None = None
+    cause: Cause | None = None
+    reason: str = ""
+    name: str | None = None
+    owner: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables that every command gets besides those of the spec."""
+    pool: str | None = None
+    """The pool that it waits in; None when it belongs to somebody."""
+    key: str | None = None
+    """The idempotency key of the request that made it."""
+    fingerprint: str = ""
+    """Of that request: the same key with another request is a conflict."""
+    created_at: float = 0.0
+    ended_at: float | None = None
+    lifetime_s: float | None = None
+    expires_at: float | None = None
+    expires_now: float | None = None
+    """The same moment on the clock that does not jump; it means something only within `boot_id`."""
+    boot_id: str = ""
+    details: dict[str, str] = Field(default_factory=dict)
+    """Of the engine's handle."""
+
+    def handle(self) -> Handle:
+        return Handle(self.engine, self.id, self.spec, self.created_at, self.details)
+
+    def matches(
+        self,
+        *,
+        state: State | None = None,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Whether it is as asked for, in everything that was asked for."""
+        return (
+            (state is None or self.state is state)
+            and (owner is None or self.owner == owner)
+            and (name is None or self.name == name)
+            and all(self.labels.get(label) == value for label, value in (labels or {}).items())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change of one sandbox."""
+
+    at: float
+    sandbox_id: str
+    before: State
+    after: State
+    act: Act | None = None
+    cause: Cause | None = None
+    reason: str = ""
+    number: int = 0
+
+
+def fingerprint(*parts: object) -> str:
+    return hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:32]

@@ -1,0 +1,114 @@
+"""What a caller wants, checked before anything is done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from atoll.errors import SpecError
+from atoll.manager.core import MARK, Core
+from atoll.manager.record import Act, Record, fingerprint
+from atoll.model import SandboxSpec, Volume
+from atoll.sandbox import new_sandbox_id
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_LONGEST = 512
+_OWN = "atoll."
+Config = SandboxSpec | Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    spec: SandboxSpec
+    """With all variables; its labels are those of the caller."""
+    name: str | None = None
+    owner: str | None = None
+    key: str | None = None
+    lifetime_s: float | None = None
+    pool: str | None = None
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise SpecError(
+                f"{self.name[:80]!r} cannot be a name",
+                hint="Use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+            )
+        for what, text in (("owner", self.owner), ("key", self.key)):
+            if text is not None and not 0 < len(text) <= _LONGEST:
+                raise SpecError(f"the {what} must have 1 to {_LONGEST} characters")
+        for label, value in self.spec.labels.items():
+            if not label or len(label) > _LONGEST or len(value) > _LONGEST:
+                raise SpecError(
+                    f"the label {label[:80]!r} must have 1 to {_LONGEST} characters, and its value at most that"
+                )
+            if label.startswith(_OWN):
+                raise SpecError(f"labels that begin with '{_OWN}' are Atoll's own: {label!r}")
+        if self.lifetime_s is not None and not self.lifetime_s > 0:
+            raise SpecError(f"a lifetime must be more than 0 seconds, not {self.lifetime_s!r}")
+        mark = fingerprint(self.spec.model_dump_json(), self.name, self.owner, self.lifetime_s)
+        object.__setattr__(self, "fingerprint", mark)
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        volume_bindings: Mapping[str, str] | None,
+        *,
+        labels: Mapping[str, str] | None,
+        env: Mapping[str, str] | None,
+        name: str | None,
+        owner: str | None,
+        key: str | None,
+        lifetime: float | None,
+    ) -> Request:
+        """Raises SpecError for what makes no sense."""
+        spec = config if isinstance(config, SandboxSpec) else SandboxSpec.of(**(config or {}))
+        volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
+        values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
+        values["volumes"] = (*spec.volumes, *volumes)
+        values["labels"] = {**spec.labels, **(labels or {})}
+        values["env"] = {**spec.env, **(env or {})}
+        spec = SandboxSpec.of(**values)
+        return cls(spec, name, owner, key, spec.limits.lifetime_s if lifetime is None else lifetime)
+
+    def record(self, core: Core) -> Record:
+        """Of a sandbox that is to be made for it."""
+        marks = {MARK: core.mark, f"{_OWN}name": self.name, f"{_OWN}owner": self.owner}
+        labels = {**self.spec.labels, **{label: value for label, value in marks.items() if value is not None}}
+        record = Record(
+            id=new_sandbox_id(),
+            engine=core.engine.name,
+            spec=self.spec.model_copy(update={"labels": labels}),
+            act=Act.CREATE,
+            pool=self.pool,
+            created_at=core.clock.wall(),
+            boot_id=core.clock.boot_id,
+        )
+        return record if self.pool is not None else record.model_copy(update=self.belongings(core))
+
+    def belongings(self, core: Core) -> dict[str, object]:
+        """What makes a sandbox that of this caller."""
+        most = core.rules.max_lifetime
+        lifetime = self.lifetime_s if most is None else min(self.lifetime_s or most, most)
+        return {
+            "pool": None,
+            "name": self.name,
+            "owner": self.owner,
+            "labels": self.spec.labels,
+            "key": self.key,
+            "fingerprint": self.fingerprint,
+            "created_at": core.clock.wall(),
+            **expiry(core, lifetime),
+        }
+
+
+def expiry(core: Core, seconds: float | None) -> dict[str, object]:
+    """So long from now, on both clocks."""
+    return {
+        "lifetime_s": seconds,
+        "expires_at": None if seconds is None else core.clock.wall() + seconds,
+        "expires_now": None if seconds is None else core.clock.now() + seconds,
+        "boot_id": core.clock.boot_id,
+    }

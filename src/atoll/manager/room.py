@@ -1,0 +1,62 @@
+"""Room for one more sandbox: the cap, the owners' shares, and what is done when all is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from atoll.manager.core import Core
+from atoll.manager.members import Member
+from atoll.manager.refusals import LimitReachedError
+from atoll.manager.tasks import outcome
+from atoll.model import Cause
+
+
+class Room:
+    """Asking and taking happen between two awaits: the cap is exact. A sandbox counts until nothing of it is left."""
+
+    def __init__(self, core: Core) -> None:
+        self.pause: Callable[[Member], asyncio.Task[None]]
+        """Begins to pause a member; set by whoever can."""
+        self._core = core
+
+    def taken(self) -> int:
+        members = self._core.members
+        # Where room is made by pausing, those that sleep have a limit of their own.
+        return len(members) - (members.asleep() if self._core.rules.at_cap == "pause" else 0)
+
+    def is_free(self) -> bool:
+        return self.taken() < self._core.rules.max_sandboxes
+
+    def free_for_waking(self) -> bool:
+        """A sleeping one counts already unless sleeping makes room."""
+        return self._core.rules.at_cap != "pause" or self.is_free()
+
+    def check_owner(self, owner: str | None) -> None:
+        limit = self._core.rules.max_per_owner
+        if owner is not None and limit is not None and self._core.members.of_owner(owner) >= limit:
+            raise LimitReachedError(
+                f"Maximum number of sandboxes ({limit}) of owner {owner!r} reached", hint="Delete one of them first."
+            )
+
+    async def make(self) -> None:
+        """Make some, or raise LimitReachedError. When it returns somebody else may have taken it already."""
+        spare = next((member for member in self._core.members if member.waits_in_pool and member.usable), None)
+        if spare is not None:
+            await self._core.ending.delete(spare, Cause.POLICY, "its place in the pool was needed")
+            return
+        victim = self._longest_idle() if self._core.rules.at_cap == "pause" else None
+        if victim is None:
+            raise LimitReachedError(
+                f"Maximum number of sandboxes ({self._core.rules.max_sandboxes}) reached",
+                hint="Delete one, or raise max_sandboxes.",
+            )
+        await outcome(self.pause(victim))
+
+    def _longest_idle(self) -> Member | None:
+        rules, members = self._core.rules, self._core.members
+        limit = rules.max_sandboxes if rules.max_paused is None else rules.max_paused
+        if members.asleep() + members.falling_asleep() >= limit:
+            return None
+        idle = [member for member in members if member.usable and not member.usage.active and not member.waits_in_pool]
+        return max(idle, key=lambda member: member.usage.idle_s(), default=None)

@@ -1,0 +1,264 @@
+"""A sandbox that a manager keeps: as any other, but every use of it is counted, and the manager ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from atoll.command import AsyncCommand, Output
+from atoll.engines.base import ByteStream, Engine
+from atoll.errors import AgentUnreachableError, SandboxGoneError
+from atoll.guest.guest import Guest
+from atoll.guest.processes import Completed, Processes, ProcessStream, StartRequest
+from atoll.manager.usage import MeteredSocket, Usage
+from atoll.model import ExecutionResult, Handle, SandboxSpec
+from atoll.sandbox import DEFAULT_OUTPUT_BYTES, AsyncSandbox
+from atoll.settings import Settings
+from atoll.shell import AsyncShell
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Keeper(Protocol):
+    """The manager, as one of its sandboxes sees it."""
+
+    usage: Usage
+
+    async def ready(self) -> None:
+        """Return when the sandbox can be used, waking it if it sleeps. Raises SandboxGoneError once it has ended.
+
+        The caller counts its use at once, without letting anything else run in between.
+        """
+
+    async def delete(self) -> None: ...
+
+    def suspect(self) -> None:
+        """It seems to have died: somebody should look."""
+
+    def ended(self) -> SandboxGoneError | None:
+        """Why it can never be used again, if that is so."""
+
+    def executed(self, seconds: float) -> None:
+        """A command took this long."""
+
+
+def counted(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same method; while it runs the sandbox is in use."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        async with self.use():
+            return await method(self, *args, **options)
+
+    return call
+
+
+def timed(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        started = time.perf_counter()
+        result = await method(self, *args, **options)
+        self.keeper.executed(time.perf_counter() - started)
+        return result
+
+    return call
+
+
+def counted_stream(
+    method: Callable[Concatenate[Any, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
+    @functools.wraps(method)
+    async def iterate(self: Any, /, *args: P.args, **options: P.kwargs) -> AsyncIterator[T]:
+        async with self.use():
+            pieces = method(self, *args, **options)
+            assert isinstance(pieces, AsyncGenerator)
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+
+    return iterate
+
+
+class ManagedSandbox(AsyncSandbox):
+    """`cleanup` deletes it through the manager. Leaving a `with` block does too; entering one makes nothing."""
+
+    def __init__(self, sandbox_id: str, spec: SandboxSpec, engine: Engine, settings: Settings, keeper: Keeper) -> None:
+        super().__init__(spec, engine=engine, settings=settings)
+        self.id = sandbox_id
+        self.env: Mapping[str, str] = {}
+        """Variables that every command gets unless it says otherwise."""
+        self.keeper = keeper
+        self._line: MeteredSocket | None = None
+        """The latest connection. Of a sandbox that nobody has used it is the only one."""
+        self._renew_guest()
+
+    def adopt(self, handle: Handle) -> None:
+        """From now on it is this one, which exists."""
+        self._handle, self.spec = handle, handle.spec
+        self._renew_guest()
+
+    async def answer(self) -> None:
+        """Return when its agent has answered. Not a use."""
+        await self._guest.hello()
+
+    def is_connected(self) -> bool:
+        """Whether its agent holds the other end of the connection right now. The kernel says so, without a question."""
+        if self._line is None or self._guest.current_channel() is None:
+            return False
+        try:
+            return self._line.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    async def rest(self) -> None:
+        """Close the connection if nothing is open on it. The next use connects again."""
+        channel = self._guest.current_channel()
+        if channel is not None and not channel._streams:
+            await self._guest.aclose()
+
+    async def let_go(self) -> None:
+        """Close the connection; what waits on it fails. Not the end of the sandbox."""
+        self._shells.clear()
+        await self._guest.aclose()
+
+    async def create(self) -> Self:
+        return self
+
+    async def cleanup(self) -> None:
+        await self.keeper.delete()
+
+    async def detach(self) -> None:
+        await self.let_go()
+
+    def __del__(self) -> None:
+        """The manager cleans up, not whoever held this object."""
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[None]:
+        """In use as long as the block runs."""
+        await self.keeper.ready()
+        with self.keeper.usage.operation():
+            try:
+                yield
+            except (SandboxGoneError, AgentUnreachableError):
+                self.keeper.suspect()
+                raise
+            except asyncio.CancelledError:
+                me = asyncio.current_task()
+                if me is None or me.cancelling():
+                    raise
+                # Not we were cancelled but the connection that we waited for: somebody closed it.
+                gone = AgentUnreachableError("the connection to the sandbox was closed")
+                raise self.keeper.ended() or gone from None
+
+    # --- everything that uses it ----------------------------------------------------------------------------------
+
+    exec = counted(timed(AsyncSandbox.exec))
+    open_terminal = counted(AsyncSandbox.open_terminal)
+    commands = counted(AsyncSandbox.commands)
+    read_file = counted(AsyncSandbox.read_file)
+    read_bytes = counted(AsyncSandbox.read_bytes)
+    read_stream = counted_stream(AsyncSandbox.read_stream)
+    write_file = counted(AsyncSandbox.write_file)
+    write_stream = counted(AsyncSandbox.write_stream)
+    append_file = counted(AsyncSandbox.append_file)
+    list_files = counted(AsyncSandbox.list_files)
+    walk = counted_stream(AsyncSandbox.walk)
+    stat = counted(AsyncSandbox.stat)
+    exists = counted(AsyncSandbox.exists)
+    make_dir = counted(AsyncSandbox.make_dir)
+    move = counted(AsyncSandbox.move)
+    remove = counted(AsyncSandbox.remove)
+    chmod = counted(AsyncSandbox.chmod)
+    copy_to = counted(AsyncSandbox.copy_to)
+    copy_from = counted(AsyncSandbox.copy_from)
+    connect_port = counted(AsyncSandbox.connect_port)
+    connect_socket = counted(AsyncSandbox.connect_socket)
+
+    async def start(self, *args: Any, **options: Any) -> AsyncCommand:
+        """As `AsyncSandbox.start`: in use while somebody follows the command, and with each byte of its output."""
+        limit = options.get("max_output_bytes", DEFAULT_OUTPUT_BYTES)
+        async with self.use():
+            return _Followed(self, await super().start(*args, **options), limit)
+
+    async def command(self, *args: Any, **options: Any) -> AsyncCommand:
+        limit = options.get("max_output_bytes", DEFAULT_OUTPUT_BYTES)
+        async with self.use():
+            return _Followed(self, await super().command(*args, **options), limit)
+
+    def shell(self, name: str = "default") -> AsyncShell:
+        self._created()
+        if name not in self._shells:
+            self._shells[name] = _CountedShell(self, name)
+        return self._shells[name]
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _created(self) -> Handle:
+        error = self.keeper.ended()
+        if error is not None:
+            raise error
+        return super()._created()
+
+    async def _connect(self) -> ByteStream:
+        self._line = MeteredSocket.of(await super()._connect(), self.keeper.usage)
+        return self._line
+
+    def _renew_guest(self) -> None:
+        self._guest = Guest(self._connect, work_dir=self.spec.work_dir)
+        self._guest.processes = _WithVariables(self._guest, self)
+
+
+class _WithVariables(Processes):
+    """Gives every command, shell and terminal the sandbox's own variables."""
+
+    def __init__(self, guest: Guest, sandbox: ManagedSandbox) -> None:
+        super().__init__(guest)
+        self._sandbox = sandbox
+
+    async def run(self, request: StartRequest, **options: Any) -> Completed:
+        return await super().run(self._with_variables(request), **options)
+
+    async def start(self, request: StartRequest) -> ProcessStream:
+        return await super().start(self._with_variables(request))
+
+    def _with_variables(self, request: StartRequest) -> StartRequest:
+        if not self._sandbox.env:
+            return request
+        return dataclasses.replace(request, env={**self._sandbox.env, **request.env})
+
+
+class _Followed(AsyncCommand):
+    """A background command: the sandbox is in use while somebody waits for it or reads what it writes."""
+
+    def __init__(self, sandbox: ManagedSandbox, command: AsyncCommand, limit_bytes: int) -> None:
+        super().__init__(command._guest, command.id, command._stream, limit_bytes, command._explain)
+        self._sandbox = sandbox
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        async with self._sandbox.use():
+            async for piece in super().__aiter__():
+                yield piece
+
+
+class _CountedShell(AsyncShell):
+    def __init__(self, sandbox: ManagedSandbox, name: str) -> None:
+        super().__init__(sandbox._guest, name, sandbox.spec.work_dir, DEFAULT_OUTPUT_BYTES, sandbox._explain)
+        self._sandbox = sandbox
+
+    async def run(self, command: str, timeout: float) -> ExecutionResult:
+        async with self._sandbox.use():
+            return await super().run(command, timeout)

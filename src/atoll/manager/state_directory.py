@@ -1,0 +1,67 @@
+"""The directory that a manager owns while it runs: a lock, its name, its journal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from atoll.errors import EngineUnavailableError
+from atoll.manager.refusals import StateError, StateInUseError
+from atoll.settings import owned_directory
+
+
+class StateDirectory:
+    """Opened by one manager at a time, in whatever process. The kernel frees it when that process ends, however."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    def open(self) -> str:
+        """Take it; the answer is the manager's name, the same every time. Raises StateError."""
+        try:
+            owned_directory(self.path, 0o700)
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (OSError, EngineUnavailableError) as error:
+            raise StateError(f"the state directory cannot be used: {error}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise StateInUseError(
+                f"another manager (process {holder or 'unknown'}) works on '{self.path}'",
+                hint="Stop it, or give this one a state_dir of its own.",
+            ) from error
+        self._lock = fd
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            return self._name()
+        except OSError as error:
+            self.close()
+            raise StateError(f"the state directory '{self.path}' cannot be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        """May be repeated."""
+        fd, self._lock = self._lock, None
+        if fd is not None:
+            os.close(fd)
+
+    def _name(self) -> str:
+        """Not in the journal: it is what finds our sandboxes again when the journal is lost."""
+        path = self.path / "manager-id"
+        with suppress(FileNotFoundError):
+            if name := path.read_text().strip():
+                return name
+        name = uuid4().hex
+        draft = path.with_suffix(".new")
+        with open(draft, "w") as file:
+            file.write(name)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        return name

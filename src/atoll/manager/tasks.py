@@ -1,0 +1,79 @@
+"""Every task of the manager has this owner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from atoll.engines.local.waiting import finish
+from atoll.errors import SandboxTimeoutError
+from atoll.manager.refusals import ManagerClosedError
+
+__all__ = ["Tasks", "finish", "outcome"]
+
+T = TypeVar("T")
+_UNDO_S = 60.0
+"""How long something that was cancelled may take to undo what it did. Engines have shorter deadlines of their own."""
+_log = logging.getLogger(__name__)
+
+
+class Tasks:
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run it beside everything else. See `outcome` for waiting for it."""
+        task = asyncio.create_task(work, name=f"atoll-{name}")
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def bounded(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
+        """Its result. SandboxTimeoutError if it takes longer, also when it does not heed being cancelled.
+
+        When the caller is cancelled, so is the work, and it has undone what it did before the caller goes on.
+        """
+        task = self.spawn(work, what)
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+        except asyncio.CancelledError:
+            task.cancel()
+            await finish(_wait(task, _UNDO_S))
+            raise
+        if not task.done():
+            task.cancel()
+            await finish(_wait(task, min(seconds, _UNDO_S)))
+            if not task.done() or task.cancelled():
+                raise SandboxTimeoutError(f"it took longer than {seconds:g} s to {what}")
+        if task.cancelled():
+            raise SandboxTimeoutError(f"it was given up to {what}")
+        return task.result()
+
+    async def aclose(self, seconds: float) -> list[str]:
+        """Cancel everything and wait so long; the names of what would not end."""
+        me = asyncio.current_task()
+        tasks = {task for task in self._running if task is not me}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return [task.get_name() for task in tasks if not task.done()]
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.debug("%s failed: %r", task.get_name(), task.exception())
+
+
+async def outcome(task: asyncio.Task[T]) -> T:
+    """What comes of a task that goes on when its caller is cancelled. ManagerClosedError if it does not."""
+    await asyncio.wait({task})
+    if task.cancelled():
+        raise ManagerClosedError("the manager was shut down before it was done", hint="The next one goes on with it.")
+    return task.result()
+
+
+async def _wait(task: asyncio.Task[Any], seconds: float) -> None:
+    await asyncio.wait({task}, timeout=seconds)
