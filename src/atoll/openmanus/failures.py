@@ -1,0 +1,55 @@
+"""What goes wrong, in the types and words that programs written for OpenManus expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from atoll.errors import SandboxError, SandboxGoneError, SandboxResourceError, SandboxTimeoutError
+from atoll.model import Cause
+
+NOT_INITIALIZED = "Sandbox not initialized"
+_RESOURCES = (Cause.OUT_OF_MEMORY, Cause.DISK_FULL, Cause.PIDS)
+
+
+class OperationError(SandboxError, RuntimeError):
+    """ "Failed to …". Also a RuntimeError, as there; what really happened is its `__cause__`."""
+
+    code = "operation_failed"
+
+
+class CommandRefusedError(OperationError):
+    """The program's own policy does not allow this command."""
+
+    code = "command_refused"
+
+
+class ToolError(SandboxError):
+    """What a file operator raises."""
+
+    code = "tool_failed"
+
+    @property
+    def message(self) -> str:
+        return self.reason
+
+
+@contextmanager
+def failing_to(do: str, *, tells_missing: bool = False) -> Iterator[None]:
+    """Turn what goes wrong inside into "Failed to {do}: …".
+
+    Passed on as they are: bad arguments, timeouts, what a limit of the sandbox has caused, and FileNotFoundError if
+    that is for the caller to know.
+    """
+    try:
+        yield
+    except SandboxGoneError as error:
+        if error.cause in _RESOURCES:
+            raise SandboxResourceError(f"Failed to {do}: {error}") from error
+        raise OperationError(f"Failed to {do}: {error}") from error
+    except (SandboxResourceError, SandboxTimeoutError, OperationError):
+        raise
+    except (SandboxError, OSError, UnicodeError) as error:
+        if tells_missing and isinstance(error, FileNotFoundError):
+            raise
+        raise OperationError(f"Failed to {do}: {error}") from error

@@ -1,0 +1,156 @@
+"""A Docker engine that is down, silent, closed to us, or restarted in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from atoll import AsyncSandbox, SandboxSpec, State
+from atoll.engines import registry
+from atoll.engines.docker import DockerEngine, endpoint, facts
+from atoll.engines.docker.endpoint import Endpoint
+from atoll.errors import EngineUnavailableError, SandboxGoneError
+from atoll.settings import Settings
+from docker import private_engine
+from docker.private_engine import BUSYBOX, SCRIPT
+from user_switch import UID
+
+
+class Private:
+    """An engine that a test may stop."""
+
+    def __init__(self) -> None:
+        self.host, self.folder = private_engine.start_another()
+        self.where = endpoint.parse(self.host)
+
+    @property
+    def pid(self) -> int:
+        return int(Path(self.folder, "pid").read_text())
+
+    def restart(self, number: signal.Signals) -> None:
+        """End it in this way and start it again."""
+        pid = self.pid
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.05)
+        Path(self.folder, "pid").unlink(missing_ok=True)
+        with open(os.devnull, "w") as null:
+            subprocess.run([SCRIPT, "start", self.folder], check=True, timeout=100, stdout=null, stderr=null)
+
+
+@pytest.fixture
+def private() -> Iterator[Private]:
+    engine = Private()
+    yield engine
+    private_engine.stop_another(engine.folder)
+
+
+async def test_no_engine_is_told_at_once_with_a_hint(settings: Settings, tmp_path: Path) -> None:
+    engine = DockerEngine(settings, Endpoint(path=str(tmp_path / "nothing")))
+    async with asyncio.timeout(5):
+        for attempt in (engine.list(), AsyncSandbox(SandboxSpec(image="x"), engine=engine).create()):
+            with pytest.raises(EngineUnavailableError) as caught:
+                await attempt
+            assert "there is no Docker engine" in caught.value.reason
+            assert caught.value.hint
+
+
+def test_probing_says_what_is_missing(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing")
+    for thorough in (False, True):
+        found = DockerEngine.probe(settings, thorough=thorough)
+        assert not found.available
+        assert found.reasons
+        assert found.hints
+
+
+def test_probing_a_working_engine(settings: Settings, docker_host: str) -> None:
+    assert DockerEngine.probe(settings, thorough=False).available
+    found = DockerEngine.probe(settings, thorough=True)
+    assert found.available
+    assert found.version
+    assert "disk" in " ".join(found.reasons)
+    assert "docker" in registry.names()
+
+
+NOT_ALLOWED = """
+import asyncio, sys
+from atoll.engines.docker.endpoint import Endpoint
+from atoll.engines.docker.http import Http
+asyncio.run(Http(Endpoint(path=sys.argv[1])).call("GET", "/info"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not")
+def test_an_engine_without_permission_is_told(docker_host: str) -> None:
+    switch = ["setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups"]
+    closed = private_engine.where().path
+    os.chmod(closed, 0o600)
+    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONDONTWRITEBYTECODE": "1"}
+    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        command = [*switch, "sh", "-c", 'exec "$@"', "sh", python, "-c", NOT_ALLOWED, closed]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/", env=environment)
+        if "EngineUnavailableError" in done.stderr:
+            break
+    else:
+        pytest.skip("another user cannot run a Python with these packages")
+    assert "EngineUnavailableError: this user may not use the Docker engine" in done.stderr
+
+
+async def test_a_silent_engine_is_given_up_within_seconds(private: Private, settings: Settings) -> None:
+    engine = DockerEngine(settings, private.where)
+    facts._known.clear()
+    os.kill(private.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(8):
+            with pytest.raises(EngineUnavailableError, match="does not answer"):
+                await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
+    finally:
+        os.kill(private.pid, signal.SIGCONT)
+
+
+async def test_a_restart_is_survived(private: Private, settings: Settings) -> None:
+    """The engine object goes on; sandboxes that ended with the engine say so and can be deleted."""
+    engine = DockerEngine(settings, private.where)
+    sandbox = await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
+    waiting = asyncio.create_task(sandbox.exec(["sleep", "1000"], timeout=500))
+    await sandbox.exec(["true"], timeout=10)
+    await asyncio.to_thread(private.restart, signal.SIGTERM)
+    async with asyncio.timeout(60):
+        with pytest.raises((SandboxGoneError, EngineUnavailableError)):  # whether it is back when the command asks
+            await waiting
+        with pytest.raises(SandboxGoneError) as caught:
+            await sandbox.exec(["true"], timeout=10)
+    assert caught.value.cause
+    seen = await sandbox.inspect()
+    assert seen.state is State.STOPPED
+    assert seen.cause is not None
+    assert seen.reason
+    async with AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine) as another:
+        assert (await another.exec(["true"], timeout=10)).success
+    await sandbox.cleanup()
+    assert await engine.list() == []
+
+
+async def test_an_engine_that_dies_takes_no_command_with_it(private: Private, settings: Settings) -> None:
+    """Our stream does not go through the engine: a command goes on while it is away."""
+    engine = DockerEngine(settings, private.where)
+    sandbox = await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
+    command = await sandbox.start("while [ ! -e go ]; do sleep 0.05; done; echo done")
+    pid = private.pid
+    os.kill(pid, signal.SIGKILL)
+    await sandbox.write_file("go", "")
+    assert (await command.wait()).stdout == "done\n"
+    await asyncio.to_thread(private.restart, signal.SIGKILL)
+    await sandbox.cleanup()
+    assert await engine.list() == []
