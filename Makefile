@@ -20,8 +20,16 @@ run: setup ## show a sandbox working
 setup-test:
 	@scripts/setup test
 
+# They look at the whole machine before and after, so nothing else may run beside them.
+ALONE := tests/native tests/oci tests/security
+
 test: setup-test ## all tests but the slow ones
-	@$(PYTEST) -m "not slow" -n 2 $(ARGS)
+ifdef ARGS
+	@$(PYTEST) -m "not slow" $(ARGS)
+else
+	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE))
+	@$(PYTEST) -m "not slow" $(wildcard $(ALONE))
+endif
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory
 	@$(PYTEST) -m slow $(ARGS)
