@@ -241,7 +241,7 @@ class AsyncShell:
                     await self._stream.send_stdin(f"{kind.first}\n{kind.after}".encode())
                     await self._status(Capture(4096))
                 return
-            except _ShellEndedError:
+            except (_ShellEndedError, BrokenPipeError):  # there is none of this kind
                 self._stream = None
             except TimeoutError:
                 await self._discard()

@@ -15,11 +15,21 @@ def processes(text: str) -> list[int]:
     other than us to notice.
     """
     wanted = os.fsencode(text)
-    return [
-        pid
-        for pid in _pids()
-        if any(wanted in _read(pid, name) for name in ("cmdline", "environ", "mountinfo", "cgroup"))
-    ]
+    return [pid for pid in _pids() if any(wanted in _read(pid, name) for name in _speaking(pid))]
+
+
+def _speaking(pid: int) -> tuple[str, ...]:
+    """The files that say something about this process. Its mounts do not if they are those of the whole machine: checks
+    kill what they find, and a mount that shows in the host's own namespace would make that everybody."""
+    own = _link("self") == _link(str(pid))
+    return ("cmdline", "environ", "cgroup") if own else ("cmdline", "environ", "mountinfo", "cgroup")
+
+
+def _link(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/{name}/ns/mnt")
+    except OSError:
+        return ""
 
 
 def processes_with_descendants(text: str) -> list[int]:
