@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from abc import ABC, abstractmethod
@@ -173,10 +174,16 @@ class LocalEngine(ABC):
         if not await self._kill(sandbox_id, record, known, Deadline.after(_KILL_S)):
             raise EngineError(f"processes of sandbox '{sandbox_id}' do not end", hint="Delete it again later.")
         processes.forget([process.pid for process in known] if record else processes.ended_children())
-        try:
-            await asyncio.to_thread(erasing.remove_home, self._records, sandbox_id)
-        except OSError as error:
-            raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error
+        for last_try in (False, False, False, True):
+            try:
+                await asyncio.to_thread(erasing.remove_home, self._records, sandbox_id)
+                break
+            except FileNotFoundError:
+                break  # another delete was faster
+            except OSError as error:
+                # Somebody who looked at it just now has written its end down in there.
+                if last_try or error.errno != errno.ENOTEMPTY:
+                    raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error
         if record is None:
             self._sweep()
         elif record.uid is not None:

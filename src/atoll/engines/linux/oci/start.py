@@ -45,9 +45,14 @@ def spawn(argv: Sequence[str], fds: Sequence[int], stdio: Sequence[int] | None =
 
 
 def nothing() -> int:
-    """An empty file in memory. Not /dev/null: runtimes give their standard streams to the sandbox's user, and that
-    node is the whole machine's."""
-    return os.memfd_create("nothing", os.MFD_CLOEXEC)
+    """A pipe that nobody else has. Not /dev/null: runtimes give their standard streams to the sandbox's user, and
+    that node is the whole machine's."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        return os.open(f"/proc/self/fd/{read}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def _duplicate(fd: int) -> int:
