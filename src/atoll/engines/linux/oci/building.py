@@ -22,7 +22,7 @@ from atoll.engines.linux.plan import Bind, CgroupLimits, HostFacts, Plan, Root, 
 from atoll.engines.linux.seccomp import Profile
 from atoll.engines.local import sockets
 from atoll.engines.local.processes import ProcessRef
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import AgentUnreachableError, EngineError, ImageError, SpecError
 from atoll.images import Image
 from atoll.model import SandboxSpec
@@ -53,7 +53,7 @@ class Builder:
             if record.spec.image == "host"
             else await self._places.images.acquire(record.spec.image, record.sandbox_id)
         )
-        plan = await asyncio.to_thread(self._plan, record, runtime, image)
+        plan = await finish(asyncio.to_thread(self._plan, record, runtime, image))
         if runtime.virtual_kernel:
             return await self._run_virtual(plan, runtime, deadline)
         return await self._run(plan, runtime, deadline)
