@@ -70,18 +70,29 @@ def is_fresh(name: str) -> bool:
 
 @functools.cache
 def system_compiler() -> tuple[str, ...] | None:
-    """`$CC`, `cc`, `gcc` or `clang`: the first that makes a static program."""
-    for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
+    """`$CC`, `musl-gcc`, `cc`, `gcc` or `clang`: the first that makes a static program.
+
+    With musl it is a seventh of the size, and so is what each sandbox keeps in memory.
+    """
+    for name in (os.environ.get("CC", ""), "musl-gcc", "cc", "gcc", "clang"):
         command = shlex.split(name)
-        if command and shutil.which(command[0]) and _links_statically(command):
-            return tuple(command)
+        if command and shutil.which(command[0]):
+            if name == "musl-gcc":
+                command += _kernel_headers()
+            if _links_statically(command):
+                return tuple(command)
     return None
+
+
+def _kernel_headers() -> list[str]:
+    """musl-gcc leaves out the folders in which the kernel's headers are; behind musl's own they do no harm."""
+    return [f"-idirafter{path}" for path in (f"/usr/include/{_machine()}-linux-gnu", "/usr/include")]
 
 
 def _links_statically(command: list[str]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder, "probe.c")
-        probe.write_text('#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
+        probe.write_text('#include <linux/filter.h>\n#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
         result = subprocess.run([*command, "-static", "-o", f"{folder}/probe", str(probe)], capture_output=True)
         return result.returncode == 0
 

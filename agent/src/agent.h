@@ -19,6 +19,8 @@ struct source {
     void (*ready)(struct source *source, uint32_t events);
 };
 
+#define MS 1000000u /* in nanoseconds */
+
 struct timer {
     uint64_t due_ns; /* 0: not set */
     void (*fire)(struct timer *timer);

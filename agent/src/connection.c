@@ -22,8 +22,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MS 1000000u
-
 enum {
     BUCKETS = 64,
     PUMPS_PER_TURN = 16, /* then other connections get their turn, however fast this host reads */

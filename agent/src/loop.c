@@ -2,6 +2,7 @@
 #include "agent.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <time.h>
@@ -65,8 +66,20 @@ void timer_set(struct timer *timer, uint64_t due_ns)
     timers = timer;
 }
 
+/* An idle agent is a small agent. */
+static void give_back(struct timer *timer)
+{
+    (void)timer;
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
 void free_later(void *memory)
 {
+    static struct timer giving_back = {.fire = give_back};
+    if (!giving_back.due_ns)
+        timer_set(&giving_back, now_ns() + 1000 * MS);
     if (garbage_count == garbage_capacity) {
         size_t capacity = garbage_capacity ? garbage_capacity * 2 : 64;
         void **larger = realloc(garbage, capacity * sizeof *larger);

@@ -37,6 +37,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 struct agent agent;
@@ -152,6 +153,8 @@ static int copy_some(int from, int to)
 {
     char buffer[65536];
     ssize_t length = read(from, buffer, sizeof buffer);
+    if (length < 0 && errno == EAGAIN)
+        poll(&(struct pollfd){.fd = from, .events = POLLIN}, 1, -1);
     if (length < 0 && (errno == EAGAIN || errno == EINTR))
         return 1;
     for (ssize_t done = 0; done < length;) {
@@ -176,16 +179,24 @@ static int bridge(const char *path)
     strcpy(address.sun_path, path);
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
         die(path);
-    struct pollfd watched[2] = {{.fd = 0, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
-    while (poll(watched, 2, -1) >= 0 || errno == EINTR) {
-        if (watched[1].revents && copy_some(fd, 1) <= 0)
-            return 0;
-        if (watched[0].fd >= 0 && watched[0].revents && copy_some(0, fd) <= 0) {
-            shutdown(fd, SHUT_WR);
-            watched[0].fd = -1;
-        }
+    /* Each direction has a process: one that waits to be written must not keep the other from being read. */
+    pid_t us = getpid(), child = fork();
+    if (child < 0)
+        die("fork");
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != us)
+            return 1;
+        while (copy_some(0, fd) > 0)
+            ;
+        shutdown(fd, SHUT_WR);
+        return 0;
     }
-    return 1;
+    while (copy_some(fd, 1) > 0)
+        ;
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    return 0;
 }
 
 static int listen_at(const char *path)
@@ -284,11 +295,15 @@ static void sort_descriptors(const struct options *options)
 /* What commands inherit is decided here, once: no ignored signal, no raised limit (see launch.c). */
 static void settle_signals(void)
 {
-    struct sigaction now, standard = {.sa_handler = SIG_DFL};
+    /* The kernel's own call: the C library hides its signals, 32 and 33, and its posix_spawn leaves 32 ignored. */
+    struct {
+        void (*handler)(int);
+        unsigned long flags, restorer, mask;
+    } now, standard = {.handler = SIG_DFL};
     sigset_t mask;
     for (int number = 1; number < NSIG; number++)
-        if (sigaction(number, NULL, &now) == 0 && now.sa_handler == SIG_IGN)
-            sigaction(number, &standard, NULL);
+        if (syscall(SYS_rt_sigaction, number, NULL, &now, 8) == 0 && now.handler == SIG_IGN)
+            syscall(SYS_rt_sigaction, number, &standard, NULL, 8);
     sigemptyset(&mask);
     sigaddset(&mask, SIGPIPE); /* blocked and not ignored: that is not inherited */
     sigprocmask(SIG_SETMASK, &mask, NULL);

@@ -27,7 +27,6 @@ enum {
     MOST_REAPED = 256, /* in one turn */
     MOST_INPUT = 4 << 20, /* streams that attach one after another each bring credit for more */
 };
-#define MS 1000000u
 #define URGENT_NS (30ull * MS)     /* most trees are gone long before */
 #define PATIENCE_NS (3000ull * MS)  /* with a supervisor whose children do not go, though they do not evade us either */
 #define GIVE_UP_NS (10000ull * MS) /* what hangs in the kernel cannot be killed, and the host gets its answer */

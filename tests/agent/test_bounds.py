@@ -58,6 +58,7 @@ def test_an_idle_agent_is_small_after_a_flood(release_agent: Agent) -> None:
 
 def test_an_idle_agent_is_small_after_a_thousand_commands(release_agent: Agent) -> None:
     host = release_agent.connect()
+    host.hello()
     before = release_agent.descriptors()
     for first in range(0, 1000, 50):
         streams = [

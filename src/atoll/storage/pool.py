@@ -148,6 +148,10 @@ class BtrfsLayers:
                 btrfs.delete_subvolume(path)
             elif path.exists():
                 tree.remove(path)
+        except FileNotFoundError:
+            if os.path.lexists(path):
+                raise
+            # Somebody else removed it meanwhile.
         except OSError as error:
             raise EngineError(f"the layer '{path.name}' could not be removed: {error}") from error
 

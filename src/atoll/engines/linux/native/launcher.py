@@ -103,6 +103,8 @@ class Launchers:
         self._ending: list[Launcher] = []
         self._early: Early | None = None
         self._soon: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """That of `_soon`: an engine may outlive an event loop, and is used from the next one."""
 
     def take(self, program: str) -> Launcher | None:
         """One that has been started; None as long as it is not known what plans begin with."""
@@ -128,8 +130,10 @@ class Launchers:
         self._ending = [each for each in self._ending if not each.has_ended()]
 
     def prepare_soon(self, program: str) -> None:
-        if self._soon is None and self._spare is None:
-            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._prepare, program)
+        loop = asyncio.get_running_loop()
+        if self._spare is None and (self._soon is None or self._loop is not loop):
+            self._loop = loop
+            self._soon = loop.call_later(_SOON_S, self._prepare, program)
 
     def _prepare(self, program: str) -> None:
         self._soon = None
