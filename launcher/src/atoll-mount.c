@@ -412,6 +412,38 @@ static void let_go(void) {
     fclose(mounts);
 }
 
+/* join LIST: put us into a control group. The kernel makes who writes wait for all processors; a child does that while we go on, and
+ * we are in the group before there is a runtime. */
+enum { MOST_JOINS = 16 };
+static pid_t joining[MOST_JOINS];
+static int joins;
+
+static void op_join(const char *list) {
+    char us[16];
+    if (joins == MOST_JOINS) {
+        errno = E2BIG;
+        fail();
+    }
+    snprintf(us, sizeof us, "%d", getpid());
+    pid_t child = fork();
+    need(child);
+    if (child == 0) {
+        need(prctl(PR_SET_PDEATHSIG, SIGKILL));
+        write_file(list, us);
+        _exit(0);
+    }
+    joining[joins++] = child;
+}
+
+static void joined(void) {
+    int status;
+    for (int i = 0; i < joins; i++) {
+        need(waitpid(joining[i], &status, 0));
+        if (status)
+            _exit(125); /* the child has said why */
+    }
+}
+
 static void host_operation(const char *op) {
     if (!strcmp(op, "unshare")) {
         need(unshare((int)number()));
@@ -423,6 +455,9 @@ static void host_operation(const char *op) {
         need(sethostname(name, strlen(name)));
     } else if (!strcmp(op, "loopback")) {
         loopback_up();
+    } else if (!strcmp(op, "join")) {
+        detail = next();
+        op_join(detail);
     } else if (!strcmp(op, "write")) {
         detail = next();
         write_file(detail, next());
@@ -571,6 +606,8 @@ static int prepare(int argc, char **argv) {
         }
         host_operation(step);
     }
+    step = "join";
+    joined();
     step = "execute";
     detail = argv[5];
     need(chdir("/"));

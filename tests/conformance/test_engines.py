@@ -22,6 +22,10 @@ SLOW_S = 900
 NeedEngine = Callable[[str, Settings], None]
 
 
+ELSEWHERE = {"oci"}
+"""Engines with a suite of their own that runs all checks: `tests/oci`, with each runtime."""
+
+
 @pytest.fixture(scope="session")
 def benches(session_folder: Path) -> Iterator[dict[str, Bench]]:
     """One for each engine: what a bench finds out about an image is asked once."""
@@ -50,7 +54,7 @@ def as_parameter(check: Check) -> object:
 
 @pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
 @pytest.mark.parametrize("check", [as_parameter(check) for check in CHECKS])
-@pytest.mark.parametrize("engine_name", registry.names())
+@pytest.mark.parametrize("engine_name", [name for name in registry.names() if name not in ELSEWHERE])
 async def test_promise(bench: Bench, check: Check) -> None:
     result = await run_one(bench, check)
     if result.outcome is Outcome.SKIPPED:

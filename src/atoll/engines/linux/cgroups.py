@@ -146,6 +146,15 @@ class Group:
                     found.update(int(line) for line in (child / "cgroup.procs").read_text().split() if line != "0")
         return found
 
+    def holds(self, pid: int) -> bool:
+        """Whether this process is in it, or below it."""
+        try:
+            lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except OSError:
+            return False
+        paths = (line.split(":", 2)[-1] for line in lines)
+        return any(path == self.path or path.startswith(f"{self.path}/") for path in paths)
+
     def stats(self) -> Stats:
         if self.hierarchy.mode == "v2":
             cpu = _table(self._read("cpu", "cpu.stat")).get("usage_usec")

@@ -81,8 +81,6 @@ def virtual_config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", *SAFE]},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
             {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": [*SAFE, "mode=1777"]},  # noqa: S108
-            # Writing to it does nothing there, but it could be opened; masked paths are not known to gVisor.
-            {"destination": "/proc/sysrq-trigger", "type": "bind", "source": "/dev/null", "options": ["ro", *SAFE]},
         ],
         "process": {
             "terminal": False,

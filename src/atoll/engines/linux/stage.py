@@ -28,7 +28,7 @@ def operations(plan: Plan, stage: Path, joined: Sequence[Path] = ()) -> bytes:
 
     `joined`: the lists of control groups that the program, and with it the runtime, enters first.
     """
-    words = [word for path in joined for word in ("write", str(path), "0")]
+    words = [word for path in joined for word in ("join", str(path))]
     _host_part(plan, stage, words)
     words.append("enter")
     _sandbox_part(plan, words)

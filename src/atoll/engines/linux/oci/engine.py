@@ -28,6 +28,7 @@ from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import runtimes
 from atoll.engines.linux.oci.building import Builder
 from atoll.engines.linux.oci.ending import Ending
+from atoll.engines.linux.oci.pausing import Pausing
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Isolation, Runtime
@@ -62,6 +63,7 @@ class OciEngine:
         self._builder = Builder(self._places)
         self._ending = Ending(self._places)
         self._streams = Streams(self._places)
+        self._pausing = Pausing(self._places)
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._isolation: Isolation = runtimes.isolation_of(runtime) if runtime is not None else "namespaces"
         self.capabilities = _capabilities(self._places, self._isolation)
@@ -129,7 +131,7 @@ class OciEngine:
         if record.is_alive():
             if record.expires_at is not None and record.expires_at <= time.time():
                 record = await self._ending.expire(record)
-            elif self._places.group(record.sandbox_id).is_frozen():
+            elif self._pausing.is_paused(record.sandbox_id):
                 return Observation(State.PAUSED)
             else:
                 return Observation(State.RUNNING)
@@ -163,13 +165,12 @@ class OciEngine:
     # --- pausing, and more -----------------------------------------------------------------------------------------
 
     async def pause(self, handle: Handle) -> None:
-        """With the freezer of its control group, which also stops a virtual kernel as a whole. Safe to repeat."""
         await self._existing(handle)
-        await self._places.group(handle.sandbox_id).freeze(Deadline.after(_PAUSE_S))
+        await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def resume(self, handle: Handle) -> None:
         await self._existing(handle)
-        self._places.group(handle.sandbox_id).thaw()
+        await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def limit_events(self, handle: Handle) -> LimitEvents:
         events = self._places.group(handle.sandbox_id).events()

@@ -1,0 +1,58 @@
+"""Standing still and going on: with the freezer of the control group, or by a runtime whose kernel can stop itself.
+
+A virtual kernel that is frozen from outside answers nobody, its own tools included; one that was told to pause still
+does. What it was told is noted beside its socket, because asking it takes the start of a program.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.engines.linux.oci import runtimes, start
+from atoll.engines.linux.oci.places import Places
+from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.local.waiting import Deadline
+from atoll.errors import EngineError
+
+_NOTE = "paused"
+
+
+class Pausing:
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    async def pause(self, sandbox_id: str, runtime: Runtime, deadline: Deadline) -> None:
+        """When it returns, nothing inside runs. Raises EngineError, and then it goes on. Safe to repeat."""
+        if not runtime.virtual_kernel:
+            await self._places.group(sandbox_id).freeze(deadline)
+        elif not self._note(sandbox_id).exists():
+            # Noted first: if we die in between, a needless resume does no harm, a missing one would.
+            self._note(sandbox_id).touch()
+            try:
+                await self._tell(sandbox_id, runtime, "pause", deadline)
+            except BaseException:
+                self._note(sandbox_id).unlink(missing_ok=True)
+                raise
+
+    async def resume(self, sandbox_id: str, runtime: Runtime, deadline: Deadline) -> None:
+        if not runtime.virtual_kernel:
+            self._places.group(sandbox_id).thaw()
+        elif self._note(sandbox_id).exists():
+            await self._tell(sandbox_id, runtime, "resume", deadline)
+            self._note(sandbox_id).unlink(missing_ok=True)
+
+    def is_paused(self, sandbox_id: str) -> bool:
+        return self._note(sandbox_id).exists() or self._places.group(sandbox_id).is_frozen()
+
+    def _note(self, sandbox_id: str) -> Path:
+        return self._places.run(sandbox_id) / _NOTE
+
+    async def _tell(self, sandbox_id: str, runtime: Runtime, what: str, deadline: Deadline) -> None:
+        run = self._places.run(sandbox_id)
+        command = runtime.command(run / "runtime", what, sandbox_id, log=run / f"log-{what}")
+        finished = await start.run(command, (), deadline, what=f"{runtime.name} {what}")
+        if finished.status != 0:
+            said = runtimes.last_error(run / f"log-{what}")
+            if what == "resume" and "running" in said:  # it was never stopped
+                return
+            raise EngineError(f"{runtime.name} could not {what} the sandbox: {said or finished.status}")

@@ -1,0 +1,60 @@
+"""What the tests of the `oci` engine share: the runtimes, and installations of their own that must end up empty."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci.runtimes import locate
+from atoll.settings import Settings
+from oci.remains import remains
+
+NeedRuntime = Callable[[str], None]
+
+
+@pytest.fixture(scope="session")
+def need_runtime() -> NeedRuntime:
+    """`need_runtime(name)` goes on if it is here and we are root: else a skip on a laptop, a failure in CI."""
+
+    def need(name: str) -> None:
+        explain = pytest.fail if os.environ.get("CI") else pytest.skip
+        if os.geteuid() != 0:
+            explain("needs root")
+        if locate(name, Path("/nonexistent")) is None:
+            explain(f"needs {name}: run 'make setup-test'")
+
+    return need
+
+
+@pytest.fixture
+def settings() -> Iterator[Settings]:
+    """An installation of this test alone. When the test is over, nothing of it may be left."""
+    folder = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
+    folder.chmod(0o755)
+    settings = Settings(folder / "data", folder / "run")
+    yield settings
+    left = remains(settings)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert left == []
+
+
+@pytest.fixture
+async def runc(settings: Settings, need_runtime: NeedRuntime) -> AsyncIterator[OciEngine]:
+    need_runtime("runc")
+    engine = OciEngine(settings, "runc")
+    yield engine
+    await empty(engine)
+
+
+async def empty(engine: OciEngine) -> None:
+    """Delete all that there is."""
+    for handle in await engine.list():
+        await engine.delete(handle)
+    await engine.gc()
+    await engine.aclose()
