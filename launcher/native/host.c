@@ -154,7 +154,13 @@ static void operation(const char *op, struct list *words)
     } else if (!strcmp(op, "clone")) { /* clone SOURCE SLOT FLAGS: a tree of the host, with ids mapped into the sandbox */
         me.detail = next_word(words, &me);
         unsigned long slot = next_number(words, &me);
-        publish(slot, clone_tree(&me, AT_FDCWD, me.detail, 0, attribute_flags(next_word(words, &me)), userns));
+        char *flags = next_word(words, &me);
+        /* Whoever may write to a directory on the way could put a link to anywhere there. */
+        struct open_how how = {.flags = O_PATH_ | O_CLOEXEC_,
+                               .resolve = has_flag(flags, "nolinks") ? RESOLVE_NO_SYMLINKS : 0};
+        int found = (int)need(&me, CALL(openat2, AT_FDCWD, me.detail, &how, sizeof how));
+        publish(slot, clone_tree(&me, found, "", AT_EMPTY_PATH, attribute_flags(flags), userns));
+        CALL(close, found);
     } else if (!strcmp(op, "filesystem")) { /* filesystem TYPE SLOT FLAGS OPTIONS */
         me.detail = next_word(words, &me);
         unsigned long slot = next_number(words, &me);

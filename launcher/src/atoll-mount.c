@@ -285,11 +285,15 @@ static void loopback_up(void) {
 
 /* -- mounts -- */
 
-/* A clone of SOURCE as a mount of its own, with ids mapped into the sandbox if asked for. */
+/* A clone of SOURCE as a mount of its own, with ids mapped into the sandbox if asked for. `nolinks`: whoever may write to a
+ * directory on the way could put a link to anywhere there, so none is followed. */
 static int clone_tree(const char *source, const char *flags) {
-    int tree = (int)syscall(SYS_open_tree, AT_FDCWD, source,
-                            OPEN_TREE_CLONE | O_CLOEXEC | (flag(flags, "nofollow") ? AT_SYMLINK_NOFOLLOW : 0));
+    struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = flag(flags, "nolinks") ? RESOLVE_NO_SYMLINKS : 0};
+    int found = (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
+    need(found);
+    int tree = (int)syscall(SYS_open_tree, found, "", OPEN_TREE_CLONE | O_CLOEXEC | AT_EMPTY_PATH);
     need(tree);
+    close(found);
     struct attributes attributes = {.set = attribute_flags(flags)};
     if (flag(flags, "idmap")) {
         attributes.set |= ATTR_IDMAP;

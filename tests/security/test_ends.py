@@ -288,10 +288,7 @@ async def test_e11_running_out_of_memory_is_told(target: Target) -> None:
     "target",
     [
         "runc",
-        pytest.param(
-            "process",
-            marks=pytest.mark.xfail(reason="`inspect` may write a record into what is being deleted", strict=False),
-        ),
+        "process",
         pytest.param("crun", marks=pytest.mark.slow),
         pytest.param("runsc", marks=pytest.mark.slow),
     ],

@@ -109,6 +109,8 @@ class Bind:
     source: str
     target: str
     flags: tuple[Flag, ...]
+    through_links: bool = True
+    """Whether the source's path may go through symbolic links. Never where a sandbox could have made them."""
 
 
 Mount = DeviceDirectory | Kernel | Bind
@@ -297,6 +299,11 @@ def _volumes(spec: SandboxSpec) -> list[Bind]:
         if top in ("", "proc", "sys", "dev"):
             raise SpecError(f"a volume cannot be mounted on '{volume.path}'", hint="Choose a directory such as /data.")
         binds.append(
-            Bind(volume.host, volume.path, ("ro", "nosuid", "nodev") if volume.read_only else ("nosuid", "nodev"))
+            Bind(
+                volume.host,
+                volume.path,
+                ("ro", "nosuid", "nodev") if volume.read_only else ("nosuid", "nodev"),
+                through_links=False,
+            )
         )
     return sorted(binds, key=lambda bind: bind.target)

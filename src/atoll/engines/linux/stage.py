@@ -68,7 +68,12 @@ def _host_part(plan: Plan, stage: Path, words: list[str]) -> None:
         words += ["clone", str(plan.root.usr), "u", "ro,nosuid,nodev,idmap"]
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount, Bind):
-            words += ["clone", mount.source, f"m{number}", ",".join((*mount.flags, "idmap"))]
+            words += [
+                "clone",
+                mount.source,
+                f"m{number}",
+                ",".join((*mount.flags, *(() if mount.through_links else ("nolinks",)), "idmap")),
+            ]
     if plan.lets_go_of_loops:
         words.append("let-go")
     words += ["stage", str(stage), "keep-userns", "user", "mkdir", "root", "mkdir", "usr", "mkdir", "e"]

@@ -182,7 +182,7 @@ def _mount(plan: Plan, mount: DeviceDirectory | Kernel | Bind, lists: _Lists) ->
             lists.inside += ["mount", mount.target, mount.kind, flags, mount.options]
         case Bind():
             slot = lists.slots.new()
-            lists.host += ["clone", mount.source, slot, flags]
+            lists.host += ["clone", mount.source, slot, flags if mount.through_links else f"{flags},nolinks"]
             lists.inside += ["put", mount.target, slot, ""]
 
 

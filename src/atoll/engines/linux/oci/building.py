@@ -110,7 +110,9 @@ class Builder:
             root = Root((places.top(image.root.name), image.root.parent), layer.path, image.root.name)
             env = image.config.env
         facts = HostFacts(
-            platform.machine(), hide_unified_cgroup=runtime.name == "crun" and places.hierarchy.mode == "hybrid"
+            platform.machine(),
+            os.cpu_count() or 1,
+            hide_unified_cgroup=runtime.name == "crun" and places.hierarchy.mode == "hybrid",
         )
         reach = (
             ("--stdio", "--listen-path", AGENT_SOCKET)
@@ -171,6 +173,12 @@ def check_volumes(spec: SandboxSpec) -> None:
     for volume in spec.volumes:
         if not os.path.exists(volume.host):
             raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
+        if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):
+            # What the launcher would refuse too: another sandbox may have made that link.
+            raise SpecError(
+                f"the path of the volume '{volume.host}' goes through a symbolic link",
+                hint=f"If you trust it, name the real path: {real}",
+            )
 
 
 def _failure(plan: Plan, runtime: Runtime, finished: start.Finished, log: Path) -> Exception:

@@ -6,7 +6,7 @@ sandbox has is found by its name: its control group, its layer, its range of ids
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -158,11 +158,14 @@ def _write_file(path: str, record: Record) -> None:
 
 
 def _empty(home: Path) -> None:
-    try:
-        names = os.listdir(home)
-    except FileNotFoundError:
-        return
-    for name in names:
-        (home / name).unlink(missing_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        home.rmdir()
+    for tries_left in range(8, -1, -1):
+        try:
+            for name in os.listdir(home):
+                (home / name).unlink(missing_ok=True)
+            home.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            # Somebody who looked at it just now has written its end down in there.
+            if error.errno != errno.ENOTEMPTY or not tries_left:
+                raise
