@@ -38,6 +38,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
 from atoll.guest.files import FileInfo
@@ -54,6 +55,14 @@ WRAPPER = """
     def __init__(self, original: {old}, portal: Portal) -> None:
         self._async = original
         self._portal = portal
+"""
+
+
+TWIN = """
+    def _twin(self, original: AsyncSandbox) -> Self:
+        twin = type(self).__new__(type(self))
+        twin._async, twin._portal = original, self._portal
+        return twin
 """
 
 
@@ -134,6 +143,8 @@ def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
         return f"{head}        return {returned}({call}, self._portal)\n"
     if returned == "Self":
         return f"{head}        {call}\n        return self\n"
+    if returned == "list[Self]":
+        return f"{head}        return [self._twin(each) for each in {call}]\n"
     return f"{head}        {'' if returned == 'None' else 'return '}{call}\n"
 
 
@@ -167,6 +178,8 @@ def twin(node: ast.ClassDef, new: str) -> str:
         text += constructor(next(i for i in node.body if isinstance(i, ast.FunctionDef) and i.name == "__init__"))
     else:
         text += WRAPPER.format(old=node.name)
+    if new == "Sandbox":
+        text += TWIN
     for name in public_attributes(node):
         text += (
             f"\n    @property\n    def {name}(self) -> {ATTRIBUTE_TYPES[name]}:\n        return self._async.{name}\n"

@@ -4,10 +4,12 @@
 """
 
 from atoll._sync import Command, FileWatch, Port, Sandbox, Shell, Terminal
+from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
+    CheckpointNotFoundError,
     EngineError,
     EngineNotFoundError,
     EngineUnavailableError,
@@ -36,6 +38,10 @@ __all__ = [
     "AsyncShell",
     "AsyncTerminal",
     "Cause",
+    "Change",
+    "ChangeKind",
+    "Checkpoint",
+    "CheckpointNotFoundError",
     "Command",
     "EngineError",
     "EngineNotFoundError",
@@ -60,10 +66,12 @@ __all__ = [
     "SandboxSpec",
     "SandboxTimeoutError",
     "Shell",
+    "Snapshot",
     "SpecError",
     "State",
     "Stats",
     "Terminal",
+    "Undo",
     "UnsupportedError",
     "Volume",
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
 from atoll.guest.files import FileInfo
@@ -209,6 +210,7 @@ class Sandbox:
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         labels: Mapping[str, str] | None = None,
+        undo: bool | Undo = False,
         settings: Settings | None = None,
     ) -> None:
         self._async = AsyncSandbox(
@@ -225,9 +227,15 @@ class Sandbox:
             isolation=isolation,
             timeout=timeout,
             labels=labels,
+            undo=undo,
             settings=settings,
         )
         self._portal = portal()
+
+    def _twin(self, original: AsyncSandbox) -> Self:
+        twin = type(self).__new__(type(self))
+        twin._async, twin._portal = original, self._portal
+        return twin
 
     @property
     def id(self) -> str:
@@ -285,6 +293,7 @@ class Sandbox:
         return self._async.engine_name
 
     def __enter__(self) -> Self:
+        """One that exists already, from `attach` or `fork`, is used as it is."""
         self._portal.call(self._async.__aenter__())
         return self
 
@@ -395,6 +404,42 @@ class Sandbox:
             ),
             self._portal,
         )
+
+    def checkpoint(self, name: str = "") -> Checkpoint:
+        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size."""
+        return self._portal.call(self._async.checkpoint(name))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All of this sandbox, oldest first; `parent` makes them a tree."""
+        return self._portal.call(self._async.checkpoints())
+
+    def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
+        """Others are not affected. May be repeated."""
+        self._portal.call(self._async.delete_checkpoint(checkpoint))
+
+    def diff(self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False) -> list[Change]:
+        """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
+        return self._portal.call(self._async.diff(old, new, text=text))
+
+    def rollback(self, checkpoint: Checkpoint | str) -> None:
+        """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
+        self._portal.call(self._async.rollback(checkpoint))
+
+    def restart(self) -> None:
+        """Go back to the state right after it was created."""
+        self._portal.call(self._async.restart())
+
+    def undo(self, steps: int = 1) -> Checkpoint:
+        """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
+        return self._portal.call(self._async.undo(steps))
+
+    def fork(self, count: int = 1, checkpoint: Checkpoint | str | None = None) -> list[Self]:
+        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint."""
+        return [self._twin(each) for each in self._portal.call(self._async.fork(count, checkpoint))]
+
+    def snapshot(self, name: str, checkpoint: Checkpoint | str | None = None) -> Snapshot:
+        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`."""
+        return self._portal.call(self._async.snapshot(name, checkpoint))
 
     def read_file(self, path: str) -> str:
         """The text of a file. FileNotFoundError if there is none; UnicodeDecodeError if it is not UTF-8."""

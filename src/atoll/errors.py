@@ -54,6 +54,11 @@ class SandboxNotFoundError(SandboxError, KeyError):
     __str__ = SandboxError.__str__
 
 
+class CheckpointNotFoundError(SandboxError, KeyError):
+    code = "checkpoint_not_found"
+    __str__ = SandboxError.__str__
+
+
 class SandboxGoneError(SandboxError):
     code = "sandbox_gone"
 

@@ -175,6 +175,8 @@ class Capability(enum.StrEnum):
     VOLUMES = "volumes"
     IMAGES = "images"
     PAUSE = "pause"
+    CHECKPOINTS = "checkpoints"
+    """States of its files can be kept, gone back to, and started from."""
     USERS = "users"
     """Commands can run as any user of the image, and root inside may act as root."""
     ISOLATION = "isolation"

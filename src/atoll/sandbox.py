@@ -8,22 +8,26 @@ import dataclasses
 import math
 import posixpath
 import secrets
+import shlex
 import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry
-from atoll.engines.base import ByteStream, Engine, LimitEvents, LimitReporting
+from atoll.engines.base import ByteStream, Checkpointing, Engine, LimitEvents, LimitReporting
 from atoll.errors import (
     AgentUnreachableError,
+    CheckpointNotFoundError,
     SandboxError,
     SandboxGoneError,
     SandboxNotFoundError,
     SandboxTimeoutError,
     SpecError,
+    UnsupportedError,
 )
 from atoll.guest import trees
 from atoll.guest.channel import Channel
@@ -31,7 +35,18 @@ from atoll.guest.files import FileInfo, Files, Watch
 from atoll.guest.guest import Guest
 from atoll.guest.ports import PortStream
 from atoll.guest.processes import StartRequest
-from atoll.model import Cause, ExecutionResult, Handle, Limits, Observation, SandboxSpec, State, Stats, Volume
+from atoll.model import (
+    Capability,
+    Cause,
+    ExecutionResult,
+    Handle,
+    Limits,
+    Observation,
+    SandboxSpec,
+    State,
+    Stats,
+    Volume,
+)
 from atoll.settings import Settings
 from atoll.shell import AsyncShell
 from atoll.terminal import AsyncTerminal
@@ -41,6 +56,8 @@ DEFAULT_OUTPUT_BYTES = 8 << 20
 _SLACK_S = 15.0
 """How much longer than a command's own deadline we wait for the agent to say that it is over."""
 
+_UNDO = "before: "
+"""What `made_by` of the checkpoints begins with that `undo` goes back to."""
 _DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 CommandLine = str | Sequence[str]
@@ -73,6 +90,7 @@ class AsyncSandbox:
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         labels: Mapping[str, str] | None = None,
+        undo: bool | Undo = False,
         settings: Settings | None = None,
     ) -> None:
         wanted = {
@@ -90,6 +108,7 @@ class AsyncSandbox:
         self.id = new_sandbox_id()
         self.spec = spec or SandboxSpec.of(**given)
         self.timeout_s = _seconds(timeout)
+        self._undo = undo if isinstance(undo, Undo) else Undo() if undo else None
         self._settings = settings or Settings.load()
         self._owns_engine = isinstance(engine, str)
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
@@ -159,7 +178,8 @@ class AsyncSandbox:
         return self._the_engine().name
 
     async def __aenter__(self) -> Self:
-        return await self.create()
+        """One that exists already, from `attach` or `fork`, is used as it is."""
+        return self if self._handle is not None else await self.create()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -195,6 +215,7 @@ class AsyncSandbox:
         request = self._request(command, new_command_id(), env=env, cwd=cwd, user=user, deadline_s=seconds, forget=True)
         data = stdin.encode() if isinstance(stdin, str) else stdin
         callback = _text_callback(on_stdout, on_stderr)
+        await self._before(command)
         return await self._run_to_end(request, seconds, data, callback, max_output_bytes)
 
     async def start(
@@ -212,6 +233,7 @@ class AsyncSandbox:
         id = new_command_id()
         deadline = None if timeout is None else _seconds(timeout)
         request = self._request(command, id, env=env, cwd=cwd, user=user, stdin=stdin, deadline_s=deadline)
+        await self._before(command)
         stream = await self._guest.processes.start(request)
         return AsyncCommand(self._guest, id, stream, max_output_bytes, self._explain)
 
@@ -235,7 +257,9 @@ class AsyncSandbox:
         kills the command, not the shell, and raises SandboxTimeoutError.
         """
         seconds = self.timeout_s if timeout is None else _seconds(timeout)
-        result = await self.shell(shell).run(command, seconds)
+        running = self.shell(shell)
+        await self._before(command)
+        result = await running.run(command, seconds)
         if result.cause is Cause.TIMEOUT:
             raise SandboxTimeoutError(
                 f"Command execution timed out after {seconds:g} seconds",
@@ -267,6 +291,73 @@ class AsyncSandbox:
         line = command if command is not None else "command -v bash >/dev/null && exec bash -i; exec sh -i"
         request = self._request(line, id, env=variables, cwd=cwd, user=user, pty=(rows, columns))
         return AsyncTerminal(self._guest, id, await self._guest.processes.start(request))
+
+    # --- going back, and branching off --------------------------------------------------------------------------------
+
+    async def checkpoint(self, name: str = "") -> Checkpoint:
+        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size."""
+        return await self._checkpointing().checkpoint(self._created(), name=name)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """All of this sandbox, oldest first; `parent` makes them a tree."""
+        return list(await self._checkpointing().checkpoints(self._created()))
+
+    async def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
+        """Others are not affected. May be repeated."""
+        await self._checkpointing().delete_checkpoint(self._created(), _id_of(checkpoint))
+
+    async def diff(
+        self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False
+    ) -> list[Change]:
+        """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
+        later = None if new is None else _id_of(new)
+        return list(await self._checkpointing().diff(self._created(), _id_of(old), later, text=text))
+
+    async def rollback(self, checkpoint: Checkpoint | str) -> None:
+        """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
+        await self._go_back(_id_of(checkpoint))
+
+    async def restart(self) -> None:
+        """Go back to the state right after it was created."""
+        await self._go_back(None)
+
+    async def undo(self, steps: int = 1) -> Checkpoint:
+        """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        before = [each for each in await self.checkpoints() if each.made_by.startswith(_UNDO)]
+        if len(before) < steps:
+            raise CheckpointNotFoundError(
+                f"only {len(before)} commands can be taken back",
+                hint="Make the sandbox with undo=True; it keeps the states before the last commands.",
+            )
+        target = before[-steps]
+        await self.rollback(target)
+        for undone in before[-steps:]:
+            await self.delete_checkpoint(undone)
+        return target
+
+    async def fork(self, count: int = 1, checkpoint: Checkpoint | str | None = None) -> list[Self]:
+        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint."""
+        if count < 1:
+            raise ValueError(f"count must be at least 1, not {count}")
+        engine = self.engine_name if self._owns_engine else self._the_engine()
+        twins = [
+            type(self)(
+                self.spec, engine=engine, timeout=self.timeout_s, undo=self._undo or False, settings=self._settings
+            )
+            for _ in range(count)
+        ]
+        source = None if checkpoint is None else _id_of(checkpoint)
+        handles = await self._checkpointing().fork(self._created(), [twin.id for twin in twins], source)
+        for twin, handle in zip(twins, handles, strict=True):
+            twin._handle = handle
+        return twins
+
+    async def snapshot(self, name: str, checkpoint: Checkpoint | str | None = None) -> Snapshot:
+        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`."""
+        source = None if checkpoint is None else _id_of(checkpoint)
+        return await self._checkpointing().snapshot(self._created(), name, source)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -501,6 +592,35 @@ class AsyncSandbox:
             forget=forget,
         )
 
+    def _checkpointing(self) -> Checkpointing:
+        engine = self._the_engine()
+        if Capability.CHECKPOINTS not in engine.capabilities or not isinstance(engine, Checkpointing):
+            raise UnsupportedError(
+                f"engine '{engine.name}' cannot keep states of a sandbox here",
+                hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
+            )
+        return engine
+
+    async def _go_back(self, checkpoint_id: str | None) -> None:
+        engine, handle = self._checkpointing(), self._created()
+        self._shells.clear()
+        await self._guest.aclose()
+        await engine.rollback(handle, checkpoint_id)
+        await self._guest.channel()
+
+    async def _before(self, command: CommandLine) -> None:
+        """With `undo`: keep the state before a command, and only the last of these."""
+        if self._undo is None:
+            return
+        line = command if isinstance(command, str) else shlex.join(command)
+        if not self._undo.covers(line):
+            return
+        engine, handle = self._checkpointing(), self._created()
+        await engine.checkpoint(handle, made_by=f"{_UNDO}{line[:200]}")
+        kept = [each for each in await engine.checkpoints(handle) if each.made_by.startswith(_UNDO)]
+        for old in kept[: -self._undo.keep]:
+            await engine.delete_checkpoint(handle, old.id)
+
     def _files(self) -> Files:
         self._created()
         return self._guest.files
@@ -516,6 +636,10 @@ class AsyncSandbox:
             # Where the work directory really is, only the agent knows: what was relative stays so.
             return full if path.startswith("/") else posixpath.normpath(path)
         return path
+
+
+def _id_of(checkpoint: Checkpoint | str) -> str:
+    return checkpoint if isinstance(checkpoint, str) else checkpoint.id
 
 
 def _seconds(timeout: float) -> float:

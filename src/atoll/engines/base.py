@@ -7,8 +7,10 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.errors import UnsupportedError
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, Stats
 
@@ -74,6 +76,50 @@ class Collecting(Protocol):
 
     async def gc(self) -> Sequence[str]:
         """What was removed, each with a word on why. Touches nothing that is not of this installation."""
+
+
+@runtime_checkable
+class Checkpointing(Protocol):
+    """An engine that can keep states of a sandbox's files. Needs `Capability.CHECKPOINTS`.
+
+    A state is atomic: all that was written before a moment, nothing after. What a call that was killed in the middle
+    left is never listed. Deleting a state never affects another, nor a sandbox that came from it.
+    """
+
+    async def checkpoint(self, handle: Handle, *, name: str = "", made_by: str = "user") -> Checkpoint:
+        """Without stopping it."""
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        """Oldest first."""
+
+    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
+        """May be repeated."""
+
+    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        """End its processes, give it the files of then (None: as it was made), and start it again with the same id.
+
+        If we die in the middle, the next use of the sandbox completes it.
+        """
+
+    async def fork(self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None) -> Sequence[Handle]:
+        """New sandboxes with the files of a checkpoint (None: of now). All of them, or none."""
+
+    async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
+        """From one checkpoint to another (None: to now), by path."""
+
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None) -> Snapshot:
+        """Keep a state under a name, independent of the sandbox. `SandboxSpec.image` may then be `snapshot:NAME`."""
+
+    async def snapshots(self) -> Sequence[Snapshot]: ...
+
+    async def delete_snapshot(self, name: str) -> None:
+        """May be repeated."""
+
+    async def export_snapshot(self, name: str, file: Path) -> None:
+        """To a file that `import_snapshot` understands on another machine. It appears as a whole."""
+
+    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
+        """Checked against its own digest; hostile content does no harm."""
 
 
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))

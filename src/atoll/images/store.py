@@ -215,6 +215,21 @@ class Store:
             write_atomically(path, digest.encode())
         return rootfs
 
+    def root(self, digest: str) -> Path:
+        """Where it would be."""
+        return self._root_path(digest) / "rootfs"
+
+    def of_digest(self, digest: str) -> Image | None:
+        """One of the names that point to it."""
+        return next((image for image in self._all().values() if image.digest == digest), None)
+
+    def leased_by(self, sandbox_id: str) -> str:
+        """The digest; empty if there is none."""
+        try:
+            return self._lease_path(sandbox_id).read_text().strip()
+        except FileNotFoundError:
+            return ""
+
     def release(self, sandbox_id: str) -> None:
         """May be repeated."""
         self._lease_path(sandbox_id).unlink(missing_ok=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from atoll.errors import EngineError
+from atoll.errors import EngineError, UnsupportedError
 from atoll.images import tree
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -22,6 +24,14 @@ class Layer:
     path: Path
 
 
+class Replacement(Protocol):
+    def commit(self) -> None:
+        """It takes the layer's place at once; what was there is gone."""
+
+    def discard(self) -> None:
+        """It is not wanted any more. May be repeated, and after `commit`."""
+
+
 class Layers(Protocol):
     """All writable layers of one installation. Blocking, quick; may be used from many threads and processes at once."""
 
@@ -29,8 +39,37 @@ class Layers(Protocol):
     def enforces_disk(self) -> bool:
         """Whether `disk_bytes` is a wall."""
 
-    def create_layer(self, layer_id: str, disk_bytes: int | None) -> Layer:
-        """A new, empty one. Raises EngineError if it exists, or when a limit is asked for that is not enforced here."""
+    @property
+    def can_save(self) -> bool:
+        """Whether the states of layers can be kept: `save`, and `origin` below."""
+
+    def create_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None = None) -> Layer:
+        """A new one, empty or with what was saved as `origin`. What comes from there counts as nothing.
+
+        Raises EngineError if it exists, or when a limit is asked for that is not enforced here.
+        """
+
+    def replace_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None) -> Replacement:
+        """Prepare another content for a layer; nobody may use it any more when that takes its place."""
+
+    def open_layer(self, layer_id: str) -> Layer:
+        """One that exists. Raises EngineError."""
+
+    def save(self, layer_id: str, saved_id: str) -> None:
+        """Keep what is in the layer now, at one moment, while it is in use."""
+
+    def copy_saved(self, saved_id: str, new_id: str) -> None: ...
+
+    def make_saved(self, saved_id: str, fill: Callable[[Path], None]) -> None:
+        """Keep what `fill` puts into an empty layer, all or nothing."""
+
+    def delete_saved(self, saved_id: str) -> None:
+        """May be repeated. Others that come from it are not affected."""
+
+    def list_saved(self) -> list[str]: ...
+
+    def looking(self, name: str, *, saved: bool) -> AbstractContextManager[Path]:
+        """The directory of a layer or of something saved, for reading, as long as the context lasts."""
 
     def delete_layer(self, layer_id: str) -> None:
         """With all that is in it. May be repeated."""
@@ -53,6 +92,13 @@ def checked(layer_id: str) -> str:
     return layer_id
 
 
+def _cannot_save() -> UnsupportedError:
+    return UnsupportedError(
+        "a plain directory cannot keep its states",
+        hint="Checkpoints need btrfs: root, mkfs.btrfs (apt-get install btrfs-progs) and a loop device.",
+    )
+
+
 def names_in(directory: Path) -> list[str]:
     try:
         return sorted(name for name in os.listdir(directory) if _ID.fullmatch(name))
@@ -71,8 +117,11 @@ class PlainLayers:
 
     directory: Path
     enforces_disk: bool = False
+    can_save: bool = False
 
-    def create_layer(self, layer_id: str, disk_bytes: int | None) -> Layer:
+    def create_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None = None) -> Layer:
+        if origin is not None:
+            raise _cannot_save()
         if disk_bytes is not None:
             raise EngineError("a plain directory cannot keep a disk limit")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,6 +135,35 @@ class PlainLayers:
 
     def delete_layer(self, layer_id: str) -> None:
         tree.remove(self.directory / checked(layer_id))
+
+    def replace_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None) -> Replacement:
+        raise _cannot_save()
+
+    def open_layer(self, layer_id: str) -> Layer:
+        path = self.directory / checked(layer_id)
+        if not path.is_dir():
+            raise EngineError(f"there is no layer '{layer_id}'")
+        return Layer(layer_id, path)
+
+    def save(self, layer_id: str, saved_id: str) -> None:
+        raise _cannot_save()
+
+    def copy_saved(self, saved_id: str, new_id: str) -> None:
+        raise _cannot_save()
+
+    def make_saved(self, saved_id: str, fill: Callable[[Path], None]) -> None:
+        raise _cannot_save()
+
+    def delete_saved(self, saved_id: str) -> None:
+        """There is none."""
+
+    def list_saved(self) -> list[str]:
+        return []
+
+    def looking(self, name: str, *, saved: bool) -> AbstractContextManager[Path]:
+        if saved:
+            raise _cannot_save()
+        return nullcontext(self.open_layer(name).path)
 
     def usage(self, layer_id: str) -> int | None:
         return None

@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,22 +64,98 @@ class BtrfsLayers:
 
     data_dir: Path
     enforces_disk: bool = True
+    can_save: bool = True
 
-    def create_layer(self, layer_id: str, disk_bytes: int | None) -> Layer:
+    def create_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None = None) -> Layer:
         with self._pool() as directory:
             path = directory / checked(layer_id)
-            try:
-                btrfs.create_subvolume(path)
-                if disk_bytes is not None:
-                    btrfs.limit(path, disk_bytes)
-                path.chmod(0o700)
-                make_parts(path)
-            except FileExistsError:
-                raise EngineError(f"there is already a layer '{layer_id}'") from None
-            except OSError as error:
-                self._remove(path)
-                raise EngineError(f"a writable layer could not be made: {error}") from error
+            if path.exists():
+                raise EngineError(f"there is already a layer '{layer_id}'")
+            self._fill(path, disk_bytes, origin)
         return Layer(layer_id, path)
+
+    def replace_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None) -> _Replacement:
+        with self._pool() as directory:
+            draft = directory / f".{checked(layer_id)}.next"
+            self._remove(draft)
+            self._fill(draft, disk_bytes, origin)
+        return _Replacement(self, layer_id)
+
+    def open_layer(self, layer_id: str) -> Layer:
+        with self._pool() as directory:
+            path = directory / checked(layer_id)
+            if not path.is_dir():
+                raise EngineError(f"there is no layer '{layer_id}'")
+            return Layer(layer_id, path)
+
+    def save(self, layer_id: str, saved_id: str) -> None:
+        with self._pool() as directory:
+            self._keep(directory / checked(layer_id), saved_id)
+
+    def copy_saved(self, saved_id: str, new_id: str) -> None:
+        with self._pool():
+            self._keep(self._saved / checked(saved_id), new_id)
+
+    def make_saved(self, saved_id: str, fill: Callable[[Path], None]) -> None:
+        with self._pool():
+            self._saved.mkdir(mode=0o700, exist_ok=True)
+            draft = self._saved / f".{checked(saved_id)}.{os.getpid()}"
+            self._remove(draft)
+            try:
+                self._fill(draft, None, None)
+                fill(draft)
+                os.rename(draft, self._saved / saved_id)
+            except OSError as error:
+                raise EngineError(f"a state could not be kept: {error}") from error
+            finally:
+                self._remove(draft)
+
+    def delete_saved(self, saved_id: str) -> None:
+        checked(saved_id)
+        if self._is_there():
+            with self._pool():
+                self._remove(self._saved / saved_id)
+
+    def list_saved(self) -> list[str]:
+        if not self._is_there():
+            return []
+        with self._pool():
+            return names_in(self._saved)
+
+    @contextmanager
+    def looking(self, name: str, *, saved: bool) -> Iterator[Path]:
+        with self._pool() as directory:
+            yield (self._saved if saved else directory) / checked(name)
+
+    def _keep(self, source: Path, saved_id: str) -> None:
+        try:
+            self._saved.mkdir(mode=0o700, exist_ok=True)
+            btrfs.snapshot(source, self._saved / checked(saved_id), read_only=True)
+        except OSError as error:
+            raise EngineError(f"the state of '{source.name}' could not be kept: {error}") from error
+
+    def _fill(self, path: Path, disk_bytes: int | None, origin: str | None) -> None:
+        """Make a subvolume that can be a layer, whole or not at all."""
+        try:
+            if origin is None:
+                btrfs.create_subvolume(path)
+            else:
+                btrfs.snapshot(self._saved / checked(origin), path)
+            if disk_bytes is not None:
+                btrfs.limit(path, disk_bytes)
+            path.chmod(0o700)
+            if origin is not None:
+                # The overlay's own notes, of which one says that it must not be mounted again after a crash.
+                tree.remove(path / "work")
+                (path / "work").mkdir(mode=0o700)
+            else:
+                make_parts(path)
+        except FileNotFoundError as error:
+            self._remove(path)
+            raise EngineError(f"there is nothing saved as '{origin}'") from error
+        except OSError as error:
+            self._remove(path)
+            raise EngineError(f"a writable layer could not be made: {error}") from error
 
     def delete_layer(self, layer_id: str) -> None:
         checked(layer_id)
@@ -87,6 +163,7 @@ class BtrfsLayers:
             return
         with self._pool() as directory:
             self._remove(directory / layer_id)
+            self._remove(directory / f".{layer_id}.next")
 
     def usage(self, layer_id: str) -> int | None:
         quota = self._quota(layer_id)
@@ -112,10 +189,10 @@ class BtrfsLayers:
             return names_in(directory)
 
     def close(self) -> None:
-        """Unmount a pool that holds nothing. Another process that needs it mounts it again."""
+        """Unmount a pool that nobody uses. Another process that needs it mounts it again, and finds what was saved."""
         if self._on_btrfs or not (os.path.ismount(self._mount_point) or self._draft.exists()):
             return
-        with self._lock(exclusive=True) as lock:
+        with suppress(BlockingIOError), self._lock(exclusive=True, wait=False) as lock:
             self._draft.unlink(missing_ok=True)  # whoever was making it holds no lock any more, so is dead
             if os.path.ismount(self._mount_point) and not names_in(self._directory):
                 with suppress(EngineUnavailableError):  # somebody looks into it just now
@@ -138,6 +215,10 @@ class BtrfsLayers:
     @property
     def _directory(self) -> Path:
         return self.data_dir / "layers" if self._on_btrfs else self._mount_point / "layers"
+
+    @property
+    def _saved(self) -> Path:
+        return self._directory.with_name("saved")
 
     def _is_there(self) -> bool:
         return self._directory.is_dir() or (self.data_dir / "pool.btrfs").exists()
@@ -168,12 +249,12 @@ class BtrfsLayers:
             yield self._directory
 
     @contextmanager
-    def _lock(self, *, exclusive: bool) -> Iterator[int]:
+    def _lock(self, *, exclusive: bool, wait: bool = True) -> Iterator[int]:
         """Held by its descriptor, which the programs that we run inherit: if we die, it is free once they end."""
         self.data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         fd = os.open(self.data_dir / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
             yield fd
         finally:
             os.close(fd)
@@ -204,6 +285,27 @@ class BtrfsLayers:
             file.truncate(size)
         _run(lock, "mkfs.btrfs", "--quiet", "--metadata", "single", str(draft))
         draft.rename(image)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """A subvolume beside the layer, under a name that `list` does not show; one that a crash left is made anew."""
+
+    layers: BtrfsLayers
+    layer_id: str
+
+    def commit(self) -> None:
+        with self.layers._pool() as directory:
+            draft = directory / f".{self.layer_id}.next"
+            try:
+                btrfs.exchange(draft, directory / self.layer_id)
+            except OSError as error:
+                raise EngineError(f"the layer '{self.layer_id}' could not be replaced: {error}") from error
+            self.layers._remove(draft)
+
+    def discard(self) -> None:
+        with self.layers._pool() as directory:
+            self.layers._remove(directory / f".{self.layer_id}.next")
 
 
 def _run(lock: int, *argv: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from atoll.engines.linux import bpf, host_view
 from atoll.engines.linux.native import words
 from atoll.engines.linux.native.launcher import Launchers
+from atoll.engines.linux.oci import checkpoints
 from atoll.engines.linux.oci.building import Builder, check_volumes
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
@@ -46,11 +47,7 @@ class NativeBuilder(Builder):
     async def make(self, record: Record, started: Callable[[ProcessRef], None], deadline: Deadline) -> None:
         """`started` is called as soon as its first process is there, while the agent begins its work."""
         check_volumes(record.spec)
-        image = (
-            None
-            if record.spec.image == "host"
-            else await self._places.images.acquire(record.spec.image, record.sandbox_id)
-        )
+        image = await checkpoints.acquire(self._places, record)
         with ExitStack() as opened:
             taken = self._launchers.take(self._program)
             undo = opened.enter_context(ExitStack())
@@ -81,7 +78,8 @@ class NativeBuilder(Builder):
         self._look()
         self._make_run(sandbox_id)
         ids = places.ids.claim(sandbox_id)
-        layer = places.layers.create_layer(sandbox_id, record.spec.limits.disk_bytes)
+        inner = host_view.INNER if image is None or image.root is None else image.root.name
+        layer = checkpoints.layer_for(places, record, inner)
         if image is None or image.root is None:
             root = Root((self._host,), layer.path, host_view.INNER, host_view.USR)
             env = {}

@@ -16,7 +16,7 @@ from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline
-from atoll.errors import EngineError, EngineUnavailableError, SandboxError, SandboxGoneError, UnsupportedError
+from atoll.errors import EngineUnavailableError, SandboxGoneError, UnsupportedError
 from atoll.model import Handle, SandboxSpec
 from atoll.settings import Settings
 
@@ -39,26 +39,21 @@ class NativeEngine(OciEngine):
         """Whether it can work here. `thorough` makes a sandbox and looks at its walls."""
         return probing.probe(cls(settings), thorough=thorough)
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
+    def _checked(self, spec: SandboxSpec) -> Runtime:
         refuse_unsupported(self.name, self.capabilities, spec)
-        maker = self._ready(spec)
-        record = self._first_record(sandbox_id, spec, maker.runtime)
-        self._places.records.begin(record)
+        return self._ready(spec).runtime
 
+    async def _launch(self, record: Record, runtime: Runtime) -> Record:
         def complete(init: ProcessRef) -> None:
             nonlocal record
-            record = record.model_copy(update={"init": init})
+            record = record.model_copy(update={"init": init, "restoring": None})
             self._places.records.write(record)
 
-        try:
-            await maker.make(record, complete, Deadline.after(_CREATE_S))
-        except BaseException as error:
-            await self._undo(sandbox_id, error)
-            if isinstance(error, OSError | RuntimeError) and not isinstance(error, SandboxError):
-                raise EngineError(f"the sandbox could not be made: {error}") from error
-            raise
-        self._watch(record)
-        return self._handle(record)
+        await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S))
+        return record
+
+    def _runtime_named(self, name: str) -> Runtime:
+        return self._ready(SandboxSpec()).runtime
 
     async def aclose(self) -> None:
         if self._maker is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.engines.linux import bpf, host_view, oci_bundle, stage
-from atoll.engines.linux.oci import runtimes, start
+from atoll.engines.linux.oci import checkpoints, runtimes, start
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
@@ -48,11 +48,7 @@ class Builder:
 
     async def build(self, record: Record, runtime: Runtime, deadline: Deadline) -> Built:
         check_volumes(record.spec)
-        image = (
-            None
-            if record.spec.image == "host"
-            else await self._places.images.acquire(record.spec.image, record.sandbox_id)
-        )
+        image = await checkpoints.acquire(self._places, record)
         plan = await finish(asyncio.to_thread(self._plan, record, runtime, image))
         if runtime.virtual_kernel:
             return await self._run_virtual(plan, runtime, deadline)
@@ -102,7 +98,8 @@ class Builder:
         run = places.make_run(sandbox_id)
         places.starting(sandbox_id).create(CgroupLimits())
         ids = places.ids.claim(sandbox_id)
-        layer = places.layers.create_layer(sandbox_id, record.spec.limits.disk_bytes)
+        inner = host_view.INNER if image is None or image.root is None else image.root.name
+        layer = checkpoints.layer_for(places, record, inner)
         if image is None or image.root is None:
             root = Root((host_view.skeleton(places.data / "host"),), layer.path, host_view.INNER, host_view.USR)
             env = {}

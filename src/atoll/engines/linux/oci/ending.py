@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 
+from atoll.engines.linux.oci.checkpoints import Checkpoints
 from atoll.engines.linux.oci.places import STARTING, Places
 from atoll.engines.linux.oci.record import Ended, Record
 from atoll.engines.local import processes
@@ -17,8 +18,9 @@ from atoll.model import Cause
 
 
 class Ending:
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, checkpoints: Checkpoints) -> None:
         self._places = places
+        self._checkpoints = checkpoints
 
     async def erase(self, sandbox_id: str, deadline: Deadline) -> None:
         """Kill it and remove every trace, the record last. May be repeated, and by several at once."""
@@ -29,6 +31,12 @@ class Ending:
         await places.group(sandbox_id).erase(deadline)
         await places.images.release(sandbox_id)
         await asyncio.to_thread(self._remove, sandbox_id)
+
+    async def stop(self, sandbox_id: str, record: Record, deadline: Deadline) -> None:
+        """Kill it and remove all that it needs to run. Its layer, its image and its record stay."""
+        await self._kill(sandbox_id, record, deadline)
+        await self._places.group(sandbox_id).erase(deadline)
+        await asyncio.to_thread(self._remove_running_parts, sandbox_id)
 
     def settle(self, sandbox_id: str) -> None:
         """It runs: the runtime's own control group is no longer needed. What a runtime leaves in it goes with the
@@ -55,7 +63,7 @@ class Ending:
         places, removed = self._places, []
         for sandbox_id in places.records.ids():
             record = places.records.read(sandbox_id)
-            if record is None or (record.init is None and not record.is_being_made()):
+            if record is None or (record.init is None and record.restoring is None and not record.is_being_made()):
                 await self.erase(sandbox_id, deadline)
                 removed.append(f"sandbox {sandbox_id}")
         for sandbox_id in await asyncio.to_thread(self._strays):
@@ -64,6 +72,7 @@ class Ending:
             await places.images.release(sandbox_id)
             await asyncio.to_thread(self._remove, sandbox_id)
             removed.append(f"leftovers of {sandbox_id}")
+        removed += await asyncio.to_thread(self._checkpoints.collect, set(places.records.ids()))
         await asyncio.to_thread(places.sweep)
         await asyncio.to_thread(places.close)
         return removed
@@ -83,13 +92,20 @@ class Ending:
         await group.kill(deadline)
 
     def _remove(self, sandbox_id: str) -> None:
+        self._remove_running_parts(sandbox_id)
+        try:
+            self._places.layers.delete_layer(sandbox_id)
+            self._checkpoints.delete_all(sandbox_id)
+            self._places.records.forget(sandbox_id)
+        except OSError as error:
+            raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error
+
+    def _remove_running_parts(self, sandbox_id: str) -> None:
         try:
             # Made by us and the runtime, never by the sandbox.
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self._places.run(sandbox_id))
-            self._places.layers.delete_layer(sandbox_id)
             self._places.ids.release_all(sandbox_id)
-            self._places.records.forget(sandbox_id)
         except OSError as error:
             raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error
 

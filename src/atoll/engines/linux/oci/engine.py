@@ -14,29 +14,40 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import fcntl
 import functools
 import os
 import platform
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import runtimes
 from atoll.engines.linux.oci.building import Builder
+from atoll.engines.linux.oci.checkpoints import SNAPSHOT, Checkpoints, limit_for
 from atoll.engines.linux.oci.ending import Ending
 from atoll.engines.linux.oci.pausing import Pausing
 from atoll.engines.linux.oci.places import Places
-from atoll.engines.linux.oci.record import Record
+from atoll.engines.linux.oci.record import Ended, Record
 from atoll.engines.linux.oci.runtimes import Isolation, Runtime
+from atoll.engines.linux.oci.saved import Saved
 from atoll.engines.linux.oci.streams import Streams
 from atoll.engines.local import processes, sockets
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
-from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError, SandboxError, SandboxGoneError
+from atoll.errors import (
+    AgentUnreachableError,
+    CheckpointNotFoundError,
+    EngineError,
+    EngineUnavailableError,
+    SandboxError,
+    SandboxGoneError,
+)
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
 
@@ -46,6 +57,8 @@ _RETRY_S = 0.01
 _DELETE_S = 30.0
 _PAUSE_S = 10.0
 _DYING_S = 2.0
+_ALONE_S = 60.0
+_FORKS_AT_ONCE = 8
 
 
 class OciEngine:
@@ -61,7 +74,8 @@ class OciEngine:
         self._runtime = runtime
         self._places = Places(settings, Hierarchy.find())
         self._builder = Builder(self._places)
-        self._ending = Ending(self._places)
+        self._checkpoints = Checkpoints(self._places)
+        self._ending = Ending(self._places, self._checkpoints)
         self._streams = Streams(self._places)
         self._pausing = Pausing(self._places)
         self._watchers: dict[str, asyncio.Task[None]] = {}
@@ -85,16 +99,21 @@ class OciEngine:
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
-        runtime = self._choose(spec)
-        refuse_unsupported(f"{self.name}' with '{runtime.name}", _capabilities(self._places, runtime.isolation), spec)
+        return await self._create(sandbox_id, spec, None)
+
+    async def _create(self, sandbox_id: str, spec: SandboxSpec, source: Saved | None) -> Handle:
+        runtime = self._checked(spec)
+        if source is None and spec.image.startswith(SNAPSHOT):
+            source = await asyncio.to_thread(self._checkpoints.snapshot_named, spec.image)
         record = self._first_record(sandbox_id, spec, runtime)
         self._places.records.begin(record)
         try:
-            built = await self._builder.build(record, runtime, Deadline.after(_CREATE_S))
-            record = record.model_copy(update={"init": built.init})
-            self._streams.put(sandbox_id, built.stream)
-            self._places.records.write(record)
-            self._ending.settle(sandbox_id)
+            if source is not None:
+                origin = await finish(asyncio.to_thread(self._checkpoints.origin_for, sandbox_id, source))
+                began = {"origin": origin.id, "base": origin.base, "inherited_bytes": origin.size_bytes}
+                record = record.model_copy(update=began)
+                self._places.records.write(record)
+            record = await self._launch(record, runtime)
         except BaseException as error:
             await self._undo(sandbox_id, error)
             if isinstance(error, OSError | RuntimeError) and not isinstance(error, SandboxError):
@@ -102,6 +121,21 @@ class OciEngine:
             raise
         self._watch(record)
         return self._handle(record)
+
+    def _checked(self, spec: SandboxSpec) -> Runtime:
+        """The runtime for it. Raises for what cannot be enforced."""
+        runtime = self._choose(spec)
+        refuse_unsupported(f"{self.name}' with '{runtime.name}", _capabilities(self._places, runtime.isolation), spec)
+        return runtime
+
+    async def _launch(self, record: Record, runtime: Runtime) -> Record:
+        """Make what the record says. Returns it complete, as it is written down."""
+        built = await self._builder.build(record, runtime, Deadline.after(_CREATE_S))
+        record = record.model_copy(update={"init": built.init, "restoring": None})
+        self._streams.put(record.sandbox_id, built.stream)
+        self._places.records.write(record)
+        self._ending.settle(record.sandbox_id)
+        return record
 
     async def connect(self, handle: Handle) -> ByteStream:
         deadline = Deadline.after(_CONNECT_S)
@@ -128,6 +162,7 @@ class OciEngine:
             return Observation(State.MISSING, Cause.USER, "it was deleted or never existed")
         if record.is_being_made():
             return Observation(State.STARTING)
+        record = await self._completed(record)
         if record.is_alive():
             if record.expires_at is not None and record.expires_at <= time.time():
                 record = await self._ending.expire(record)
@@ -144,6 +179,9 @@ class OciEngine:
     async def stats(self, handle: Handle) -> Stats:
         seen = self._places.group(handle.sandbox_id).stats()
         disk = await asyncio.to_thread(self._places.layers.usage, handle.sandbox_id)
+        record = self._places.records.read(handle.sandbox_id)
+        if disk is not None and record is not None:
+            disk += record.inherited_bytes
         return Stats(seen.memory_bytes, seen.cpu_s, seen.pids, disk)
 
     async def delete(self, handle: Handle) -> None:
@@ -178,6 +216,77 @@ class OciEngine:
             return events
         return dataclasses.replace(events, disk_full=self._places.layers.is_full(handle.sandbox_id))
 
+    # --- saved states ----------------------------------------------------------------------------------------------
+
+    async def checkpoint(self, handle: Handle, *, name: str = "", made_by: str = "user") -> Checkpoint:
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            checkpoint = await self._checkpoints.make(record, name, made_by)
+            self._places.records.write(record.model_copy(update={"position": checkpoint.id}))
+            return checkpoint
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        self._record(handle)
+        return await asyncio.to_thread(self._checkpoints.of, handle.sandbox_id)
+
+    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
+        await self._checkpoints.delete(handle.sandbox_id, checkpoint_id)
+
+    async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
+        return await self._checkpoints.diff(self._record(handle), old, new, text=text)
+
+    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            if checkpoint_id is None:
+                target, position = record.origin, None
+            else:
+                saved = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+                target = position = saved.id
+            await finish(self._restore(record, target, position))
+
+    async def fork(
+        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None = None
+    ) -> Sequence[Handle]:
+        record = self._record(handle)
+        if checkpoint_id is None:
+            # Of all that are made, each has the state of one moment.
+            source = self._checkpoints.find(handle.sandbox_id, (await self.checkpoint(handle, made_by="fork")).id)
+        else:
+            source = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+        turns = asyncio.Semaphore(_FORKS_AT_ONCE)
+
+        async def make(sandbox_id: str) -> Handle:
+            async with turns:
+                return await self._create(sandbox_id, record.spec, source)
+
+        try:
+            made = await asyncio.gather(*(make(each) for each in sandbox_ids), return_exceptions=True)
+            failures = [each for each in made if isinstance(each, BaseException)]
+            handles = [each for each in made if isinstance(each, Handle)]
+            if failures:
+                await asyncio.gather(*(self.delete(each) for each in handles))
+                raise failures[0]
+            return handles
+        finally:
+            if checkpoint_id is None:
+                await self._checkpoints.delete(handle.sandbox_id, source.id)
+
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None = None) -> Snapshot:
+        return await self._checkpoints.keep(self._record(handle), name, checkpoint_id)
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        return await asyncio.to_thread(self._checkpoints.snapshots)
+
+    async def delete_snapshot(self, name: str) -> None:
+        await self._checkpoints.delete_snapshot(name)
+
+    async def export_snapshot(self, name: str, file: Path) -> None:
+        await self._checkpoints.export(name, file)
+
+    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
+        return await self._checkpoints.take_in(file, name)
+
     async def gc(self) -> Sequence[str]:
         """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
         return await finish(self._ending.collect(Deadline.after(_DELETE_S)))
@@ -195,7 +304,9 @@ class OciEngine:
         )
 
     def _runtime_of(self, handle: Handle) -> Runtime:
-        name = handle.details["runtime"]
+        return self._runtime_named(handle.details["runtime"])
+
+    def _runtime_named(self, name: str) -> Runtime:
         program = runtimes.locate(name, self._settings.data_dir)
         if program is None:
             raise EngineUnavailableError(f"{name} is no longer installed")
@@ -213,6 +324,81 @@ class OciEngine:
             boot_id=processes.boot_id(),
             creator=creator,
         )
+
+    def _record(self, handle: Handle) -> Record:
+        record = self._places.records.read(handle.sandbox_id)
+        if record is None:
+            raise SandboxGoneError(f"there is no sandbox '{handle.sandbox_id}'", cause=Cause.USER.value)
+        return record
+
+    @asynccontextmanager
+    async def _alone(self, sandbox_id: str) -> AsyncIterator[None]:
+        """Nobody else, also no other process of ours, saves or restores this sandbox meanwhile."""
+        try:
+            fd = os.open(self._places.records.home(sandbox_id), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise SandboxGoneError(f"there is no sandbox '{sandbox_id}'", cause=Cause.USER.value) from None
+        deadline = Deadline.after(_ALONE_S)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not deadline.left():
+                        raise EngineError(f"sandbox '{sandbox_id}' is busy with another checkpoint") from None
+                    await asyncio.sleep(_RETRY_S)
+            yield
+        finally:
+            os.close(fd)
+
+    async def _restore(self, record: Record, target: str | None, position: str | None) -> Record:
+        """From the note on, whoever looks at the sandbox next completes it if we die; before, nothing has happened."""
+        saved = self._checkpoints.states.read(target) if target else None
+        if target and saved is None:
+            raise CheckpointNotFoundError(f"the state '{target}' is gone")
+        restored = record.model_copy(
+            update={
+                "init": None,
+                "ended": None,
+                "restoring": target or "",
+                "position": position,
+                "inherited_bytes": saved.size_bytes if saved is not None else 0,
+                "creator": _ourselves(os.getpid()),
+                "boot_id": processes.boot_id(),
+            }
+        )
+        runtime = self._runtime_named(record.runtime)
+        replacement = await asyncio.to_thread(
+            self._places.layers.replace_layer, record.sandbox_id, limit_for(restored), target
+        )
+        try:
+            try:
+                self._places.records.write(restored)
+            except FileNotFoundError:
+                raise SandboxGoneError(f"sandbox '{record.sandbox_id}' was deleted", cause=Cause.USER.value) from None
+            self._streams.drop(record.sandbox_id)
+            await self._ending.stop(record.sandbox_id, record, Deadline.after(_DELETE_S))
+            await asyncio.to_thread(replacement.commit)
+        finally:
+            await asyncio.to_thread(replacement.discard)
+        try:
+            return await self._launch(restored, runtime)
+        except Exception as error:
+            ended = Ended(cause=Cause.LOST, reason=f"it could not be started again: {error}")
+            with suppress(OSError):
+                self._places.records.write(restored.model_copy(update={"ended": ended, "restoring": None}))
+            raise
+
+    async def _completed(self, record: Record) -> Record:
+        """If whoever was restoring it died, go on with that."""
+        if record.restoring is None or record.is_being_made() or not record.is_of_this_boot():
+            return record
+        async with self._alone(record.sandbox_id):
+            record = self._places.records.read(record.sandbox_id) or record
+            if record.restoring is None:
+                return record
+            return await finish(self._restore(record, record.restoring or None, record.position))
 
     async def _undo(self, sandbox_id: str, error: BaseException) -> None:
         try:
@@ -294,6 +480,8 @@ def _capabilities(places: Places, isolation: Isolation) -> frozenset[Capability]
         found.discard(Capability.PIDS)  # see `for_virtual_kernel`
     if places.layers.enforces_disk:
         found.add(Capability.DISK)
+    if places.layers.can_save:
+        found.add(Capability.CHECKPOINTS)
     return frozenset(found)
 
 

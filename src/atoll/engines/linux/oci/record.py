@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from atoll.engines.linux.oci.saved import Base
 from atoll.engines.local.processes import ProcessRef, boot_id
 from atoll.errors import EngineError, SpecError
 from atoll.model import Cause, SandboxSpec
@@ -45,6 +46,16 @@ class Record(BaseModel):
     init: ProcessRef | None = None
     """The sandbox's first process. None: not complete."""
     ended: Ended | None = None
+    base: Base | None = None
+    """What its layer stands on, if that is not simply the spec's image."""
+    origin: str | None = None
+    """The saved state that it began with. None: an empty layer."""
+    inherited_bytes: int = 0
+    """What its layer took over from a saved state, which its quota does not count."""
+    position: str | None = None
+    """The checkpoint that it went on from."""
+    restoring: str | None = None
+    """The saved state that it is going back to (empty: an empty layer), until it runs again."""
 
     def is_of_this_boot(self) -> bool:
         return self.boot_id == boot_id()

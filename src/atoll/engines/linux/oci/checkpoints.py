@@ -1,0 +1,301 @@
+"""Saved states of sandboxes: made, listed, compared, kept under names, removed.
+
+Theory of operation. A sandbox's files are an image that nobody changes and a writable layer, a subvolume. A saved
+state is a read-only snapshot of that subvolume: the kernel takes it at one moment, while the sandbox runs, and it
+shares all blocks that are the same. A new layer begins as a snapshot of a saved state. What a layer took over is not
+counted by its quota a second time, so it is subtracted from the limit: a sandbox and all that it came from never hold
+more than the limit allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.checkpoint import Change, Checkpoint, Snapshot
+from atoll.engines.linux import host_view, identity, overlay_diff
+from atoll.engines.linux.oci import transfer
+from atoll.engines.linux.oci.places import Places
+from atoll.engines.linux.oci.record import Record
+from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates, checked_name
+from atoll.engines.local.waiting import finish
+from atoll.errors import CheckpointNotFoundError, EngineError, ImageNotFoundError, SandboxResourceError, SpecError
+from atoll.images import Image, ImageConfig, Kind
+from atoll.images.work import Work
+from atoll.storage import Layer
+
+SNAPSHOT = "snapshot:"
+MOST_CHECKPOINTS = 1000
+_SMALLEST_LIMIT = 64 << 10
+
+
+class Checkpoints:
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self.states = SavedStates(places.data / "saved")
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    async def make(self, record: Record, name: str, made_by: str) -> Checkpoint:
+        if name:
+            checked_name(name)
+        saved = await finish(asyncio.to_thread(self._make, record, name, made_by))
+        return saved.as_checkpoint()
+
+    def of(self, sandbox_id: str) -> list[Checkpoint]:
+        return [saved.as_checkpoint() for saved in self.states.of(sandbox_id) if saved.kind == "checkpoint"]
+
+    def find(self, sandbox_id: str, checkpoint: str) -> Saved:
+        """By id, or the newest of a name."""
+        for saved in reversed(self.states.of(sandbox_id)):
+            if checkpoint and saved.kind == "checkpoint" and checkpoint in (saved.id, saved.name):
+                return saved
+        raise CheckpointNotFoundError(
+            f"sandbox '{sandbox_id}' has no checkpoint {checkpoint[:80]!r}", hint="`checkpoints()` lists what there is."
+        )
+
+    async def delete(self, sandbox_id: str, checkpoint: str) -> None:
+        with contextlib.suppress(CheckpointNotFoundError):
+            saved = await asyncio.to_thread(self.find, sandbox_id, checkpoint)
+            await finish(asyncio.to_thread(self._delete, saved.id))
+
+    async def diff(self, record: Record, old: str, new: str | None, *, text: bool) -> list[Change]:
+        return await finish(asyncio.to_thread(self._diff, record, old, new, text))
+
+    # --- where new sandboxes start ---------------------------------------------------------------------------------
+
+    def origin_for(self, sandbox_id: str, source: Saved) -> Saved:
+        """The state that a new sandbox begins with, as its own: it can go back to it whatever happens to the source."""
+        with self._new() as saved_id:
+            self._places.layers.copy_saved(source.id, saved_id)
+            return self._write(
+                Saved(
+                    id=saved_id,
+                    kind="origin",
+                    sandbox_id=sandbox_id,
+                    created_at=time.time(),
+                    source=source.id,
+                    size_bytes=source.size_bytes,
+                    base=source.base,
+                )
+            )
+
+    def snapshot_named(self, image: str) -> Saved:
+        """What `snapshot:NAME` means. Raises ImageNotFoundError."""
+        saved = self.states.snapshot(image.removeprefix(SNAPSHOT))
+        if saved is None:
+            raise ImageNotFoundError(
+                f"there is no snapshot {image.removeprefix(SNAPSHOT)[:80]!r}", hint="'atoll snapshot ls' lists them."
+            )
+        return saved
+
+    # --- snapshots -------------------------------------------------------------------------------------------------
+
+    async def keep(self, record: Record, name: str, checkpoint: str | None) -> Snapshot:
+        checked_name(name)
+        return (await finish(asyncio.to_thread(self._keep, record, name, checkpoint))).as_snapshot()
+
+    def snapshots(self) -> list[Snapshot]:
+        return [saved.as_snapshot() for saved in self.states.all() if saved.kind == "snapshot"]
+
+    async def delete_snapshot(self, name: str) -> None:
+        saved = await asyncio.to_thread(self.states.snapshot, name)
+        if saved is not None:
+            await finish(asyncio.to_thread(self._delete, saved.id))
+
+    async def export(self, name: str, file: Path) -> None:
+        saved = await asyncio.to_thread(self.snapshot_named, name)
+        await finish(asyncio.to_thread(transfer.write, self._places.layers, saved, file))
+
+    async def take_in(self, file: Path, name: str) -> Snapshot:
+        checked_name(name)
+        return (await finish(asyncio.to_thread(self._take_in, file, name))).as_snapshot()
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def delete_all(self, sandbox_id: str) -> None:
+        for saved in self.states.of(sandbox_id):
+            self._delete(saved.id)
+
+    def collect(self, living: set[str]) -> list[str]:
+        """Remove what a process that died left, and what belonged to sandboxes that are gone."""
+        removed = []
+        for saved in self.states.all():
+            if saved.sandbox_id and saved.sandbox_id not in living:
+                self._delete(saved.id)
+                removed.append(f"checkpoint {saved.id} of {saved.sandbox_id}")
+        known = self.states.known()
+        for saved_id in self._places.layers.list_saved():
+            if saved_id not in known:
+                self._places.layers.delete_saved(saved_id)
+                removed.append(f"half a checkpoint, {saved_id}")
+        for lease in self._places.images.store.leases():
+            if lease.startswith(LEASE) and lease.removeprefix(LEASE) not in known:
+                self._places.images.store.release(lease)
+        self.states.sweep()
+        return removed
+
+    # --- its parts, which block --------------------------------------------------------------------------------------
+
+    def _make(self, record: Record, name: str, made_by: str) -> Saved:
+        if len(self.states.of(record.sandbox_id)) >= MOST_CHECKPOINTS:
+            raise SandboxResourceError(
+                f"sandbox '{record.sandbox_id}' has {MOST_CHECKPOINTS} checkpoints", hint="Delete some first."
+            )
+        with self._new() as saved_id:
+            self._places.layers.save(record.sandbox_id, saved_id)
+            return self._write(
+                Saved(
+                    id=saved_id,
+                    kind="checkpoint",
+                    sandbox_id=record.sandbox_id,
+                    name=name,
+                    created_at=time.time(),
+                    parent=record.position,
+                    made_by=made_by,
+                    size_bytes=self._size(record),
+                    base=self._base(record),
+                )
+            )
+
+    def _keep(self, record: Record, name: str, checkpoint: str | None) -> Saved:
+        if self.states.snapshot(name) is not None:
+            raise SpecError(f"there is already a snapshot {name!r}", hint="Delete it first, or choose another name.")
+        source = self.find(record.sandbox_id, checkpoint) if checkpoint is not None else None
+        with self._new() as saved_id:
+            if source is not None:
+                self._places.layers.copy_saved(source.id, saved_id)
+            else:
+                self._places.layers.save(record.sandbox_id, saved_id)
+            return self._write(
+                Saved(
+                    id=saved_id,
+                    kind="snapshot",
+                    name=name,
+                    created_at=time.time(),
+                    source=record.sandbox_id,
+                    size_bytes=source.size_bytes if source is not None else self._size(record),
+                    base=source.base if source is not None else self._base(record),
+                )
+            )
+
+    def _take_in(self, file: Path, name: str) -> Saved:
+        if self.states.snapshot(name) is not None:
+            raise SpecError(f"there is already a snapshot {name!r}", hint="Delete it first, or choose another name.")
+        with transfer.opened(file) as parcel, self._new() as saved_id:
+            if parcel.base.digest and not self._places.images.store.root(parcel.base.digest).is_dir():
+                raise ImageNotFoundError(
+                    f"the snapshot was made from the image {parcel.base.image!r} ({parcel.base.digest}), "
+                    "which is not on this machine",
+                    hint="Get that image first, in the same version.",
+                )
+            self._places.layers.make_saved(saved_id, parcel.unpack)
+            return self._write(
+                Saved(
+                    id=saved_id,
+                    kind="snapshot",
+                    name=name,
+                    created_at=time.time(),
+                    source=file.name,
+                    size_bytes=parcel.size_bytes,
+                    base=parcel.base,
+                )
+            )
+
+    def _diff(self, record: Record, old: str, new: str | None, text: bool) -> list[Change]:
+        layers = self._places.layers
+        before = self.find(record.sandbox_id, old)
+        inner, lowers = self._below(before.base)
+        with contextlib.ExitStack() as held:
+            if new is None:
+                # Not the layer itself: it is in use.
+                now = held.enter_context(self._new())
+                layers.save(record.sandbox_id, now)
+                held.callback(layers.delete_saved, now)
+            else:
+                now = self.find(record.sandbox_id, new).id
+            one = held.enter_context(layers.looking(before.id, saved=True)) / "upper" / inner
+            other = held.enter_context(layers.looking(now, saved=True)) / "upper" / inner
+            try:
+                return overlay_diff.changes(one, other, lowers, text=text)
+            except OverflowError as error:
+                raise SandboxResourceError(f"the difference is too large: {error}") from error
+            except OSError as error:
+                raise EngineError(f"the states cannot be compared: {error}") from error
+
+    def _below(self, base: Base) -> tuple[str, list[Path]]:
+        """The name of the root directory in a layer, and the roots below it."""
+        if not base.digest:
+            return host_view.INNER, [host_view.skeleton(self._places.data / "host") / host_view.INNER]
+        root = self._places.images.store.root(base.digest)
+        return root.name, [root]
+
+    def _base(self, record: Record) -> Base:
+        if record.base is not None:
+            return record.base
+        digest = self._places.images.store.leased_by(record.sandbox_id)
+        image = self._places.images.store.of_digest(digest) if digest else None
+        return Base(image=record.spec.image, digest=digest, env=image.config.env if image is not None else {})
+
+    def _size(self, record: Record) -> int:
+        return record.inherited_bytes + (self._places.layers.usage(record.sandbox_id) or 0)
+
+    @contextmanager
+    def _new(self) -> Iterator[str]:
+        """An id. If it did not become a state at the end, nothing of it is left."""
+        saved_id = self.states.new_id()
+        try:
+            yield saved_id
+        finally:
+            if self.states.read(saved_id) is None:
+                self._places.layers.delete_saved(saved_id)
+                self._places.images.store.release(LEASE + saved_id)
+            self.states.abandon(saved_id)
+
+    def _write(self, saved: Saved) -> Saved:
+        if saved.base.digest and saved.kind == "snapshot":  # the others are there only as long as their sandbox
+            self._places.images.store.lease(LEASE + saved.id, saved.base.digest, Work())
+        self.states.write(saved)
+        return saved
+
+    def _delete(self, saved_id: str) -> None:
+        self.states.forget(saved_id)
+        self._places.layers.delete_saved(saved_id)
+        self._places.images.store.release(LEASE + saved_id)
+
+
+# --- for those who make sandboxes ------------------------------------------------------------------------------------
+
+
+async def acquire(places: Places, record: Record) -> Image | None:
+    """The image that a sandbox stands on; None for the host's own. What a state was made on is taken by its digest."""
+    base = record.base
+    if base is None:
+        if record.spec.image == "host":
+            return None
+        return await places.images.acquire(record.spec.image, record.sandbox_id)
+    if not base.digest:
+        return None
+    root = await places.images.lease(record.sandbox_id, base.digest)
+    return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))
+
+
+def layer_for(places: Places, record: Record, inner: str) -> Layer:
+    """Its writable layer: a new one, or the one it has when it is only started again."""
+    if record.restoring is not None:
+        layer = places.layers.open_layer(record.sandbox_id)
+    else:
+        layer = places.layers.create_layer(record.sandbox_id, limit_for(record), record.origin)
+    # Its own checkpoints are its own already.
+    if record.origin is not None and record.restoring in (None, record.origin):
+        identity.freshen(layer.path / "upper" / inner, record.sandbox_id)
+    return layer
+
+
+def limit_for(record: Record) -> int | None:
+    wanted = record.spec.limits.disk_bytes
+    return None if wanted is None else max(_SMALLEST_LIMIT, wanted - record.inherited_bytes)

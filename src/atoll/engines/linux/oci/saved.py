@@ -1,0 +1,151 @@
+"""What is written down about saved states.
+
+    saved/<id>.json     a state: the subvolume of that name in the pool belongs to it
+    saved/.<id>.<pid>   one that the process is making; without a living process it never came to be
+
+The file appears last and disappears first, so whatever is listed is whole. `gc` removes subvolumes and leases that no
+file names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from atoll.checkpoint import Checkpoint, Snapshot
+from atoll.engines.local.processes import ProcessRef
+from atoll.errors import SpecError
+
+_ID = re.compile(r"[0-9a-f]{24}")
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+LEASE = "saved-"
+"""What the names of leases on images begin with that saved states hold."""
+
+
+class Base(BaseModel):
+    """What lies below the writable layer. Without it a saved state means nothing."""
+
+    model_config = ConfigDict(frozen=True)
+    image: str
+    digest: str = ""
+    """Empty for `host`, which is always there."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """The image's own."""
+
+
+class Saved(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    version: Literal[1] = 1
+    id: str
+    kind: Literal["checkpoint", "snapshot", "origin"]
+    """An origin is the state a sandbox began with, if that was not an empty layer."""
+    sandbox_id: str = ""
+    """Whose it is; a snapshot belongs to nobody."""
+    name: str = ""
+    created_at: float
+    parent: str | None = None
+    made_by: str = "user"
+    source: str = ""
+    size_bytes: int = 0
+    base: Base
+
+    def as_checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            self.id, self.sandbox_id, self.name, self.created_at, self.parent, self.made_by, self.size_bytes
+        )
+
+    def as_snapshot(self) -> Snapshot:
+        return Snapshot(self.name, self.created_at, self.base.image, self.base.digest, self.size_bytes, self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStates:
+    directory: Path
+
+    def new_id(self) -> str:
+        """Nobody takes what it will be for a leftover: there is a draft of it, of a process that lives."""
+        saved_id = os.urandom(12).hex()
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._draft(saved_id).touch(0o600)
+        return saved_id
+
+    def write(self, saved: Saved) -> None:
+        draft = self._draft(saved.id)
+        draft.write_text(saved.model_dump_json())
+        draft.rename(self._path(saved.id))
+
+    def abandon(self, saved_id: str) -> None:
+        self._draft(saved_id).unlink(missing_ok=True)
+
+    def read(self, saved_id: str) -> Saved | None:
+        try:
+            return Saved.model_validate_json(self._path(saved_id).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def forget(self, saved_id: str) -> None:
+        self._path(saved_id).unlink(missing_ok=True)
+
+    def of(self, sandbox_id: str) -> list[Saved]:
+        return [saved for saved in self.all() if saved.sandbox_id == sandbox_id]
+
+    def snapshot(self, name: str) -> Saved | None:
+        found = [saved for saved in self.all() if saved.kind == "snapshot" and saved.name == name]
+        return found[-1] if found else None
+
+    def all(self) -> list[Saved]:
+        """Oldest first."""
+        found = [self.read(name.removesuffix(".json")) for name in self._names() if name.endswith(".json")]
+        return sorted((saved for saved in found if saved is not None), key=lambda saved: (saved.created_at, saved.id))
+
+    def known(self) -> set[str]:
+        """Ids that are in use, also of states that are being made just now."""
+        known = set()
+        for name in self._names():
+            if name.endswith(".json"):
+                known.add(name.removesuffix(".json"))
+            elif (draft := _draft_of(name)) is not None and ProcessRef.of(draft[1]) is not None:
+                known.add(draft[0])
+        return known
+
+    def sweep(self) -> None:
+        for name in self._names():
+            if (draft := _draft_of(name)) is not None and ProcessRef.of(draft[1]) is None:
+                (self.directory / name).unlink(missing_ok=True)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.directory)
+        except FileNotFoundError:
+            return []
+
+    def _path(self, saved_id: str) -> Path:
+        if not _ID.fullmatch(saved_id):
+            raise SpecError(f"{saved_id[:80]!r} is not the id of a checkpoint")
+        return self.directory / f"{saved_id}.json"
+
+    def _draft(self, saved_id: str) -> Path:
+        return self.directory / f".{saved_id}.{os.getpid()}"
+
+
+def checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            f"{name[:80]!r} cannot be the name of a snapshot or checkpoint",
+            hint="Use up to 63 letters, digits, '.', '-' and '_', beginning with a letter or digit.",
+        )
+    return name
+
+
+def _draft_of(name: str) -> tuple[str, int] | None:
+    saved_id, _, writer = name.removeprefix(".").rpartition(".")
+    with contextlib.suppress(ValueError):
+        if name.startswith(".") and _ID.fullmatch(saved_id):
+            return saved_id, int(writer)
+    return None

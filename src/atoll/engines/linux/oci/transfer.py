@@ -1,0 +1,217 @@
+"""A snapshot as a file, to be moved to another machine.
+
+    one line of JSON     what it stands on, and what a tar archive cannot say: removed names, opaque directories
+    a tar archive        what is in the writable layer, packed with gzip
+    64 hex digits, \\n   the SHA-256 of all before
+
+The digest tells damage, not malice: whoever made the file made the digest too. So it is unpacked like an image of a
+stranger: nothing leads out of the layer, devices and extended attributes are not taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+
+from atoll.engines.linux import overlay_diff
+from atoll.engines.linux.oci.saved import Base, Saved
+from atoll.errors import EngineError, ImageError
+from atoll.images.decompress import plain
+from atoll.images.extract import extract
+from atoll.images.limits import Budget, ImageLimits
+from atoll.images.root import Root
+from atoll.images.work import Work
+from atoll.storage import Layers
+
+_FORMAT, _VERSION = "atoll-snapshot", 1
+_TRAILER = 65
+_LONGEST_HEADER = 64 << 20
+_BLOCK = 1 << 20
+_OPAQUE = "user.overlay.opaque"
+
+
+def write(layers: Layers, saved: Saved, file: Path) -> None:
+    """It appears as a whole, or not at all."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    inner = "rootfs"
+    try:
+        with layers.looking(saved.id, saved=True) as path, draft.open("xb") as target:
+            _write(_Digesting(target), saved, path / "upper" / inner, inner)
+            target.flush()
+            os.fsync(target.fileno())
+        draft.rename(file)
+    except OSError as error:
+        raise EngineError(f"the snapshot could not be written to '{file}': {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _write(target: _Digesting, saved: Saved, root: Path, inner: str) -> None:
+    entries = sorted(overlay_diff.scan(root), key=lambda item: item[0].split("/")) if root.is_dir() else []
+    header = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "name": saved.name,
+        "created_at": saved.created_at,
+        "size_bytes": saved.size_bytes,
+        "base": saved.base.model_dump(),
+        "inner": inner,
+        "removed": [path for path, entry in entries if entry.whiteout],
+        "opaque": [path for path, entry in entries if entry.opaque],
+    }
+    target.write(json.dumps(header).encode() + b"\n")
+    with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=1, filename="", mtime=0) as packed:
+        _pack(packed, root, [(path, entry.info) for path, entry in entries if not entry.whiteout])
+    target.file.write(target.digest.hexdigest().encode() + b"\n")
+
+
+def _pack(target: gzip.GzipFile, root: Path, entries: list[tuple[str, os.stat_result]]) -> None:
+    links: dict[int, str] = {}
+    with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as archive:
+        for path, info in entries:
+            member = tarfile.TarInfo(path)
+            member.mode, member.uid, member.gid = stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid
+            member.mtime = int(info.st_mtime)
+            if stat.S_ISDIR(info.st_mode):
+                member.type = tarfile.DIRTYPE
+            elif stat.S_ISLNK(info.st_mode):
+                member.type, member.linkname = tarfile.SYMTYPE, os.readlink(root / path)
+            elif not stat.S_ISREG(info.st_mode):
+                continue  # pipes and sockets mean something only to processes that run
+            elif info.st_ino in links:
+                member.type, member.linkname = tarfile.LNKTYPE, links[info.st_ino]
+            else:
+                if info.st_nlink > 1:
+                    links[info.st_ino] = path
+                member.size = info.st_size
+                with open(root / path, "rb", opener=_no_follow) as content:
+                    archive.addfile(member, content)
+                continue
+            archive.addfile(member)
+
+
+def _no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+class _Digesting:
+    """A file whose digest is known at the end."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A file that is what its digest says."""
+
+    base: Base
+    size_bytes: int
+    _inner: str
+    _removed: tuple[str, ...]
+    _opaque: tuple[str, ...]
+    _content: IO[bytes]
+    _end: int
+
+    def unpack(self, layer: Path) -> None:
+        target = layer / "upper" / self._inner
+        target.mkdir(mode=0o755)
+        work = Work()
+        limits = ImageLimits()
+        with Root(target) as root:
+            with plain(_Part(self._content, self._end), limits, work) as reader:
+                extract(reader, root, Budget(limits), work, detail="snapshot")
+            for path in self._removed:
+                with _parent(root, path) as (parent, name):
+                    os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
+            for path in self._opaque:
+                os.setxattr(root.directory(_parts(path)), _OPAQUE, b"y")
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Parcel]:
+    """Raises ImageError for a file that is damaged or no snapshot."""
+    try:
+        with file.open("rb") as content:
+            yield _understood(content, file)
+    except OSError as error:
+        raise ImageError(f"the snapshot '{file}' cannot be read: {error.strerror or error}") from error
+
+
+def _understood(content: IO[bytes], file: Path) -> Parcel:
+    end = os.fstat(content.fileno()).st_size - _TRAILER
+    head = content.readline(_LONGEST_HEADER)
+    try:
+        header: Any = json.loads(head) if head.endswith(b"\n") else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("format") != _FORMAT or end < len(head):
+        raise ImageError(f"'{file}' is no snapshot", hint="'atoll snapshot export' makes one.")
+    if header.get("version") != _VERSION:
+        raise ImageError(f"'{file}' is of another version", hint="Export it with the version that is used here.")
+    if content.seek(0) or _digest(content, end) != content.read(_TRAILER).removesuffix(b"\n").decode(errors="replace"):
+        raise ImageError(f"'{file}' is damaged: its content is not what its digest says", hint="Copy it again.")
+    content.seek(len(head))
+    try:
+        removed, opaque = (tuple(str(path) for path in header[name]) for name in ("removed", "opaque"))
+        base = Base.model_validate(header["base"])
+        return Parcel(base, int(header["size_bytes"]), "rootfs", removed, opaque, content, end)
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        raise ImageError(f"'{file}' is no snapshot: {type(error).__name__} in its header") from error
+
+
+def _digest(content: IO[bytes], end: int) -> str:
+    digest = hashlib.sha256()
+    left = end
+    while left and (block := content.read(min(left, _BLOCK))):
+        digest.update(block)
+        left -= len(block)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A reader that stops before the trailer."""
+
+    content: IO[bytes]
+    end: int
+
+    def read(self, size: int, /) -> bytes:
+        return self.content.read(max(0, min(size, self.end - self.content.tell())))
+
+
+@contextmanager
+def _parent(root: Root, path: str) -> Iterator[tuple[int, bytes]]:
+    parts = _parts(path)
+    with contextlib.suppress(FileNotFoundError):
+        root.remove(parts)
+    yield root.directory(parts[:-1]), parts[-1]
+
+
+def _parts(path: str) -> tuple[bytes, ...]:
+    parts = tuple(os.fsencode(part) for part in path.split("/") if part not in ("", "."))
+    if not parts or b".." in parts or any(b"\0" in part for part in parts):
+        raise ImageError(f"the snapshot has a name that leads out of it, {path[:120]!r}")
+    return parts

@@ -1,0 +1,213 @@
+"""What is different between two writable layers over the same image, as somebody inside sees it.
+
+A layer holds what was written; a name that was removed is a character device 0/0 there, and a directory that hides
+the image's one of the same name is marked opaque. So a path that only one layer has may still be in the image, and
+is then changed or removed, not added.
+
+Layers are hostile, so no link is followed and no pipe or device opened. They must not be in use: whoever can swap a
+directory for a link between two looks could lead us anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.checkpoint import Change, ChangeKind
+
+_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
+_BLOCK = 1 << 20
+_LARGEST_TEXT = 1 << 20
+MOST_ENTRIES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    info: os.stat_result
+    whiteout: bool
+    opaque: bool
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.info.st_mode)
+
+
+def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False) -> list[Change]:
+    """By path. `lowers` are the roots below both layers, topmost first."""
+    before, after = _Side(old, lowers), _Side(new, lowers)
+    found: list[Change] = []
+    removed = ""
+    for path in sorted(before.entries.keys() | after.entries.keys(), key=lambda path: path.split("/")):
+        if removed and path.startswith(f"{removed}/"):
+            continue
+        one, other = before.seen(path), after.seen(path)
+        if one is None and other is None:
+            continue
+        if other is None:
+            removed = path
+            found.append(Change(f"/{path}", ChangeKind.REMOVED))
+        elif one is None:
+            found.append(Change(f"/{path}", ChangeKind.ADDED, _text(None, after, path) if text else None))
+        elif _differ(before, after, path, one, other):
+            found.append(Change(f"/{path}", ChangeKind.CHANGED, _text(before, after, path) if text else None))
+    return found
+
+
+class _Side:
+    def __init__(self, layer: Path, lowers: Sequence[Path]) -> None:
+        self.layer, self.lowers = layer, lowers
+        self.entries: dict[str, Entry] = dict(scan(layer))
+
+    def seen(self, path: str) -> os.stat_result | None:
+        """What somebody inside would find there."""
+        entry = self.entries.get(path)
+        if entry is not None:
+            return None if entry.whiteout else entry.info
+        return self._below(path)
+
+    def place(self, path: str) -> Path | None:
+        """Where the content is."""
+        if path in self.entries:
+            return self.layer / path
+        return next((lower / path for lower in self.lowers if _stat_below(lower, path) is not None), None)
+
+    def _below(self, path: str) -> os.stat_result | None:
+        parent = path
+        while "/" in parent:
+            parent = parent.rpartition("/")[0]
+            entry = self.entries.get(parent)
+            if entry is not None and (entry.whiteout or entry.opaque or not entry.is_directory):
+                return None
+        found = (_stat_below(lower, path) for lower in self.lowers)
+        return next((info for info in found if info is not None), None)
+
+
+def _stat_below(root: Path, path: str) -> os.stat_result | None:
+    """None also if a name on the way is a link: the merged view does not go through it under this name."""
+    here = root
+    try:
+        for name in path.split("/")[:-1]:
+            here = here / name
+            if not stat.S_ISDIR(os.lstat(here).st_mode):
+                return None
+        return os.lstat(root / path)
+    except OSError:
+        return None
+
+
+def scan(root: Path) -> Iterator[tuple[str, Entry]]:
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    waiting = [("", fd)]
+    count = 0
+    try:
+        while waiting:
+            prefix, directory = waiting.pop()
+            try:
+                for name in os.listdir(directory):
+                    with contextlib.suppress(FileNotFoundError):
+                        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                        whiteout = stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
+                        opaque = False
+                        if stat.S_ISDIR(info.st_mode):
+                            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                            child = os.open(name, flags, dir_fd=directory)
+                            opaque = _is_opaque(child)
+                            waiting.append((f"{prefix}{name}/", child))
+                        yield f"{prefix}{name}", Entry(info, whiteout, opaque)
+                    count += 1
+                    if count > MOST_ENTRIES:
+                        raise OverflowError(f"more than {MOST_ENTRIES:,} files were written")
+            finally:
+                os.close(directory)
+    finally:
+        for _, directory in waiting:
+            os.close(directory)
+
+
+def _is_opaque(fd: int) -> bool:
+    for name in _OPAQUE:
+        with contextlib.suppress(OSError):
+            if os.getxattr(fd, name) == b"y":
+                return True
+    return False
+
+
+def _differ(before: _Side, after: _Side, path: str, one: os.stat_result, other: os.stat_result) -> bool:
+    if path not in before.entries and path not in after.entries:
+        return False
+    if (one.st_mode, one.st_uid, one.st_gid) != (other.st_mode, other.st_uid, other.st_gid):
+        return True
+    if stat.S_ISDIR(one.st_mode):
+        return False  # what is in it is told by itself
+    if one.st_size != other.st_size or one.st_rdev != other.st_rdev:
+        return True
+    # A saved state has the inode numbers and times of what it was made of, and nobody inside can set that last time.
+    if (one.st_ino, one.st_mtime_ns, one.st_ctime_ns) == (other.st_ino, other.st_mtime_ns, other.st_ctime_ns):
+        return False
+    old, new = before.place(path), after.place(path)
+    if old is None or new is None:
+        return True
+    if stat.S_ISLNK(one.st_mode):
+        return _link(old) != _link(new)
+    return stat.S_ISREG(one.st_mode) and not _same_content(old, new)
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _open(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+    return None
+
+
+def _same_content(old: Path, new: Path) -> bool:
+    one, other = _open(old), _open(new)
+    try:
+        if one is None or other is None:
+            return False
+        while True:
+            block = os.read(one, _BLOCK)
+            if block != os.read(other, _BLOCK):
+                return False
+            if not block:
+                return True
+    finally:
+        for fd in (one, other):
+            if fd is not None:
+                os.close(fd)
+
+
+def _text(before: _Side | None, after: _Side, path: str) -> str | None:
+    old, new = ([] if before is None else _lines(before.place(path))), _lines(after.place(path))
+    if old is None or new is None:
+        return None
+    lines = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def _lines(path: Path | None) -> list[str] | None:
+    """None: not a text, or too large to show."""
+    fd = _open(path) if path is not None else None
+    if fd is None:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(_LARGEST_TEXT + 1)
+    if len(data) > _LARGEST_TEXT or b"\0" in data:
+        return None
+    try:
+        return data.decode().splitlines(keepends=True)
+    except UnicodeDecodeError:
+        return None

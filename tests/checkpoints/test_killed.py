@@ -1,0 +1,88 @@
+"""Our process is killed in the middle: nothing partial is listed, nothing leaks, and the sandbox is as it was or as it
+should become."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+
+import pytest
+
+from atoll.engines.linux.native import NativeEngine
+from atoll.sandbox import AsyncSandbox
+from atoll.settings import Settings
+from checkpoints.conftest import emptied, engine_named
+
+_MAKER = """
+import asyncio, random, sys
+from pathlib import Path
+from atoll.engines.linux.native import NativeEngine
+from atoll.sandbox import AsyncSandbox
+from atoll.settings import Settings
+
+async def main():
+    settings = Settings(Path(sys.argv[1]), Path(sys.argv[2]))
+    engine = NativeEngine(settings)
+    sandbox = await AsyncSandbox.attach(sys.argv[3], engine=engine, settings=settings)
+    dice = random.Random(sys.argv[4])
+    print("up", flush=True)
+    while True:
+        what = dice.choice(["rollback", "checkpoint", "fork", "snapshot"])
+        if what == "rollback":
+            await sandbox.rollback(dice.choice(["one", "two"]))
+        elif what == "checkpoint":
+            await sandbox.checkpoint("more")
+        elif what == "fork":
+            await sandbox.fork(2, "one")
+        else:
+            await sandbox.snapshot(f"s{dice.randrange(1 << 40)}")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.timeout(120)
+async def test_killed_at_any_moment(settings: Settings, kills: int) -> None:
+    engine = engine_named("native", settings)
+    dice = random.Random()
+    sandbox = await AsyncSandbox(engine=engine, settings=settings).create()
+    for name in ("one", "two"):
+        await sandbox.exec(f"echo {name} >file; head -c 100000 /dev/urandom >{name}; sha256sum {name} >sum")
+        await sandbox.checkpoint(name)
+    await sandbox.detach()
+    await engine.aclose()
+    for number in range(kills):
+        maker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _MAKER, str(settings.data_dir), str(settings.run_dir), sandbox.id, str(number)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert maker.stdout is not None
+        assert await maker.stdout.readline() == b"up\n"
+        await asyncio.sleep(dice.uniform(0.0, 0.5))
+        maker.kill()
+        await maker.communicate()
+
+        engine = NativeEngine(settings)
+        await engine.gc()
+        found = await AsyncSandbox.attach(sandbox.id, engine=engine, settings=settings)
+        seen = await found.exec("sha256sum -c sum && cat file", timeout=20)
+        assert seen.success, seen
+        assert {"one", "two"} <= {each.name for each in await found.checkpoints()}
+        for checkpoint in await found.checkpoints():
+            if checkpoint.name == "more":
+                await found.delete_checkpoint(checkpoint)
+        for snapshot in await engine.snapshots():
+            async with AsyncSandbox(image=f"snapshot:{snapshot.name}", engine=engine, settings=settings) as other:
+                assert (await other.exec("sha256sum -c sum", timeout=20)).success
+            await engine.delete_snapshot(snapshot.name)
+        for handle in await engine.list():
+            if handle.sandbox_id != sandbox.id:
+                await engine.delete(handle)
+        await found.detach()
+        layers = engine._places.layers
+        assert layers.list() == [sandbox.id]
+        assert len(layers.list_saved()) == 2
+        await engine.aclose()
+    await emptied(NativeEngine(settings))
