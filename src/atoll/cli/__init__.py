@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from atoll.cli import checkpoints
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
 from atoll.cli.run import run
@@ -27,6 +28,17 @@ app.command()(doctor)
 app.command("ls")(list_sandboxes)
 app.command("rm")(remove)
 app.command()(gc)
+for command in (
+    checkpoints.checkpoint,
+    checkpoints.checkpoints,
+    checkpoints.rollback,
+    checkpoints.restart,
+    checkpoints.undo,
+    checkpoints.diff,
+    checkpoints.fork,
+):
+    app.command()(command)
+app.add_typer(checkpoints.snapshots, name="snapshot")
 app.command()(demo)
 
 _FAILED = 125
