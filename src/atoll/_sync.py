@@ -405,9 +405,21 @@ class Sandbox:
             self._portal,
         )
 
-    def checkpoint(self, name: str = "") -> Checkpoint:
-        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size."""
-        return self._portal.call(self._async.checkpoint(name))
+    def checkpoint(self, name: str = "", *, memory: bool = False) -> Checkpoint:
+        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
+
+        With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
+        isolation="gvisor". Persistent shells and followed commands are connected again by their next use.
+        """
+        return self._portal.call(self._async.checkpoint(name, memory=memory))
+
+    def pause(self, *, memory: str = "ram") -> None:
+        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor")."""
+        self._portal.call(self._async.pause(memory=memory))
+
+    def resume(self) -> None:
+        """Let it go on. May be repeated."""
+        self._portal.call(self._async.resume())
 
     def checkpoints(self) -> list[Checkpoint]:
         """All of this sandbox, oldest first; `parent` makes them a tree."""
@@ -433,9 +445,12 @@ class Sandbox:
         """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
         return self._portal.call(self._async.undo(steps))
 
-    def fork(self, count: int = 1, checkpoint: Checkpoint | str | None = None) -> list[Self]:
-        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint."""
-        return [self._twin(each) for each in self._portal.call(self._async.fork(count, checkpoint))]
+    def fork(self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False) -> list[Self]:
+        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
+
+        With `memory` (or from a checkpoint that has it) its processes go on in each of them.
+        """
+        return [self._twin(each) for each in self._portal.call(self._async.fork(count, checkpoint, memory=memory))]
 
     def snapshot(self, name: str, checkpoint: Checkpoint | str | None = None) -> Snapshot:
         """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`."""

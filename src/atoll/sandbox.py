@@ -18,7 +18,7 @@ from typing import Self
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry
-from atoll.engines.base import ByteStream, Checkpointing, Engine, LimitEvents, LimitReporting
+from atoll.engines.base import ByteStream, Checkpointing, Engine, LimitEvents, LimitReporting, Pausable
 from atoll.errors import (
     AgentUnreachableError,
     CheckpointNotFoundError,
@@ -294,9 +294,35 @@ class AsyncSandbox:
 
     # --- going back, and branching off --------------------------------------------------------------------------------
 
-    async def checkpoint(self, name: str = "") -> Checkpoint:
-        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size."""
-        return await self._checkpointing().checkpoint(self._created(), name=name)
+    async def checkpoint(self, name: str = "", *, memory: bool = False) -> Checkpoint:
+        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
+
+        With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
+        isolation="gvisor". Persistent shells and followed commands are connected again by their next use.
+        """
+        if memory:
+            await self._let_go()
+        return await self._checkpointing().checkpoint(self._created(), name=name, memory=memory)
+
+    async def pause(self, *, memory: str = "ram") -> None:
+        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor")."""
+        if memory not in ("ram", "disk"):
+            raise ValueError(f"memory is 'ram' or 'disk', not {memory!r}")
+        engine = self._the_engine()
+        if memory == "disk":
+            await self._let_go()
+            await self._checkpointing().hibernate(self._created())
+        elif isinstance(engine, Pausable) and Capability.PAUSE in engine.capabilities:
+            await engine.pause(self._created())
+        else:
+            raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
+
+    async def resume(self) -> None:
+        """Let it go on. May be repeated."""
+        engine = self._the_engine()
+        if not isinstance(engine, Pausable) or Capability.PAUSE not in engine.capabilities:
+            raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
+        await engine.resume(self._created())
 
     async def checkpoints(self) -> list[Checkpoint]:
         """All of this sandbox, oldest first; `parent` makes them a tree."""
@@ -337,8 +363,13 @@ class AsyncSandbox:
             await self.delete_checkpoint(undone)
         return target
 
-    async def fork(self, count: int = 1, checkpoint: Checkpoint | str | None = None) -> list[Self]:
-        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint."""
+    async def fork(
+        self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False
+    ) -> list[Self]:
+        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
+
+        With `memory` (or from a checkpoint that has it) its processes go on in each of them.
+        """
         if count < 1:
             raise ValueError(f"count must be at least 1, not {count}")
         engine = self.engine_name if self._owns_engine else self._the_engine()
@@ -349,7 +380,10 @@ class AsyncSandbox:
             for _ in range(count)
         ]
         source = None if checkpoint is None else _id_of(checkpoint)
-        handles = await self._checkpointing().fork(self._created(), [twin.id for twin in twins], source)
+        if memory:
+            await self._let_go()
+        ids = [twin.id for twin in twins]
+        handles = await self._checkpointing().fork(self._created(), ids, source, memory=memory)
         for twin, handle in zip(twins, handles, strict=True):
             twin._handle = handle
         return twins
@@ -601,10 +635,13 @@ class AsyncSandbox:
             )
         return engine
 
-    async def _go_back(self, checkpoint_id: str | None) -> None:
-        engine, handle = self._checkpointing(), self._created()
+    async def _let_go(self) -> None:
         self._shells.clear()
         await self._guest.aclose()
+
+    async def _go_back(self, checkpoint_id: str | None) -> None:
+        engine, handle = self._checkpointing(), self._created()
+        await self._let_go()
         await engine.rollback(handle, checkpoint_id)
         await self._guest.channel()
 

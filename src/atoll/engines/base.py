@@ -86,8 +86,11 @@ class Checkpointing(Protocol):
     left is never listed. Deleting a state never affects another, nor a sandbox that came from it.
     """
 
-    async def checkpoint(self, handle: Handle, *, name: str = "", made_by: str = "user") -> Checkpoint:
-        """Without stopping it."""
+    async def checkpoint(
+        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
+    ) -> Checkpoint:
+        """Without stopping it. With `memory` also of what runs: then it stands still for a moment, nobody may be
+        connected to it, and UnsupportedError says if its isolation has no such power."""
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         """Oldest first."""
@@ -101,8 +104,13 @@ class Checkpointing(Protocol):
         If we die in the middle, the next use of the sandbox completes it.
         """
 
-    async def fork(self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None) -> Sequence[Handle]:
-        """New sandboxes with the files of a checkpoint (None: of now). All of them, or none."""
+    async def fork(
+        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None, *, memory: bool = False
+    ) -> Sequence[Handle]:
+        """New sandboxes from a checkpoint (None: from now, with `memory` also what runs). All of them, or none."""
+
+    async def hibernate(self, handle: Handle) -> None:
+        """Pause it, with its memory on the disk; `resume` brings it back. UnsupportedError as for `checkpoint`."""
 
     async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
         """From one checkpoint to another (None: to now), by path."""

@@ -53,7 +53,7 @@ class Layers(Protocol):
         """Prepare another content for a layer; nobody may use it any more when that takes its place."""
 
     def open_layer(self, layer_id: str) -> Layer:
-        """One that exists. Raises EngineError."""
+        """One that exists, and that nobody uses, to be mounted once more. Raises EngineError."""
 
     def save(self, layer_id: str, saved_id: str) -> None:
         """Keep what is in the layer now, at one moment, while it is in use."""

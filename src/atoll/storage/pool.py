@@ -86,6 +86,10 @@ class BtrfsLayers:
             path = directory / checked(layer_id)
             if not path.is_dir():
                 raise EngineError(f"there is no layer '{layer_id}'")
+            try:
+                _forget_work(path)
+            except OSError as error:
+                raise EngineError(f"the layer '{layer_id}' cannot be used again: {error}") from error
             return Layer(layer_id, path)
 
     def save(self, layer_id: str, saved_id: str) -> None:
@@ -145,9 +149,7 @@ class BtrfsLayers:
                 btrfs.limit(path, disk_bytes)
             path.chmod(0o700)
             if origin is not None:
-                # The overlay's own notes, of which one says that it must not be mounted again after a crash.
-                tree.remove(path / "work")
-                (path / "work").mkdir(mode=0o700)
+                _forget_work(path)
             else:
                 make_parts(path)
         except FileNotFoundError as error:
@@ -285,6 +287,12 @@ class BtrfsLayers:
             file.truncate(size)
         _run(lock, "mkfs.btrfs", "--quiet", "--metadata", "single", str(draft))
         draft.rename(image)
+
+
+def _forget_work(path: Path) -> None:
+    """The overlay's own notes, of which one says that it must not be mounted again after a crash."""
+    tree.remove(path / "work")
+    (path / "work").mkdir(mode=0o700)
 
 
 @dataclass(frozen=True, slots=True)

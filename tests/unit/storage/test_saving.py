@@ -93,8 +93,14 @@ def test_a_limit_holds_for_what_comes_from_a_saved_state(layers: BtrfsLayers) ->
     layers.create_layer("one", None)
     layers.save("one", "kept")
     path = layers.create_layer("two", 1 << 20, "kept").path / "upper" / "file"
-    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match=r"quota|space"):
-        file.write(bytes(8 << 20))
+
+    def fill() -> None:
+        with path.open("wb", buffering=0) as file:
+            for _ in range(64):
+                file.write(bytes(128 << 10))
+
+    with pytest.raises(OSError, match=r"quota|space"):
+        fill()
 
 
 @needs_pool

@@ -51,7 +51,8 @@ class Builder:
         image = await checkpoints.acquire(self._places, record)
         plan = await finish(asyncio.to_thread(self._plan, record, runtime, image))
         if runtime.virtual_kernel:
-            return await self._run_virtual(plan, runtime, deadline)
+            memory = self._places.memory(record.memory) if record.memory is not None else None
+            return await self._run_virtual(plan, runtime, deadline, memory)
         return await self._run(plan, runtime, deadline)
 
     async def _run(self, plan: Plan, runtime: Runtime, deadline: Deadline) -> Built:
@@ -69,8 +70,11 @@ class Builder:
         await self._knock(plan, init, deadline)
         return Built(init)
 
-    async def _run_virtual(self, plan: Plan, runtime: Runtime, deadline: Deadline) -> Built:
-        """The agent's standard streams are one end of a socket pair; later connections go through the runtime."""
+    async def _run_virtual(self, plan: Plan, runtime: Runtime, deadline: Deadline, memory: Path | None) -> Built:
+        """The agent's standard streams are one end of a socket pair; later connections go through the runtime.
+
+        An agent that wakes up from `memory` had that connection closed before, so it is of no use then.
+        """
         ours, theirs = socket.socketpair()
         with ExitStack() as opened:
             opened.callback(theirs.close)
@@ -81,9 +85,16 @@ class Builder:
             fds = [self._operations(plan, runtime, opened)]
             stdio = (theirs.fileno(), theirs.fileno(), null)
             finished = await start.run(
-                self._command(plan, runtime, len(fds)), fds, deadline, stdio=stdio, report=True, what=runtime.name
+                self._command(plan, runtime, len(fds), memory),
+                fds,
+                deadline,
+                stdio=stdio,
+                report=True,
+                what=runtime.name,
             )
             init = self._started(plan, runtime, finished)
+            if memory is not None:
+                return Built(init)
             undo.pop_all()
         ours.setblocking(False)
         return Built(init, ours)
@@ -127,10 +138,11 @@ class Builder:
         (run / "config.json").write_text(json.dumps(bundle, separators=(",", ":")))
         return plan
 
-    def _command(self, plan: Plan, runtime: Runtime, fds: int) -> list[str]:
+    def _command(self, plan: Plan, runtime: Runtime, fds: int, memory: Path | None = None) -> list[str]:
         """`atoll-mount`, told the list of operations (the last of `fds`) and where to report, and then the runtime."""
         run, list_fd = self._places.run(plan.sandbox_id), _FIRST_FD + fds - 1
-        words = ["run", "--detach", "--bundle", str(run), "--pid-file", str(run / "pid")]
+        words = ["run"] if memory is None else ["restore", "--image-path", str(memory)]
+        words += ["--detach", "--bundle", str(run), "--pid-file", str(run / "pid")]
         if list_fd > _FIRST_FD:
             words += ["--preserve-fds", str(list_fd - _FIRST_FD)]
         command = runtime.command(run / "runtime", *words, plan.sandbox_id, log=run / "log")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
@@ -24,11 +25,12 @@ from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates, checked_name
 from atoll.engines.local.waiting import finish
 from atoll.errors import CheckpointNotFoundError, EngineError, ImageNotFoundError, SandboxResourceError, SpecError
-from atoll.images import Image, ImageConfig, Kind
+from atoll.images import Image, ImageConfig, Kind, tree
 from atoll.images.work import Work
 from atoll.storage import Layer
 
 SNAPSHOT = "snapshot:"
+Dump = Callable[[Path], AbstractAsyncContextManager[None]]
 MOST_CHECKPOINTS = 1000
 _SMALLEST_LIMIT = 64 << 10
 
@@ -40,11 +42,11 @@ class Checkpoints:
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
-    async def make(self, record: Record, name: str, made_by: str) -> Checkpoint:
+    async def make(self, record: Record, name: str, made_by: str, dump: Dump | None = None) -> Checkpoint:
+        """`dump` writes the memory to a directory, and holds still what runs as long as its context lasts."""
         if name:
             checked_name(name)
-        saved = await finish(asyncio.to_thread(self._make, record, name, made_by))
-        return saved.as_checkpoint()
+        return (await finish(self._make(record, name, made_by, dump))).as_checkpoint()
 
     def of(self, sandbox_id: str) -> list[Checkpoint]:
         return [saved.as_checkpoint() for saved in self.states.of(sandbox_id) if saved.kind == "checkpoint"]
@@ -72,10 +74,14 @@ class Checkpoints:
         """The state that a new sandbox begins with, as its own: it can go back to it whatever happens to the source."""
         with self._new() as saved_id:
             self._places.layers.copy_saved(source.id, saved_id)
+            if source.memory:
+                _link(self._places.memory(source.id), self._places.memory(saved_id))
             return self._write(
                 Saved(
                     id=saved_id,
                     kind="origin",
+                    memory=source.memory,
+                    runtime=source.runtime,
                     sandbox_id=sandbox_id,
                     created_at=time.time(),
                     source=source.id,
@@ -118,6 +124,7 @@ class Checkpoints:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def delete_all(self, sandbox_id: str) -> None:
+        tree.remove(self._places.memory(sandbox_id))
         for saved in self.states.of(sandbox_id):
             self._delete(saved.id)
 
@@ -136,31 +143,48 @@ class Checkpoints:
         for lease in self._places.images.store.leases():
             if lease.startswith(LEASE) and lease.removeprefix(LEASE) not in known:
                 self._places.images.store.release(lease)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._places.memory("x").parent):
+                if name not in known and name not in living:
+                    tree.remove(self._places.memory(name))
         self.states.sweep()
         return removed
 
     # --- its parts, which block --------------------------------------------------------------------------------------
 
-    def _make(self, record: Record, name: str, made_by: str) -> Saved:
+    async def _make(self, record: Record, name: str, made_by: str, dump: Dump | None) -> Saved:
+        if dump is None:
+            return await asyncio.to_thread(self._save, record, name, made_by)
+        with self._new() as saved_id:
+            async with dump(self._places.memory(saved_id)):
+                await asyncio.to_thread(self._places.layers.save, record.sandbox_id, saved_id)
+            return self._written(record, saved_id, name, made_by, memory=True)
+
+    def _save(self, record: Record, name: str, made_by: str) -> Saved:
+        with self._new() as saved_id:
+            self._places.layers.save(record.sandbox_id, saved_id)
+            return self._written(record, saved_id, name, made_by, memory=False)
+
+    def _written(self, record: Record, saved_id: str, name: str, made_by: str, *, memory: bool) -> Saved:
         if len(self.states.of(record.sandbox_id)) >= MOST_CHECKPOINTS:
             raise SandboxResourceError(
                 f"sandbox '{record.sandbox_id}' has {MOST_CHECKPOINTS} checkpoints", hint="Delete some first."
             )
-        with self._new() as saved_id:
-            self._places.layers.save(record.sandbox_id, saved_id)
-            return self._write(
-                Saved(
-                    id=saved_id,
-                    kind="checkpoint",
-                    sandbox_id=record.sandbox_id,
-                    name=name,
-                    created_at=time.time(),
-                    parent=record.position,
-                    made_by=made_by,
-                    size_bytes=self._size(record),
-                    base=self._base(record),
-                )
+        return self._write(
+            Saved(
+                id=saved_id,
+                kind="checkpoint",
+                sandbox_id=record.sandbox_id,
+                name=name,
+                created_at=time.time(),
+                parent=record.position,
+                made_by=made_by,
+                size_bytes=self._size(record),
+                base=self._base(record),
+                memory=memory,
+                runtime=record.runtime,
             )
+        )
 
     def _keep(self, record: Record, name: str, checkpoint: str | None) -> Saved:
         if self.states.snapshot(name) is not None:
@@ -252,8 +276,7 @@ class Checkpoints:
             yield saved_id
         finally:
             if self.states.read(saved_id) is None:
-                self._places.layers.delete_saved(saved_id)
-                self._places.images.store.release(LEASE + saved_id)
+                self._remove(saved_id)
             self.states.abandon(saved_id)
 
     def _write(self, saved: Saved) -> Saved:
@@ -264,8 +287,19 @@ class Checkpoints:
 
     def _delete(self, saved_id: str) -> None:
         self.states.forget(saved_id)
+        self._remove(saved_id)
+
+    def _remove(self, saved_id: str) -> None:
+        tree.remove(self._places.memory(saved_id))
         self._places.layers.delete_saved(saved_id)
         self._places.images.store.release(LEASE + saved_id)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Files that nobody changes any more, once more under another name."""
+    target.mkdir(mode=0o700, parents=True)
+    for name in os.listdir(source):
+        os.link(source / name, target / name)
 
 
 # --- for those who make sandboxes ------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from atoll.engines.base import ByteStream, LimitEvents, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import runtimes
 from atoll.engines.linux.oci.building import Builder
-from atoll.engines.linux.oci.checkpoints import SNAPSHOT, Checkpoints, limit_for
+from atoll.engines.linux.oci.checkpoints import SNAPSHOT, Checkpoints, Dump, limit_for
 from atoll.engines.linux.oci.ending import Ending
 from atoll.engines.linux.oci.pausing import Pausing
 from atoll.engines.linux.oci.places import Places
@@ -47,7 +47,9 @@ from atoll.errors import (
     EngineUnavailableError,
     SandboxError,
     SandboxGoneError,
+    UnsupportedError,
 )
+from atoll.images import tree
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
 
@@ -58,6 +60,9 @@ _DELETE_S = 30.0
 _PAUSE_S = 10.0
 _DYING_S = 2.0
 _ALONE_S = 60.0
+_DUMP_S = 120.0
+_AS_IT_IS = "as it is"
+"""Not a saved state: its layer stays."""
 _FORKS_AT_ONCE = 8
 
 
@@ -110,7 +115,12 @@ class OciEngine:
         try:
             if source is not None:
                 origin = await finish(asyncio.to_thread(self._checkpoints.origin_for, sandbox_id, source))
-                began = {"origin": origin.id, "base": origin.base, "inherited_bytes": origin.size_bytes}
+                began = {
+                    "origin": origin.id,
+                    "base": origin.base,
+                    "inherited_bytes": origin.size_bytes,
+                    "memory": origin.id if origin.memory else None,
+                }
                 record = record.model_copy(update=began)
                 self._places.records.write(record)
             record = await self._launch(record, runtime)
@@ -131,7 +141,7 @@ class OciEngine:
     async def _launch(self, record: Record, runtime: Runtime) -> Record:
         """Make what the record says. Returns it complete, as it is written down."""
         built = await self._builder.build(record, runtime, Deadline.after(_CREATE_S))
-        record = record.model_copy(update={"init": built.init, "restoring": None})
+        record = record.model_copy(update={"init": built.init, "restoring": None, "memory": None, "asleep": False})
         self._streams.put(record.sandbox_id, built.stream)
         self._places.records.write(record)
         self._ending.settle(record.sandbox_id)
@@ -160,6 +170,8 @@ class OciEngine:
             if self._places.records.exists(handle.sandbox_id):
                 return Observation(State.STOPPED, Cause.LOST, "its record is missing or damaged")
             return Observation(State.MISSING, Cause.USER, "it was deleted or never existed")
+        if record.asleep and record.ended is None:
+            return Observation(State.PAUSED, None, "its memory is on the disk")
         if record.is_being_made():
             return Observation(State.STARTING)
         record = await self._completed(record)
@@ -206,7 +218,41 @@ class OciEngine:
         await self._existing(handle)
         await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
+    async def hibernate(self, handle: Handle) -> None:
+        """Pause it with its memory on the disk. If that fails it goes on."""
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            if record.asleep:
+                return
+            await self._existing(handle)
+            await finish(self._sleep(record, await self._dumping(record)))
+
+    async def _sleep(self, record: Record, dump: Dump) -> None:
+        memory = self._places.memory(record.sandbox_id)
+        await asyncio.to_thread(tree.remove, memory)
+        async with dump(memory):
+            # From here on it is the memory on the disk that counts.
+            asleep = record.model_copy(update={"init": None, "asleep": True})
+            self._places.records.write(asleep)
+            await self._ending.stop(record.sandbox_id, record, Deadline.after(_DELETE_S))
+
+    async def _wake(self, record: Record) -> None:
+        runtime = self._runtime_named(record.runtime)
+        waking = record.model_copy(
+            update={"memory": record.sandbox_id, "restoring": _AS_IT_IS, "creator": _ourselves(os.getpid())}
+        )
+        await self._ending.stop(record.sandbox_id, record, Deadline.after(_DELETE_S))  # what an earlier try left
+        await self._launch(waking, runtime)
+        await asyncio.to_thread(tree.remove, self._places.memory(record.sandbox_id))
+
     async def resume(self, handle: Handle) -> None:
+        record = self._places.records.read(handle.sandbox_id)
+        if record is not None and record.asleep:
+            async with self._alone(handle.sandbox_id):
+                record = self._record(handle)
+                if record.asleep:
+                    await finish(self._wake(record))
+            return
         await self._existing(handle)
         await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
@@ -218,10 +264,16 @@ class OciEngine:
 
     # --- saved states ----------------------------------------------------------------------------------------------
 
-    async def checkpoint(self, handle: Handle, *, name: str = "", made_by: str = "user") -> Checkpoint:
+    async def checkpoint(
+        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
+    ) -> Checkpoint:
         async with self._alone(handle.sandbox_id):
             record = self._record(handle)
-            checkpoint = await self._checkpoints.make(record, name, made_by)
+            dump = None
+            if memory:
+                await self._existing(handle)
+                dump = await self._dumping(record)
+            checkpoint = await self._checkpoints.make(record, name, made_by, dump)
             self._places.records.write(record.model_copy(update={"position": checkpoint.id}))
             return checkpoint
 
@@ -246,12 +298,13 @@ class OciEngine:
             await finish(self._restore(record, target, position))
 
     async def fork(
-        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None = None
+        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None = None, *, memory: bool = False
     ) -> Sequence[Handle]:
         record = self._record(handle)
         if checkpoint_id is None:
             # Of all that are made, each has the state of one moment.
-            source = self._checkpoints.find(handle.sandbox_id, (await self.checkpoint(handle, made_by="fork")).id)
+            made = await self.checkpoint(handle, made_by="fork", memory=memory)
+            source = self._checkpoints.find(handle.sandbox_id, made.id)
         else:
             source = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
         turns = asyncio.Semaphore(_FORKS_AT_ONCE)
@@ -261,9 +314,9 @@ class OciEngine:
                 return await self._create(sandbox_id, record.spec, source)
 
         try:
-            made = await asyncio.gather(*(make(each) for each in sandbox_ids), return_exceptions=True)
-            failures = [each for each in made if isinstance(each, BaseException)]
-            handles = [each for each in made if isinstance(each, Handle)]
+            results = await asyncio.gather(*(make(each) for each in sandbox_ids), return_exceptions=True)
+            failures = [each for each in results if isinstance(each, BaseException)]
+            handles = [each for each in results if isinstance(each, Handle)]
             if failures:
                 await asyncio.gather(*(self.delete(each) for each in handles))
                 raise failures[0]
@@ -325,6 +378,29 @@ class OciEngine:
             creator=creator,
         )
 
+    async def _dumping(self, record: Record) -> Dump:
+        """How to write its memory down. Says what stands in the way before anything happens."""
+        if record.runtime != "runsc":
+            raise UnsupportedError(
+                f"the memory of a sandbox cannot be saved with '{record.runtime}'",
+                hint="Make the sandbox with isolation='gvisor'.",
+            )
+        runtime = self._runtime_named(record.runtime)
+        await self._streams.leave(record.sandbox_id)
+
+        @asynccontextmanager
+        async def dump(target: Path) -> AsyncIterator[None]:
+            await asyncio.to_thread(target.mkdir, mode=0o700, parents=True)
+            await self._pausing.pause(record.sandbox_id, runtime, Deadline.after(_PAUSE_S))
+            try:
+                await self._pausing.dump(record.sandbox_id, runtime, target, Deadline.after(_DUMP_S))
+                yield
+            finally:
+                if self._places.run(record.sandbox_id).exists():  # else it was ended meanwhile, on purpose
+                    await self._pausing.resume(record.sandbox_id, runtime, Deadline.after(_PAUSE_S))
+
+        return dump
+
     def _record(self, handle: Handle) -> Record:
         record = self._places.records.read(handle.sandbox_id)
         if record is None:
@@ -364,6 +440,8 @@ class OciEngine:
                 "restoring": target or "",
                 "position": position,
                 "inherited_bytes": saved.size_bytes if saved is not None else 0,
+                "memory": saved.id if saved is not None and saved.memory else None,
+                "asleep": False,
                 "creator": _ourselves(os.getpid()),
                 "boot_id": processes.boot_id(),
             }

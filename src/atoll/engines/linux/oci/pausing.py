@@ -29,7 +29,7 @@ class Pausing:
             # Noted first: if we die in between, a needless resume does no harm, a missing one would.
             self._note(sandbox_id).touch()
             try:
-                await self._tell(sandbox_id, runtime, "pause", deadline)
+                await self._tell(sandbox_id, runtime, "pause", deadline=deadline)
             except BaseException:
                 self._note(sandbox_id).unlink(missing_ok=True)
                 raise
@@ -38,8 +38,13 @@ class Pausing:
         if not runtime.virtual_kernel:
             self._places.group(sandbox_id).thaw()
         elif self._note(sandbox_id).exists():
-            await self._tell(sandbox_id, runtime, "resume", deadline)
+            await self._tell(sandbox_id, runtime, "resume", deadline=deadline)
             self._note(sandbox_id).unlink(missing_ok=True)
+
+    async def dump(self, sandbox_id: str, runtime: Runtime, target: Path, deadline: Deadline) -> None:
+        """Write the memory of one that is paused to a directory; it stays paused."""
+        words = ("checkpoint", "--leave-running", "--compression=none", "--exclude-committed-zero-pages")
+        await self._tell(sandbox_id, runtime, *words, "--image-path", str(target), deadline=deadline)
 
     def is_paused(self, sandbox_id: str) -> bool:
         return self._note(sandbox_id).exists() or self._places.group(sandbox_id).is_frozen()
@@ -47,9 +52,9 @@ class Pausing:
     def _note(self, sandbox_id: str) -> Path:
         return self._places.run(sandbox_id) / _NOTE
 
-    async def _tell(self, sandbox_id: str, runtime: Runtime, what: str, deadline: Deadline) -> None:
+    async def _tell(self, sandbox_id: str, runtime: Runtime, what: str, *more: str, deadline: Deadline) -> None:
         run = self._places.run(sandbox_id)
-        command = runtime.command(run / "runtime", what, sandbox_id, log=run / f"log-{what}")
+        command = runtime.command(run / "runtime", what, *more, sandbox_id, log=run / f"log-{what}")
         finished = await start.run(command, (), deadline, what=f"{runtime.name} {what}")
         if finished.status != 0:
             said = runtimes.last_error(run / f"log-{what}")

@@ -77,6 +77,10 @@ class Places:
                 return path
         raise EngineUnavailableError(f"none of {', '.join(_STAGES)} can be mounted on")
 
+    def memory(self, saved_id: str) -> Path:
+        """The memory of a saved state, where it has one."""
+        return self.data / "memory" / saved_id
+
     def top(self, inner: str) -> Path:
         """The lower layer that gives an overlay's top the `dev` and `proc` a runtime looks for."""
         path = self.data / "tops" / inner

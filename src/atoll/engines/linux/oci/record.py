@@ -54,6 +54,10 @@ class Record(BaseModel):
     """What its layer took over from a saved state, which its quota does not count."""
     position: str | None = None
     """The checkpoint that it went on from."""
+    memory: str | None = None
+    """The saved state whose processes it goes on with when it is started."""
+    asleep: bool = False
+    """Its memory is on the disk, under its own name: nothing of it runs until it is resumed."""
     restoring: str | None = None
     """The saved state that it is going back to (empty: an empty layer), until it runs again."""
 
@@ -64,7 +68,17 @@ class Record(BaseModel):
         return self.ended is None and self.init is not None and self.is_of_this_boot() and self.init.is_alive()
 
     def is_being_made(self) -> bool:
-        return self.ended is None and self.init is None and self.is_of_this_boot() and self.creator.is_alive()
+        return (
+            self.ended is None
+            and not self.asleep
+            and self.init is None
+            and self.is_of_this_boot()
+            and self.creator.is_alive()
+        )
+
+    def was_never_made(self) -> bool:
+        """Whoever was making it died before it ran for the first time."""
+        return self.init is None and self.restoring is None and not self.asleep and not self.is_being_made()
 
 
 @dataclass(frozen=True, slots=True)

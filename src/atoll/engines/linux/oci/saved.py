@@ -54,10 +54,20 @@ class Saved(BaseModel):
     source: str = ""
     size_bytes: int = 0
     base: Base
+    memory: bool = False
+    runtime: str = ""
+    """Whose memory it is: another cannot go on with it."""
 
     def as_checkpoint(self) -> Checkpoint:
         return Checkpoint(
-            self.id, self.sandbox_id, self.name, self.created_at, self.parent, self.made_by, self.size_bytes
+            self.id,
+            self.sandbox_id,
+            self.name,
+            self.created_at,
+            self.parent,
+            self.made_by,
+            self.size_bytes,
+            self.memory,
         )
 
     def as_snapshot(self) -> Snapshot:

@@ -20,8 +20,9 @@ from atoll.engines.linux.oci.building import AGENT, AGENT_SOCKET
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.runtimes import Runtime
 from atoll.engines.local.waiting import Deadline, readable
-from atoll.errors import EngineUnavailableError
+from atoll.errors import EngineError, EngineUnavailableError
 
+_LEAVING_S = 2.0
 _LONG = 10 * 365 * 86400.0
 
 
@@ -43,6 +44,21 @@ class Streams:
         first = self._first.pop(sandbox_id, None)
         if first is not None:
             first.close()
+
+    async def leave(self, sandbox_id: str) -> None:
+        """Give up what nobody uses, and see that nobody else is connected: memory cannot be saved with a bridge open.
+
+        Raises EngineError if there is one.
+        """
+        self.drop(sandbox_id)
+        deadline = Deadline.after(_LEAVING_S)
+        while _bridges_to(sandbox_id):
+            if not deadline.left():
+                raise EngineError(
+                    f"somebody else is connected to sandbox '{sandbox_id}', so its memory cannot be saved",
+                    hint="Close the other connections (`detach`), then try again.",
+                )
+            await asyncio.sleep(0.02)
 
     async def aclose(self) -> None:
         for sandbox_id in list(self._first):
@@ -73,6 +89,17 @@ class Streams:
         task.add_done_callback(lambda _: self._bridges.pop(pid, None))
         ours.setblocking(False)
         return ours
+
+
+def _bridges_to(sandbox_id: str) -> bool:
+    """Whether any process of this machine is the outer end of one."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError):
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                if b"exec" in words and sandbox_id.encode() in words and AGENT.encode() in words:
+                    return True
+    return False
 
 
 async def _reap(pid: int) -> None:

@@ -1,0 +1,119 @@
+"""Running processes go on where they were: after a rollback, in forks, and after a pause on the disk. On gVisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from atoll.engines.linux.oci import OciEngine
+from atoll.errors import EngineError, UnsupportedError
+from atoll.model import State
+from atoll.sandbox import AsyncSandbox
+from atoll.settings import Settings
+from checkpoints.conftest import MakeSandbox, emptied, engine_named
+
+COUNTER = """
+import os, time
+n = 0
+while True:
+    n += 1
+    with open("count.new", "w") as file:
+        file.write(f"{n} {os.urandom(8).hex()} {os.getpid()}")
+    os.rename("count.new", "count")
+    while not os.path.exists(f"go-{n}") and not os.path.exists("go"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+async def gvisor(settings: Settings) -> AsyncIterator[OciEngine]:
+    engine = engine_named("runsc", settings)
+    yield engine
+    await emptied(engine)
+
+
+async def counting(sandbox: AsyncSandbox, number: int) -> str:
+    """Let it count to a number; what it wrote then besides."""
+    await sandbox.exec(f"for n in $(seq {number - 1}); do touch go-$n; done")
+    result = await sandbox.exec(f"while ! grep -q '^{number} ' count; do sleep 0.02; done; cat count", timeout=30)
+    assert result.success, result
+    return result.stdout
+
+
+@pytest.mark.timeout(120)
+async def test_a_rollback_brings_processes_back(gvisor: OciEngine, sandbox_on: MakeSandbox) -> None:
+    async with sandbox_on(gvisor) as sandbox:
+        await sandbox.start(["python3", "-c", COUNTER])
+        await counting(sandbox, 3)
+        checkpoint = await sandbox.checkpoint("here", memory=True)
+        assert checkpoint.memory
+        first = await counting(sandbox, 4)
+        await counting(sandbox, 5)
+        for _ in range(2):
+            await sandbox.rollback(checkpoint)
+            again = await counting(sandbox, 4)
+            assert again.split()[1] != first.split()[1]
+            assert again.split()[2] == first.split()[2]
+        assert (await sandbox.run_command("echo a shell")) == "a shell"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [2, pytest.param(10, marks=pytest.mark.slow)])
+async def test_forks_count_on(gvisor: OciEngine, sandbox_on: MakeSandbox, count: int) -> None:
+    async with sandbox_on(gvisor) as sandbox:
+        await sandbox.start(["python3", "-c", COUNTER])
+        await counting(sandbox, 7)
+        forks = await sandbox.fork(count, memory=True)
+        try:
+            seen = [await counting(each, 8) for each in (sandbox, *forks)]
+            assert {text.split()[0] for text in seen} == {"8"}
+            assert len({text.split()[1] for text in seen}) == count + 1
+            await forks[0].restart()
+            assert (await counting(forks[0], 8)).split()[0] == "8"
+        finally:
+            for fork in forks:
+                await fork.cleanup()
+
+
+@pytest.mark.timeout(120)
+async def test_asleep_on_the_disk(gvisor: OciEngine, sandbox_on: MakeSandbox, settings: Settings) -> None:
+    async with sandbox_on(gvisor) as sandbox:
+        await sandbox.start(["python3", "-c", COUNTER])
+        await counting(sandbox, 2)
+        await sandbox.pause(memory="disk")
+        await sandbox.pause(memory="disk")
+        assert (await sandbox.inspect()).state is State.PAUSED
+        assert not gvisor._places.group(sandbox.id).pids()
+        assert await gvisor.gc() == []
+        other = OciEngine(settings, "runsc")
+        found = await AsyncSandbox.attach(sandbox.id, engine=other, settings=settings)
+        await found.resume()
+        await found.resume()
+        assert (await counting(found, 3)).split()[0] == "3"
+        await found.detach()
+        await other.aclose()
+        await sandbox.pause(memory="disk")
+    assert await gvisor.list() == []
+
+
+async def test_what_stands_in_the_way_is_told(
+    gvisor: OciEngine, native: OciEngine, sandbox_on: MakeSandbox, settings: Settings
+) -> None:
+    async with sandbox_on(native) as sandbox:
+        with pytest.raises(UnsupportedError, match="gvisor"):
+            await sandbox.checkpoint(memory=True)
+        with pytest.raises(UnsupportedError, match="gvisor"):
+            await sandbox.pause(memory="disk")
+        assert (await sandbox.exec("true")).success
+    async with sandbox_on(gvisor) as sandbox:
+        await sandbox.checkpoint()
+        other = await AsyncSandbox.attach(sandbox.id, engine=gvisor, settings=settings)
+        await other.exec("true")
+        with pytest.raises(EngineError, match="somebody else is connected"):
+            await sandbox.checkpoint(memory=True)
+        await other.detach()
+        await asyncio.sleep(0)
+        assert (await sandbox.checkpoint(memory=True)).memory
+        assert (await sandbox.exec("true")).success
