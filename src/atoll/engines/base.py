@@ -176,6 +176,7 @@ def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: S
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
         Capability.VOLUMES: spec.volumes or None,
+        Capability.NETWORK: None if spec.network == "none" else spec.network,
     }
     for capability, value in asked.items():
         if value is not None and capability not in capabilities:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from atoll.engines.docker import DockerEngine
-from atoll.errors import SandboxError, SandboxResourceError, SpecError, UnsupportedError
+from atoll.errors import SandboxError, SandboxResourceError
 from atoll.model import Cause, ExecutionResult, SandboxSpec
 from atoll.openmanus import policy as policies
 from atoll.openmanus.failures import NOT_INITIALIZED, OperationError, failing_to
@@ -179,14 +179,7 @@ class DockerSandbox:
         )
 
     def _spec(self) -> SandboxSpec:
-        try:
-            return self.config.spec(self.volume_bindings)
-        except SpecError as error:
-            if self.config.network_enabled and error.reason.startswith("not a valid sandbox: network"):
-                raise UnsupportedError(
-                    "sandboxes of this version have no network", hint="Set network_enabled to False."
-                ) from error
-            raise
+        return self.config.spec(self.volume_bindings)
 
     async def _may_run(self, command: str) -> None:
         await policies.apply(self._policy, self._asker, command)
