@@ -45,6 +45,8 @@ from atoll.guest.files import FileInfo
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxSpec, Stats
+from atoll.network.policy import NetworkRules
+from atoll.network.refusals import Refusal
 from atoll.portal import Portal, portal
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES, DEFAULT_TIMEOUT_S, AsyncSandbox, CommandLine
 from atoll.settings import Settings

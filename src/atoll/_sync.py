@@ -14,6 +14,8 @@ from atoll.guest.files import FileInfo
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxSpec, Stats
+from atoll.network.policy import NetworkRules
+from atoll.network.refusals import Refusal
 from atoll.portal import Portal, portal
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES, DEFAULT_TIMEOUT_S, AsyncSandbox, CommandLine
 from atoll.settings import Settings
@@ -207,6 +209,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        network: str | Mapping[str, object] | NetworkRules | None = None,
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         labels: Mapping[str, str] | None = None,
@@ -224,6 +227,7 @@ class Sandbox:
             env=env,
             volumes=volumes,
             work_dir=work_dir,
+            network=network,
             isolation=isolation,
             timeout=timeout,
             labels=labels,
@@ -286,6 +290,14 @@ class Sandbox:
     def stats(self) -> Stats:
         """Resources in use."""
         return self._portal.call(self._async.stats())
+
+    def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
+        self._portal.call(self._async.set_network(policy))
+
+    def network_log(self) -> list[Refusal]:
+        """What was refused, oldest first: when, where to, under which name, and by which rule."""
+        return self._portal.call(self._async.network_log())
 
     @property
     def engine_name(self) -> str:

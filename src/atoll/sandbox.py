@@ -18,7 +18,15 @@ from typing import Self
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry
-from atoll.engines.base import ByteStream, Checkpointing, Engine, LimitEvents, LimitReporting, Pausable
+from atoll.engines.base import (
+    ByteStream,
+    Checkpointing,
+    Engine,
+    LimitEvents,
+    LimitReporting,
+    NetworkPolicies,
+    Pausable,
+)
 from atoll.errors import (
     AgentUnreachableError,
     CheckpointNotFoundError,
@@ -47,6 +55,8 @@ from atoll.model import (
     Stats,
     Volume,
 )
+from atoll.network.policy import NetworkRules
+from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 from atoll.shell import AsyncShell
 from atoll.terminal import AsyncTerminal
@@ -87,6 +97,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        network: str | Mapping[str, object] | NetworkRules | None = None,
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         labels: Mapping[str, str] | None = None,
@@ -98,6 +109,7 @@ class AsyncSandbox:
             "env": dict(env) if env else None,
             "volumes": _volumes(volumes),
             "work_dir": work_dir,
+            "network": dict(network) if isinstance(network, Mapping) else network,
             "isolation": isolation,
             "labels": dict(labels) if labels else None,
             "limits": _limits(memory_bytes=memory, cpus=cpus, pids=pids, disk_bytes=disk),
@@ -171,6 +183,23 @@ class AsyncSandbox:
     async def stats(self) -> Stats:
         """Resources in use."""
         return await self._the_engine().stats(self._created())
+
+    async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
+        wanted = SandboxSpec.of(network=dict(policy) if isinstance(policy, Mapping) else policy).network
+        await self._network_policies().set_network(self._created(), wanted)
+        self.spec = self.spec.model_copy(update={"network": wanted})
+        self._handle = dataclasses.replace(self._created(), spec=self.spec)
+
+    async def network_log(self) -> list[Refusal]:
+        """What was refused, oldest first: when, where to, under which name, and by which rule."""
+        return list(await self._network_policies().refusals(self._created()))
+
+    def _network_policies(self) -> NetworkPolicies:
+        engine = self._the_engine()
+        if isinstance(engine, NetworkPolicies) and Capability.NETWORK in engine.capabilities:
+            return engine
+        raise UnsupportedError(f"engine '{engine.name}' cannot enforce network policies here")
 
     @property
     def engine_name(self) -> str:

@@ -71,13 +71,13 @@ class Judge:
             return Decision(False, "private addresses need a rule that names them")
         return self._otherwise(protocol)
 
-    def answer(self, address: Address, port: int | None = None) -> Decision:
+    def answer(self, address: Address, port: int | None = None, protocol: Protocol = "web") -> Decision:
         """Whether a name that is allowed may have this address."""
         if closed := closed_for_all(address):
             return Decision(False, f"{closed} are never reached")
         if is_private(address) and not any(self._covers(rule, address) for rule in self._allow):
             return Decision(False, "a name may not lead to a private address")
-        if port is not None and (denied := self._denied_address(address, port, "web")) is not None:
+        if port is not None and (denied := self._denied_address(address, port, protocol)) is not None:
             return denied
         return _ALL
 

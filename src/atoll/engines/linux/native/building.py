@@ -87,7 +87,8 @@ class NativeBuilder(Builder):
             root = Root((image.root.parent,), layer.path, image.root.name)
             env = image.config.env
         argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
-        plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
+        files = places.network_files(record.spec, root)
+        plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
         places.group(sandbox_id).create(plan.cgroup)
         return plan, self._joining(sandbox_id)
 

@@ -50,6 +50,8 @@ class NativeEngine(OciEngine):
             self._places.records.write(record)
 
         await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S))
+        assert record.init is not None
+        await self._link(record, record.init)
         return record
 
     def _runtime_named(self, name: str) -> Runtime:

@@ -1,0 +1,36 @@
+"""The link of a sandbox to the gateway: made before its network stack reads it, or right after its first process is
+there, and in either case before anybody can run anything in it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from atoll.engines.linux.oci.record import Record
+from atoll.engines.local.processes import ProcessRef
+from atoll.errors import SandboxGoneError
+from atoll.network import netlink
+from atoll.network.client import Gateway
+
+
+def prepared(gateway: Gateway, record: Record, opened: ExitStack) -> str:
+    """A new network namespace with a link in it, by a path that is good as long as `opened` is."""
+    fd = netlink.new_network()
+    opened.callback(os.close, fd)
+    gateway.attach(record.sandbox_id, record.spec.network, fd)
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def attach(gateway: Gateway, record: Record, init: ProcessRef) -> None:
+    """To the network namespace of its first process."""
+    try:
+        fd = os.open(f"/proc/{init.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise SandboxGoneError("the sandbox ended while it was being connected") from None
+    try:
+        # Only now is it certain that the number was still that process's.
+        if not init.is_alive():
+            raise SandboxGoneError("the sandbox ended while it was being connected")
+        gateway.attach(record.sandbox_id, record.spec.network, fd)
+    finally:
+        os.close(fd)
