@@ -4,6 +4,7 @@ there, and in either case before anybody can run anything in it."""
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack
 
 from atoll.engines.linux.oci.record import Record
@@ -17,6 +18,8 @@ def prepared(gateway: Gateway, record: Record, opened: ExitStack) -> str:
     """A new network namespace with a link in it, by a path that is good as long as `opened` is."""
     fd = netlink.new_network()
     opened.callback(os.close, fd)
+    with netlink.inside(fd), netlink.Links() as links:
+        links.up(socket.if_nametoindex("lo"))  # the runtime makes the sandbox's own from it
     gateway.attach(record.sandbox_id, record.spec.network, fd)
     return f"/proc/{os.getpid()}/fd/{fd}"
 
