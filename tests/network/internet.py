@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ class Internet:
         return len(self.seen()), len(self.packets())
 
     def packets(self) -> list[str]:
-        """What came in from the gateway, as `DESTINATION.PORT`. A packet of our own marks the place up to which to read."""
+        """What came in from the gateway, as `DESTINATION.PORT`. A packet of our own marks where to stop reading."""
         marker = os.urandom(6).hex()
         self.inside_uplink(f"import socket; socket.socket(2, 2).sendto(b'{marker}', ('192.0.2.2', 7))")
         deadline = time.monotonic() + 20
@@ -69,14 +69,61 @@ class Internet:
 
 def certificate(folder: Path) -> None:
     names = ",".join(f"DNS:{name}" for name in (*world.NAMES, "*.w.test"))
-    run = lambda *words: subprocess.run(words, check=True, capture_output=True, cwd=folder, timeout=30)  # noqa: E731
-    run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-        "-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem")  # fmt: skip
-    run("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=world",
-        "-keyout", "key.pem", "-out", "request.pem")  # fmt: skip
+
+    def run(*words: str) -> None:
+        subprocess.run(words, check=True, capture_output=True, cwd=folder, timeout=30)
+
+    run(
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=test authority",
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+    )
+    run(
+        "openssl",
+        "req",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=world",
+        "-keyout",
+        "key.pem",
+        "-out",
+        "request.pem",
+    )
     (folder / "names").write_text(f"subjectAltName={names}\n")
-    run("openssl", "x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2",
-        "-extfile", "names", "-out", "certificate.pem")  # fmt: skip
+    run(
+        "openssl",
+        "x509",
+        "-req",
+        "-in",
+        "request.pem",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-days",
+        "2",
+        "-extfile",
+        "names",
+        "-out",
+        "certificate.pem",
+    )
 
 
 def _sh(network: str, script: str) -> None:
@@ -102,17 +149,39 @@ def offline_internet(folder: Path) -> Iterator[Internet]:
         certificate(folder)
         uplink, _ = _network(resources)
         outside, pid = _network(resources)
-        _sh(uplink, f"ip link set lo up; ip link add ether type veth peer name wire netns {pid}; ip link set ether up;"
-                    "ip addr add 192.0.2.1/24 dev ether; ip route add default via 192.0.2.2;"
-                    "ip -6 addr add 2001:db8::1/64 dev ether nodad; ip -6 route add default via 2001:db8::2")  # fmt: skip
+        _sh(
+            uplink,
+            f"ip link set lo up; ip link add ether type veth peer name wire netns {pid}; ip link set ether up;"
+            "ip addr add 192.0.2.1/24 dev ether; ip route add default via 192.0.2.2;"
+            "ip -6 addr add 2001:db8::1/64 dev ether nodad; ip -6 route add default via 2001:db8::2",
+        )
         addresses = [world.WEB, world.EVIL, world.GIT, world.PRIVATE, world.METADATA, "100.100.100.200", "192.0.0.192"]
-        _sh(outside, "ip link set lo up; ip link set wire up; ip addr add 192.0.2.2/24 dev wire;"
-                     "ip -6 addr add 2001:db8::2/64 dev wire nodad; ip -6 addr add 2001:db8:66::66/128 dev lo;"
-                     + "".join(f"ip addr add {each}/32 dev lo;" for each in addresses))  # fmt: skip
+        _sh(
+            outside,
+            "ip link set lo up; ip link set wire up; ip addr add 192.0.2.2/24 dev wire;"
+            "ip -6 addr add 2001:db8::2/64 dev wire nodad; ip -6 addr add 2001:db8:66::66/128 dev lo;"
+            + "".join(f"ip addr add {each}/32 dev lo;" for each in addresses),
+        )
+        packets = resources.enter_context(open(folder / "packets", "w"))
         capture = subprocess.Popen(
-            ["nsenter", f"--net={outside}", "tcpdump", "-i", "wire", "-nn", "-A", "-U", "--immediate-mode", "-l",
-             "-Q", "in", "ip or ip6 and not icmp6"],
-            stdout=open(folder / "packets", "w"), stderr=subprocess.PIPE)  # fmt: skip # noqa: SIM115
+            [
+                "nsenter",
+                f"--net={outside}",
+                "tcpdump",
+                "-i",
+                "wire",
+                "-nn",
+                "-A",
+                "-U",
+                "--immediate-mode",
+                "-l",
+                "-Q",
+                "in",
+                "ip or ip6 and not icmp6",
+            ],
+            stdout=packets,
+            stderr=subprocess.PIPE,
+        )
         resources.callback(capture.wait)
         resources.callback(capture.terminate)
         assert capture.stderr is not None
@@ -120,15 +189,21 @@ def offline_internet(folder: Path) -> Iterator[Internet]:
         while b"listening" not in capture.stderr.readline():
             pass
         server = subprocess.Popen(
-            ["nsenter", f"--net={outside}", sys.executable, world.__file__, str(folder / "log"),
-             str(folder / "certificate.pem"), str(folder / "key.pem"), str(folder / "web")],
-            stdout=subprocess.PIPE)  # fmt: skip
+            [
+                "nsenter",
+                f"--net={outside}",
+                sys.executable,
+                world.__file__,
+                str(folder / "log"),
+                str(folder / "certificate.pem"),
+                str(folder / "key.pem"),
+                str(folder / "web"),
+            ],
+            stdout=subprocess.PIPE,
+        )
         resources.callback(server.wait)
         resources.callback(server.send_signal, signal.SIGKILL)
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"
         server.stdout.close()
         yield Internet(folder, uplink, pid)
-
-
-Check = Callable[[], bool]

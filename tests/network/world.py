@@ -136,9 +136,7 @@ class Dns(asyncio.DatagramProtocol):
         turn = self.asked.get(name, 0)
         self.asked[name] = turn + 1
         addresses = known[min(turn, len(known) - 1)] if known and kind == 1 else []
-        answers = b"".join(
-            struct.pack("!HHHIH", 0xC00C, 1, 1, 1, 4) + socket.inet_aton(each) for each in addresses
-        )
+        answers = b"".join(struct.pack("!HHHIH", 0xC00C, 1, 1, 1, 4) + socket.inet_aton(each) for each in addresses)
         code = 0x8180 if known else 0x8183
         head = data[:2] + struct.pack("!5H", code, 1, len(addresses), 0, 0)
         self.transport.sendto(head + question + answers, address)  # type: ignore[attr-defined]

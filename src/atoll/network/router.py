@@ -1,8 +1,8 @@
 """The router: a network namespace of the installation's own, where the links of all its sandboxes end.
 
 It has no other link, so nothing that arrives there can be sent on by the kernel, whatever happens to its rules. The
-rules drop everything but TCP and UDP from a sandbox's own address, and hand those to the gateway's sockets. It is kept by
-a mount, so that links outlive the gateway's process; without that process they lead nowhere.
+rules drop everything but TCP and UDP from a sandbox's own address, and hand those to the gateway's sockets. It is kept
+by a mount, so that links outlive the gateway's process; without that process they lead nowhere.
 """
 
 from __future__ import annotations

@@ -397,7 +397,7 @@ class OciEngine:
         )
 
     def _runtime_of(self, handle: Handle) -> Runtime:
-        return self._runtime_named(handle.details["runtime"])
+        return self._runtime_named(handle.details.get("runtime", self.name))
 
     def _runtime_named(self, name: str) -> Runtime:
         program = runtimes.locate(name, self._settings.data_dir)

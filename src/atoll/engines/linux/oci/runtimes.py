@@ -45,7 +45,7 @@ class Runtime:
     @property
     def virtual_kernel(self) -> bool:
         """Whether the sandbox has a kernel of its own, so that descriptors and mounts of ours mean nothing inside."""
-        return self.isolation != "namespaces"
+        return is_virtual(self.name)
 
     def command(self, state: Path, *words: str, log: Path | None = None) -> list[str]:
         options = ["--root", str(state)]
@@ -53,6 +53,8 @@ class Runtime:
             options += ["--log", f"file:{log}" if self.name == "crun" else str(log), "--log-format", "json"]
         if self.name == "runsc":
             options += ["--platform=systrap", f"--network={self.network}", "--overlay2=none", "--host-uds=none"]
+            if self.network != "none":
+                options.append("--net-disconnect-ok")  # connections do not outlive a checkpoint of the memory
         return [str(self.program), *options, *words]
 
 
