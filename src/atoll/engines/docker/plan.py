@@ -8,7 +8,8 @@ On top of them, and why:
 * Our own system call filter, which refuses more than Docker's.
 * Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
 * No network but loopback, unless the spec says otherwise.
-* The agent is PID 1, from a volume that is read-only inside. Its socket is in a tmpfs of 64 KiB that only root inside
+* The agent is PID 1, from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and with it
+  everything inside, whether anybody of ours still runs or not. Its socket is in a tmpfs of 64 KiB that only root inside
   can look into, so nothing of the host is mounted for it.
 * The image's own entry point, user and health check are not used: nothing of it runs unless asked for.
 * The log, which only the agent could write to, is bounded.
@@ -86,6 +87,8 @@ def container(
     argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
     if spec.limits.open_files is not None:
         argv += ["--rlimit-nofile", str(spec.limits.open_files)]
+    if spec.limits.lifetime_s is not None:
+        argv += ["--lifetime-ms", str(max(1, round(spec.limits.lifetime_s * 1000)))]
     return {
         "Image": image.id,
         "Hostname": spec.hostname,
