@@ -107,6 +107,7 @@ def test_an_engine_without_permission_is_told(docker_host: str) -> None:
     assert "EngineUnavailableError: this user may not use the Docker engine" in done.stderr
 
 
+@pytest.mark.slow
 async def test_a_silent_engine_is_given_up_within_seconds(private: Private, settings: Settings) -> None:
     engine = DockerEngine(settings, private.where)
     facts._known.clear()
@@ -142,6 +143,7 @@ async def test_a_restart_is_survived(private: Private, settings: Settings) -> No
     assert await engine.list() == []
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_takes_no_command_with_it(private: Private, settings: Settings) -> None:
     """Our stream does not go through the engine: a command goes on while it is away."""
     engine = DockerEngine(settings, private.where)

@@ -19,6 +19,9 @@ from docker import private_engine
 from docker.private_engine import BUSYBOX, DEBIAN, docker
 
 
+pytestmark = pytest.mark.slow
+
+
 def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
