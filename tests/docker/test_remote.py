@@ -18,7 +18,6 @@ from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import BUSYBOX, DEBIAN, docker
 
-
 pytestmark = pytest.mark.slow
 
 

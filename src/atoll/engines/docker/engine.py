@@ -154,6 +154,10 @@ class DockerEngine:
         images.check_name(image)
         await images.pull(self._http, image, on_progress)
 
+    async def ensure_image(self, image: str) -> None:
+        """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
+        await images.ensure(self._http, image)
+
     async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
         """Whether anything in it was killed for its memory limit since that moment, as `time.time()` gives it."""
         return await self._containers.ran_out_of_memory(self._who(sandbox_id).container, since)
