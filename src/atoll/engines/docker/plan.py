@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.engines.docker import agent_volume, seccomp
-from atoll.engines.docker.facts import Facts
+from atoll.engines.docker.facts import Facts, is_gvisor
 from atoll.engines.docker.images import Image
 from atoll.engines.local.environment import clean_environment
 from atoll.errors import SpecError
@@ -89,6 +89,8 @@ def container(
         argv += ["--rlimit-nofile", str(spec.limits.open_files)]
     if spec.limits.lifetime_s is not None:
         argv += ["--lifetime-ms", str(max(1, round(spec.limits.lifetime_s * 1000)))]
+    if is_gvisor(facts.runtime(spec)):
+        argv.append("--gvisor")
     return {
         "Image": image.id,
         "Hostname": spec.hostname,
