@@ -22,13 +22,16 @@ setup-test:
 
 # They look at the whole machine before and after, so nothing else may run beside them.
 ALONE := tests/native tests/oci tests/security
+# They start Docker engines of their own, which the others would see.
+DOCKER := tests/docker tests/openmanus
 
 test: setup-test ## all tests but the slow ones
 ifdef ARGS
 	@$(PYTEST) -m "not slow" $(ARGS)
 else
-	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE))
+	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
 	@$(PYTEST) -m "not slow" $(wildcard $(ALONE))
+	@$(PYTEST) -m "not slow" -n 2 $(DOCKER)
 endif
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory

@@ -14,8 +14,8 @@ from atoll.engines import registry
 from atoll.settings import Settings
 
 NeedEngine = Callable[[str, Settings], None]
-LONG_SUITES = {"docker", "manager", "openmanus"}
-"""They need minutes, or a Docker engine of their own: `make test-slow` runs them."""
+LONG_SUITES = {"manager"}
+"""They need minutes: `make test-slow` runs them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

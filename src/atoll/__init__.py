@@ -1,7 +1,11 @@
 """Isolated Linux sandboxes for AI agents.
 
-`Sandbox` and `AsyncSandbox` are all that most programs need; the rest are the values they take and give.
+`Sandbox` and `AsyncSandbox` are all that most programs need; the rest are the values they take and give. The names of
+OpenManus's sandbox (`DockerSandbox` and so on) are imported when they are first used.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from atoll._sync import Command, FileWatch, Port, Sandbox, Shell, Terminal
 from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot, Undo
@@ -30,19 +34,47 @@ from atoll.sandbox import AsyncSandbox
 from atoll.shell import AsyncShell
 from atoll.terminal import AsyncTerminal
 
+if TYPE_CHECKING:
+    from atoll.openmanus import (
+        ALLOW,
+        SANDBOX_CLIENT,
+        AsyncDockerizedTerminal,
+        BaseSandboxClient,
+        CommandRefusedError,
+        DockerSandbox,
+        FileOperator,
+        LocalSandboxClient,
+        OperationError,
+        Policy,
+        SandboxFileOperations,
+        SandboxFileOperator,
+        SandboxSettings,
+        ToolError,
+        Verdict,
+        ask,
+        create_sandbox_client,
+        refuse,
+    )
+
 __all__ = [
+    "ALLOW",
+    "SANDBOX_CLIENT",
     "AgentError",
     "AgentUnreachableError",
     "AsyncCommand",
+    "AsyncDockerizedTerminal",
     "AsyncSandbox",
     "AsyncShell",
     "AsyncTerminal",
+    "BaseSandboxClient",
     "Cause",
     "Change",
     "ChangeKind",
     "Checkpoint",
     "CheckpointNotFoundError",
     "Command",
+    "CommandRefusedError",
+    "DockerSandbox",
     "EngineError",
     "EngineNotFoundError",
     "EngineUnavailableError",
@@ -50,19 +82,26 @@ __all__ = [
     "FileEvent",
     "FileEventKind",
     "FileInfo",
+    "FileOperator",
     "FileWatch",
     "ImageError",
     "ImageNotFoundError",
     "Limits",
+    "LocalSandboxClient",
     "Observation",
+    "OperationError",
     "Output",
+    "Policy",
     "Port",
     "ProtocolError",
     "Sandbox",
     "SandboxError",
+    "SandboxFileOperations",
+    "SandboxFileOperator",
     "SandboxGoneError",
     "SandboxNotFoundError",
     "SandboxResourceError",
+    "SandboxSettings",
     "SandboxSpec",
     "SandboxTimeoutError",
     "Shell",
@@ -71,7 +110,22 @@ __all__ = [
     "State",
     "Stats",
     "Terminal",
+    "ToolError",
     "Undo",
     "UnsupportedError",
+    "Verdict",
     "Volume",
+    "ask",
+    "create_sandbox_client",
+    "refuse",
 ]
+
+_LATER = frozenset(__all__) - frozenset(globals())
+
+
+if not TYPE_CHECKING:  # a type checker knows all names, and finds those that are misspelt
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module("atoll.openmanus"), name)

@@ -183,18 +183,23 @@ class AsyncShell:
 
     async def _interrupt(self, capture: Capture) -> None:
         """Kill what runs and bring the shell back to its prompt; replace it if it will not come."""
-        mark = secrets.token_hex(8)
         try:
             async with asyncio.timeout(_INTERRUPT_TIMEOUT_S):
-                assert self._stream is not None
                 await self._guest.processes.kill(self._id, _GIVE_UP)
                 await self._guest.processes.kill(self._id, spare=True)
-                await self._stream.send_stdin(f"command printf '%s\\n' {mark} >&9\n{self._kind.after}".encode())
-                while await self._status(capture) != mark:
-                    pass
-                await self._status(capture)  # of our own line
+                await self._come_to_mark(capture)
         except (TimeoutError, OSError, _ShellEndedError):
             await self._discard()
+
+    async def _come_to_mark(self, capture: Capture, first: str = "") -> None:
+        """Type a line that reports a word of ours, and read past it. What came before is nobody's status: prompts, or a
+        greeting that the shell had not written yet when it started the report of its first one."""
+        mark = secrets.token_hex(8)
+        assert self._stream is not None
+        await self._stream.send_stdin(f"{first}command printf '%s\\n' {mark} >&9\n{self._kind.after}".encode())
+        while await self._status(capture) != mark:
+            pass
+        await self._status(capture)  # of our own line
 
     async def _discard(self) -> None:
         stream, self._stream = self._stream, None
@@ -236,10 +241,7 @@ class AsyncShell:
             self._channel = self._guest.current_channel()
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
-                    if not kind.after:
-                        await self._status(Capture(4096))  # its first prompt
-                    await self._stream.send_stdin(f"{kind.first}\n{kind.after}".encode())
-                    await self._status(Capture(4096))
+                    await self._come_to_mark(Capture(4096), f"{kind.first}; ")
                 return
             except (_ShellEndedError, BrokenPipeError):  # there is none of this kind
                 self._stream = None

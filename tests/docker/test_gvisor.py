@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, SandboxSpec, State
+from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
 from atoll.engines.docker import DockerEngine, endpoint
 from atoll.settings import Settings
 from docker import private_engine
@@ -39,9 +40,27 @@ def runsc(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def host(runsc: str) -> Iterator[str]:
-    host, folder = private_engine.start_another(f"--add-runtime runsc={runsc}")
+    host, folder = private_engine.start_another(f"--add-runtime runsc={runsc} --default-runtime runsc")
     yield host
     private_engine.stop_another(folder)
+
+
+@pytest.fixture(scope="module")
+def bench(host: str, session_folder: Path) -> Bench:
+    settings = Settings(session_folder / "gvisor" / "data", session_folder / "gvisor" / "run")
+    return Bench(DockerEngine(settings, endpoint.parse(host)), settings, DEBIAN)
+
+
+@pytest.mark.parametrize("check", [pytest.param(check, id=check.name) for check in CHECKS])
+async def test_promise(bench: Bench, check: Check, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)  # for the processes that a check starts
+    result = await run_one(bench, check)
+    if result.outcome is Outcome.SKIPPED:
+        pytest.skip(result.reason)
+    for handle in await bench.engine.list():
+        await bench.engine.delete(handle)
+    await bench.engine.aclose()
+    assert result.outcome is Outcome.KEPT, f"{check.promise}\n{result.reason}"
 
 
 async def test_a_sandbox_under_another_kernel(host: str, tmp_path: Path) -> None:

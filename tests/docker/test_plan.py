@@ -53,6 +53,11 @@ def test_the_walls_are_there_whatever_is_asked_for() -> None:
     assert (agent["Type"], agent["Target"], agent["ReadOnly"]) == ("volume", "/.atoll", True)
 
 
+def test_a_lifetime_is_kept_by_the_agent() -> None:
+    assert made(limits={"lifetime_s": 1.5})["Entrypoint"][-2:] == ["--lifetime-ms", "1500"]
+    assert "--lifetime-ms" not in made()["Entrypoint"]
+
+
 def test_the_filter_says_what_the_shared_profile_says() -> None:
     option = made()["HostConfig"]["SecurityOpt"][1]
     profile = json.loads(option.removeprefix("seccomp="))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from atoll.engines import registry
 from atoll.engines.base import Collecting, Engine
-from atoll.errors import SandboxNotFoundError
+from atoll.errors import EngineUnavailableError, SandboxNotFoundError
 from atoll.model import Handle
 from atoll.settings import Settings
 
@@ -55,7 +56,13 @@ async def _gc() -> None:
 async def _everything() -> list[tuple[Engine, Handle]]:
     settings = Settings.load()
     engines = [registry.get(name, settings) for name in registry.names()]
-    return [(engine, handle) for engine in engines for handle in await engine.list()]
+    found: list[tuple[Engine, Handle]] = []
+    for engine in engines:
+        try:
+            found += [(engine, handle) for handle in await engine.list()]
+        except EngineUnavailableError as error:
+            print(f"{engine.name}: not looked at: {error.reason}", file=sys.stderr)
+    return found
 
 
 async def _list() -> None:

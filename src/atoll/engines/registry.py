@@ -26,6 +26,7 @@ _STRONGEST_FIRST = {
     "process": "atoll.engines.process:ProcessEngine",
 }
 _ONLY_BY_NAME = {
+    "docker": "atoll.engines.docker:DockerEngine",
     "unsafe-none": "atoll.engines.unsafe:UnsafeEngine",
 }
 _ENGINES = _STRONGEST_FIRST | _ONLY_BY_NAME

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from atoll.errors import SpecError
 from atoll.manager.core import MARK, Core
@@ -15,7 +16,16 @@ from atoll.sandbox import new_sandbox_id
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LONGEST = 512
 _OWN = "atoll."
-Config = SandboxSpec | Mapping[str, object] | None
+
+
+@runtime_checkable
+class HasSpec(Protocol):
+    """Settings in another form."""
+
+    def spec(self) -> SandboxSpec: ...
+
+
+Config = SandboxSpec | HasSpec | Mapping[str, object] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,8 @@ class Request:
         lifetime: float | None,
     ) -> Request:
         """Raises SpecError for what makes no sense."""
+        if isinstance(config, HasSpec):
+            config = config.spec()
         spec = config if isinstance(config, SandboxSpec) else SandboxSpec.of(**(config or {}))
         volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
         values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}

@@ -164,8 +164,11 @@ class DockerSandbox:
 
     async def copy_to(self, src_path: str | Path, dst_path: str) -> None:
         """Copy a file or a directory from the host; a directory becomes `dst_path`. FileNotFoundError if missing."""
-        with failing_to("copy file", tells_missing=True):
-            await self.sandbox.copy_to(src_path, dst_path)
+        sandbox = self.sandbox
+        if not os.path.exists(src_path):
+            raise FileNotFoundError(f"Source file not found: {src_path}")
+        with failing_to("copy file"):
+            await sandbox.copy_to(src_path, dst_path)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 

@@ -122,9 +122,13 @@ def machine(architecture: str) -> str:
     return _ARCHITECTURES.get(architecture, architecture)
 
 
+def is_gvisor(runtime: str) -> bool:
+    return runtime in _GVISOR
+
+
 def has_own_kernel(runtime: str) -> bool:
     """Whether containers of this runtime are processes of another kernel than the host's."""
-    return runtime in _GVISOR or runtime in _VIRTUAL
+    return is_gvisor(runtime) or runtime in _VIRTUAL
 
 
 def parse(info: Any) -> Facts:
