@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure
 
-NAMES = ("exec_latency", "create", "memory", "copying")
+NAMES = ("exec_latency", "create", "memory", "copying", "manager")
 RESULTS = Path(__file__).parent / "results"
 
 

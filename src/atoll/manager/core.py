@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from atoll.engines.base import Engine
-from atoll.errors import SandboxGoneError
+from atoll.errors import ManagerClosedError, SandboxGoneError
 from atoll.manager.clock import Clock
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger
 from atoll.manager.members import Member, Members
 from atoll.manager.metrics import Metrics
 from atoll.manager.record import Act, Record
-from atoll.manager.refusals import ManagerClosedError
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.tasks import Tasks
 from atoll.manager.usage import Usage

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.errors import EngineError, SandboxError, SandboxGoneError, SpecError
+from atoll.errors import ConflictError, EngineError, SandboxError, SandboxGoneError, SpecError, StateError
 from atoll.manager.core import Core
 from atoll.manager.members import Making, Member
 from atoll.manager.pools import Pools
 from atoll.manager.record import Act
-from atoll.manager.refusals import ConflictError, StateError
 from atoll.manager.request import Request
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from atoll.errors import EngineError, SandboxError
+from atoll.errors import EngineError, SandboxError, StateError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
 from atoll.manager.record import Act
-from atoll.manager.refusals import StateError
 from atoll.manager.tasks import outcome
 from atoll.model import Cause, State
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll.errors import StateError
 from atoll.manager import journal_tables
 from atoll.manager.record import Act, Event, Record
-from atoll.manager.refusals import StateError
 from atoll.model import Cause, State
 
 T = TypeVar("T")

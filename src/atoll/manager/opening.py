@@ -11,13 +11,13 @@ from typing import Literal, Self
 
 from atoll.engines import registry
 from atoll.engines.base import Engine
+from atoll.errors import ManagerClosedError
 from atoll.manager.clock import Clock, SystemClock
 from atoll.manager.core import Rules
 from atoll.manager.ledger import OnEvent
 from atoll.manager.parts import Parts
 from atoll.manager.pool import PoolSettings
 from atoll.manager.recovery import Recovered
-from atoll.manager.refusals import ManagerClosedError
 from atoll.manager.shutdown import Shutdown, shut_down
 from atoll.settings import Settings
 
