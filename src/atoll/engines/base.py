@@ -69,6 +69,14 @@ class Pausable(Protocol):
 
 
 @runtime_checkable
+class ImageSource(Protocol):
+    """An engine that can get an image ready before a sandbox is made from it."""
+
+    async def ensure_image(self, image: str) -> None:
+        """Pull or build it if it is not here. Raises ImageError if it cannot be had."""
+
+
+@runtime_checkable
 class Collecting(Protocol):
     """An engine that can remove what nobody owns any more: the remains of calls that were killed in the middle."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from atoll.engines.base import Engine
 from atoll.errors import ManagerClosedError, SandboxGoneError
 from atoll.manager.clock import Clock
+from atoll.manager.engines import Engines
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger
 from atoll.manager.members import Member, Members
@@ -17,6 +18,7 @@ from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.tasks import Tasks
 from atoll.manager.usage import Usage
 from atoll.model import Cause, State
+from atoll.sandbox import DEFAULT_TIMEOUT_S
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Rules:
 @dataclass(slots=True)
 class Core:
     rules: Rules
-    engine: Engine
+    engines: Engines
     settings: Settings
     clock: Clock
     journal: Journal
@@ -75,13 +77,22 @@ class Core:
     health: Health = field(init=False)
     pausing: Pausing = field(init=False)
 
+    @property
+    def engine(self) -> Engine:
+        """The one for sandboxes that ask for none in particular."""
+        return self.engines.default
+
+    def engine_of(self, member: Member) -> Engine:
+        return self.engines.get(member.record.engine)
+
     def member(self, record: Record) -> Member:
         """A new one for this record. It is not among the members yet."""
         usage = Usage(self.clock.now)
         member = Member(record, usage)
         care = Care(self, member)
-        member.sandbox = ManagedSandbox(record.id, record.spec, self.engine, self.settings, care)
+        member.sandbox = ManagedSandbox(record.id, record.spec, self.engines.get(record.engine), self.settings, care)
         member.sandbox.env = record.env
+        member.sandbox.timeout_s = record.timeout_s or DEFAULT_TIMEOUT_S
         if record.act is not Act.CREATE:
             member.sandbox.adopt(record.handle())
         return member

@@ -13,6 +13,7 @@ from atoll.manager.request import Request
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish
 from atoll.model import Cause, State
+from atoll.sandbox import DEFAULT_TIMEOUT_S
 
 _ANSWER_S = 30.0
 
@@ -93,6 +94,7 @@ class Creating:
         update = {"env": extra, **request.belongings(self._core)}
         written = self._core.ledger.change(member, reason="it was claimed from its pool", update=update)
         member.sandbox.env = extra
+        member.sandbox.timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
         member.usage.touch()
         self._core.members.register(member)
         self._start(member, written)
@@ -145,7 +147,7 @@ class Creating:
 
     async def _in_engine(self, member: Member) -> None:
         core = self._core
-        work = core.engine.create(member.id, member.record.spec)
+        work = core.engine_of(member).create(member.id, member.record.spec)
         handle = await core.tasks.bounded(work, core.rules.create_s, f"create {member.id}")
         member.sandbox.adopt(handle)
         await core.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
@@ -160,7 +162,7 @@ class Creating:
         reason = f"it was not made: {error}" if isinstance(error, Exception) else "its caller was gone"
         try:
             if not isinstance(error, SpecError):
-                work = core.engine.delete(member.record.handle())
+                work = core.engine_of(member).delete(member.record.handle())
                 await core.tasks.bounded(work, core.rules.delete_s, f"undo {member.id}")
         except Exception as leftover:
             error.add_note(f"and cleaning up failed: {leftover}")

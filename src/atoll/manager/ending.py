@@ -52,7 +52,9 @@ class Ending:
         await _written(core.ledger.change(member, act=Act.DELETE, cause=cause, reason=reason), core)
         await member.sandbox.let_go()
         try:
-            await core.tasks.bounded(core.engine.delete(record.handle()), core.rules.delete_s, f"delete {member.id}")
+            await core.tasks.bounded(
+                core.engine_of(member).delete(record.handle()), core.rules.delete_s, f"delete {member.id}"
+            )
         except Exception as error:
             core.metrics.failures["delete"] += 1
             member.tries += 1

@@ -196,8 +196,9 @@ class ManagedSandbox(AsyncSandbox):
 
     async def command(self, *args: Any, **options: Any) -> AsyncCommand:
         limit = options.get("max_output_bytes", DEFAULT_OUTPUT_BYTES)
+        asked = options.get("offsets", (0, 0))
         async with self.use():
-            return _Followed(self, await super().command(*args, **options), limit)
+            return _Followed(self, await super().command(*args, **options), limit, asked)
 
     def shell(self, name: str = "default") -> AsyncShell:
         self._created()
@@ -218,7 +219,8 @@ class ManagedSandbox(AsyncSandbox):
         return self._line
 
     def _renew_guest(self) -> None:
-        self._guest = Guest(self._connect, work_dir=self.spec.work_dir)
+        # Without a work directory of its own: where that really is, only the agent knows.
+        self._guest = Guest(self._connect)
         self._guest.processes = _WithVariables(self._guest, self)
 
 
@@ -244,8 +246,14 @@ class _WithVariables(Processes):
 class _Followed(AsyncCommand):
     """A background command: the sandbox is in use while somebody waits for it or reads what it writes."""
 
-    def __init__(self, sandbox: ManagedSandbox, command: AsyncCommand, limit_bytes: int) -> None:
-        super().__init__(command._guest, command.id, command._stream, limit_bytes, command._explain)
+    def __init__(
+        self,
+        sandbox: ManagedSandbox,
+        command: AsyncCommand,
+        limit_bytes: int,
+        asked: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(command._guest, command.id, command._stream, limit_bytes, command._explain, asked)
         self._sandbox = sandbox
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -256,7 +264,7 @@ class _Followed(AsyncCommand):
 
 class _CountedShell(AsyncShell):
     def __init__(self, sandbox: ManagedSandbox, name: str) -> None:
-        super().__init__(sandbox._guest, name, sandbox.spec.work_dir, DEFAULT_OUTPUT_BYTES, sandbox._explain)
+        super().__init__(sandbox._guest, name, None, DEFAULT_OUTPUT_BYTES, sandbox._explain)
         self._sandbox = sandbox
 
     async def run(self, command: str, timeout: float) -> ExecutionResult:

@@ -141,6 +141,9 @@ class DockerEngine:
     async def resume(self, handle: Handle) -> None:
         await self._switch(handle, "unpause", State.RUNNING)
 
+    async def ensure_image(self, image: str) -> None:
+        await images.ensure(self._http, image)
+
     async def pull(self, image: str, on_progress: images.OnProgress | None = None) -> None:
         """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
         images.check_name(image)

@@ -24,7 +24,7 @@ from atoll.engines.process.plan import (
     volumes,
 )
 from atoll.engines.process.users import Users
-from atoll.errors import EngineUnavailableError, ImageNotFoundError, SpecError, UnsupportedError
+from atoll.errors import EngineUnavailableError, SpecError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 from atoll.settings import Settings
 
@@ -46,11 +46,7 @@ class ProcessEngine(LocalEngine):
         return probing.probe(cls.name, thorough=thorough)
 
     def _check(self, spec: SandboxSpec) -> None:
-        if spec.image != "host":
-            raise ImageNotFoundError(
-                f"engine '{self.name}' has no image '{spec.image}'",
-                hint="Its only image is 'host', this machine's own programs.",
-            )
+        self._check_image(spec.image)
         if spec.isolation not in (None, "namespaces"):
             raise UnsupportedError(
                 f"engine '{self.name}' cannot isolate by {spec.isolation}",

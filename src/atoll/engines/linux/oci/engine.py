@@ -177,6 +177,9 @@ class OciEngine:
             return events
         return dataclasses.replace(events, disk_full=self._places.layers.is_full(handle.sandbox_id))
 
+    async def ensure_image(self, image: str) -> None:
+        await self._places.images.ensure(image)
+
     async def gc(self) -> Sequence[str]:
         """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
         return await finish(self._ending.collect(Deadline.after(_DELETE_S)))
