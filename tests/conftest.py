@@ -14,7 +14,7 @@ from atoll.engines import registry
 from atoll.settings import Settings
 
 NeedEngine = Callable[[str, Settings], None]
-LONG_SUITES = {"docker", "manager", "openmanus"}
+LONG_SUITES = {"docker", "openmanus"}
 """They need minutes, or a Docker engine of their own: `make test-slow` runs them."""
 
 

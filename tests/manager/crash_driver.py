@@ -1,6 +1,6 @@
 """A program with a manager under load, made to be killed. It tells what it was told, line by line.
 
-python -m manager.crash_driver DATA RUN STATE LOG SEED
+python -m manager.crash_driver ENGINE DATA RUN STATE LOG SEED
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ async def work(manager: SandboxManager, log: Log, id: str, dice: random.Random) 
         log.say("started", id, text=text, command=command.id)
 
 
-async def main(data: str, run: str, state: str, log_path: str, seed: str) -> None:
+async def main(engine: str, data: str, run: str, state: str, log_path: str, seed: str) -> None:
     log = Log(log_path)
     manager = SandboxManager(
         CAP,
-        engine="process",
+        engine=engine,
         settings=Settings(Path(data), Path(run)),
         state_dir=Path(state),
         pools=[PoolSettings(SandboxSpec(), size=1)],

@@ -222,7 +222,7 @@ from atoll.manager import SandboxManager
 from atoll.settings import Settings
 async def main():
     settings = Settings(Path({str(settings.data_dir)!r}), Path({str(settings.run_dir)!r}))
-    manager = SandboxManager(engine="process", settings=settings, state_dir=Path({str(folder / "state")!r}),
+    manager = SandboxManager(engine="{engine.name}", settings=settings, state_dir=Path({str(folder / "state")!r}),
         at_exit={"keep" if keep else "delete"!r})
     sandbox = await manager.get_sandbox(await manager.create_sandbox())
     manager.stop_on_signals(drain=20)

@@ -85,7 +85,7 @@ async def killed_again_and_again(
     async with make() as first:  # the engine makes its base files once, and not under fire
         await first.create_sandbox()
     log, until_then, done = folder / "log", time.monotonic() + seconds, 0
-    arguments = [str(settings.data_dir), str(settings.run_dir), str(folder / "state"), str(log)]
+    arguments = [engine.name, str(settings.data_dir), str(settings.run_dir), str(folder / "state"), str(log)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     while done < kills and time.monotonic() < until_then:
         process = await asyncio.create_subprocess_exec(
@@ -133,7 +133,7 @@ async def verify(manager: SandboxManager, engine: TroubledEngine, history: Histo
 async def test_killing_the_manager_at_any_moment_loses_and_leaks_nothing(
     make_manager: Make, engine: TroubledEngine, settings: Settings, folder: Path
 ) -> None:
-    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=12, seconds=30) >= 1
+    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=6, seconds=20) >= 1
 
 
 @pytest.mark.slow
@@ -142,4 +142,5 @@ async def test_killing_the_manager_at_any_moment_loses_and_leaks_nothing(
 async def test_two_hundred_kills_lose_and_leak_nothing(
     make_manager: Make, engine: TroubledEngine, settings: Settings, folder: Path
 ) -> None:
-    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=200, seconds=1500) == 200
+    kills = int(os.environ.get("ATOLL_TEST_KILLS", "200"))
+    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=kills, seconds=1500) == kills

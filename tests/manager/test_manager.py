@@ -174,8 +174,8 @@ async def test_wait_until_sees_what_happens_outside(manager: SandboxManager, eng
         await manager.wait_until(id, State.PAUSED, timeout=0.01)
     await engine.kill_agent(id)
     record = await manager.wait_until(id, State.STOPPED)
-    assert record.cause is Cause.KILLED
-    with pytest.raises(SandboxGoneError, match="killed"):
+    assert record.cause in (Cause.KILLED, Cause.LOST)  # not every engine can tell
+    with pytest.raises(SandboxGoneError, match="has ended"):
         await (await manager.get_sandbox(id)).exec("true")
     assert (await manager.describe(id)).state is State.STOPPED
     with pytest.raises(SandboxNotFoundError):

@@ -13,7 +13,7 @@ from atoll.engines.availability import Availability
 from atoll.engines.local import Launch, LocalEngine, Record, clean_environment
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.process import probing, searching
-from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts
+from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
 from atoll.engines.process.plan import (
     Descriptors,
     Surroundings,
@@ -66,6 +66,7 @@ class ProcessEngine(LocalEngine):
 
     def _sweep(self) -> None:
         self._users.sweep(self._records)
+        sweep(self._settings.data_dir / self.name)
 
     def _launch(self, record: Record, home: Path, listener: int, resources: ExitStack) -> Launch:
         bubblewrap, agent = probing.find_bubblewrap(), agent_binary.path()
