@@ -16,6 +16,7 @@ from atoll.sandbox import new_sandbox_id
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LONGEST = 512
 _OWN = "atoll."
+_PLAIN = SandboxSpec()
 LIFETIME = f"{_OWN}lifetime"
 """The label that says how long a sandbox may live, should the journal be lost."""
 
@@ -45,7 +46,8 @@ class Request:
     pool: str | None = None
     engine: str | None = None
     """None: the manager's own choice."""
-    fingerprint: str = field(init=False)
+    fingerprint: str = field(init=False, default="")
+    """Of everything that was asked for; only with a key."""
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
@@ -66,10 +68,9 @@ class Request:
         for what, seconds in (("lifetime", self.lifetime_s), ("timeout", self.timeout_s)):
             if seconds is not None and not seconds > 0:
                 raise SpecError(f"a {what} must be more than 0 seconds, not {seconds!r}")
-        mark = fingerprint(
-            self.spec.model_dump_json(), self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine
-        )
-        object.__setattr__(self, "fingerprint", mark)
+        if self.key is not None:
+            others = (self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine)
+            object.__setattr__(self, "fingerprint", fingerprint(self.spec.model_dump_json(), *others))
 
     @classmethod
     def of(
@@ -88,18 +89,19 @@ class Request:
     ) -> Request:
         """Raises SpecError for what makes no sense."""
         if config is None or isinstance(config, Mapping):
-            spec = SandboxSpec.of(**(config or {}))
+            spec = SandboxSpec.of(**config) if config else _PLAIN
         elif isinstance(config, SandboxSpec):
             spec = config
         else:
             spec = config.spec()
             timeout = config.timeout if timeout is None else timeout
-        volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
-        values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
-        values["volumes"] = (*spec.volumes, *volumes)
-        values["labels"] = {**spec.labels, **(labels or {})}
-        values["env"] = {**spec.env, **(env or {})}
-        spec = SandboxSpec.of(**values)
+        if volume_bindings or labels or env:
+            volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
+            values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
+            values["volumes"] = (*spec.volumes, *volumes)
+            values["labels"] = {**spec.labels, **(labels or {})}
+            values["env"] = {**spec.env, **(env or {})}
+            spec = SandboxSpec.of(**values)
         seconds = spec.limits.lifetime_s if lifetime is None else lifetime
         return cls(spec, name, owner, key, seconds, timeout_s=timeout, engine=engine)
 

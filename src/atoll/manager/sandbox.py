@@ -110,7 +110,10 @@ class ManagedSandbox(AsyncSandbox):
 
     async def answer(self) -> None:
         """Return when its agent has answered. Not a use."""
-        await self._guest.hello()
+        if self._guest.current_channel() is None:
+            await self._guest.channel()  # the first thing that it is asked is whether it is there
+        else:
+            await self._guest.hello()
 
     def is_connected(self) -> bool:
         """Whether its agent holds the other end of the connection right now. The kernel says so, without a question."""
