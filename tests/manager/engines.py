@@ -14,7 +14,7 @@ from atoll.engines.local.record import Records
 from atoll.engines.local.waiting import Deadline
 from atoll.engines.process import ProcessEngine
 from atoll.errors import EngineError
-from atoll.model import Handle, Observation, SandboxSpec
+from atoll.model import Handle, Limits, Observation, SandboxSpec
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ class _Kernel(TroubledEngine):
     async def pause(self, handle: Handle) -> None:
         await self._trouble("pause")
         await super().pause(handle)  # type: ignore[misc]
+
+    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+        await self._trouble("set_limits")
+        await super().set_limits(handle, limits)  # type: ignore[misc]
 
     async def resume(self, handle: Handle) -> None:
         await self._trouble("resume")

@@ -86,7 +86,8 @@ async def killed_again_and_again(
         await first.create_sandbox()
     log, until_then, done = folder / "log", time.monotonic() + seconds, 0
     arguments = [engine.name, str(settings.data_dir), str(settings.run_dir), str(folder / "state"), str(log)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     while done < kills and time.monotonic() < until_then:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "manager.crash_driver", *arguments, str(dice.random()), env=environment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from atoll.engines.base import Resizable
 from atoll.errors import ConflictError, EngineError, SandboxError, SandboxGoneError, SpecError, StateError
 from atoll.manager.core import Core
 from atoll.manager.members import Making, Member
@@ -92,7 +93,13 @@ class Creating:
         old = member.record.spec.env
         extra = {name: value for name, value in request.spec.env.items() if old.get(name) != value}
         update = {"env": extra, **request.belongings(self._core)}
-        written = self._core.ledger.change(member, reason="it was claimed from its pool", update=update)
+        spec = member.record.spec
+        limits = request.spec.limits.model_copy(update={"lifetime_s": None})
+        if limits != spec.limits:
+            update["spec"] = spec.model_copy(update={"limits": limits})
+        # Until its limits hold it is on its way, as a new one would be.
+        act = Act.CREATE if limits != spec.limits else None
+        written = self._core.ledger.change(member, act=act, reason="it was claimed from its pool", update=update)
         member.sandbox.env = extra
         member.sandbox.timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
         member.usage.touch()
@@ -131,9 +138,11 @@ class Creating:
     async def _make(self, member: Member, written: asyncio.Future[None]) -> None:
         try:
             await written
-            if member.record.state is State.STARTING:  # else it is a spare, and all is done
+            if member.record.state is State.STARTING:
                 async with self._starting:
                     await self._in_engine(member)
+            elif member.record.act is Act.CREATE:  # a spare; without an act all is done
+                await self._limit(member)
         except BaseException as error:
             await finish(self._undo(member, error))
             if isinstance(error, SandboxError):
@@ -152,6 +161,14 @@ class Creating:
         member.sandbox.adopt(handle)
         await core.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
         await core.ledger.change(member, State.RUNNING, update={"details": handle.details})
+
+    async def _limit(self, member: Member) -> None:
+        core, engine = self._core, self._core.engine_of(member)
+        assert isinstance(engine, Resizable)
+        handle = member.record.handle()
+        await core.tasks.bounded(engine.set_limits(handle, handle.spec.limits), core.rules.inspect_s, "set limits")
+        member.sandbox.change(handle)
+        await core.ledger.change(member)
 
     async def _undo(self, member: Member, error: BaseException) -> None:
         """It is not known how far it came, so whatever may be there is deleted, which is always safe."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from atoll.engines.base import LATER, Resizable
 from atoll.errors import SandboxError, SpecError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
@@ -89,7 +90,17 @@ class Pool:
         if (request.engine or own) != (self.settings.engine or own):
             return False
         spec = request.spec
-        return self._env.items() <= spec.env.items() and (spec == self.settings.spec or self._base == base(spec)[0])
+        if not self._env.items() <= spec.env.items():
+            return False
+        return spec == self.settings.spec or self._base == base(self._without_later_limits(spec))[0]
+
+    def _without_later_limits(self, spec: SandboxSpec) -> SandboxSpec:
+        """Without limits that can still be set when a sandbox is claimed."""
+        if not isinstance(self._core.engines.get(self.settings.engine or self._core.engine.name), Resizable):
+            return spec
+        mine = self.settings.spec.limits
+        free = {name: None for name in LATER if getattr(mine, name) is None}
+        return spec.model_copy(update={"limits": spec.limits.model_copy(update=free)})
 
     def target(self) -> int:
         return self._size.target(self._core.clock.now())

@@ -108,6 +108,10 @@ class ManagedSandbox(AsyncSandbox):
         self._handle, self.spec = handle, handle.spec
         self._renew_guest()
 
+    def change(self, handle: Handle) -> None:
+        """The same one, with another spec."""
+        self._handle, self.spec = handle, handle.spec
+
     async def answer(self) -> None:
         """Return when its agent has answered. Not a use."""
         if self._guest.current_channel() is None:
