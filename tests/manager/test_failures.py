@@ -47,8 +47,10 @@ async def test_a_delete_that_fails_is_reported_still_counted_and_tried_again(
         await manager.create_sandbox()
     with pytest.raises(KeyError):
         await manager.get_sandbox(id)
+    await until(lambda: any(left <= 1 for left in clock.sleeps()))  # it will be tried again without anybody asking
     clock.advance(1)
-    await manager.cleanup_idle()
+    await until(lambda: engine.calls["delete"] == 2)
+    await until(lambda: any(1 < left <= 2 for left in clock.sleeps()))
     clock.advance(1)
     before = engine.calls["delete"]
     await manager.cleanup_idle()

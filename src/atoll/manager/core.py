@@ -11,6 +11,7 @@ from atoll.manager.clock import Clock
 from atoll.manager.engines import Engines
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger
+from atoll.manager.lines import Lines
 from atoll.manager.members import Member, Members
 from atoll.manager.metrics import Metrics
 from atoll.manager.record import Act, Record
@@ -72,6 +73,7 @@ class Core:
     """The manager's name."""
     tasks: Tasks = field(default_factory=Tasks)
     metrics: Metrics = field(default_factory=Metrics)
+    lines: Lines = field(default_factory=Lines)
     closing: bool = False
     ending: Ending = field(init=False)
     health: Health = field(init=False)
@@ -143,6 +145,13 @@ class Care:
     def suspect(self) -> None:
         if self._member.usable and not self._core.closing:
             self._core.tasks.spawn(self._core.health.look(self._member), f"look at {self._member.id}")
+
+    def connected(self) -> None:
+        for sandbox in self._core.lines.opened(self._member.sandbox):
+            self._core.tasks.spawn(sandbox.rest(), f"rest {sandbox.id}")
+
+    def is_wanted(self) -> bool:
+        return self.usage.active > 0 or self._member.waits_in_pool or self._member.making is not None
 
     def executed(self, seconds: float) -> None:
         self._core.metrics.exec_s.add(seconds)

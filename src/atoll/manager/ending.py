@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from atoll.errors import EngineError, SandboxError, StateError
 from atoll.manager.core import Core
@@ -19,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 class Ending:
     def __init__(self, core: Core) -> None:
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when one has to be tried again later; set by whoever does that."""
         self._core = core
 
     async def delete(self, member: Member, cause: Cause, reason: str) -> None:
@@ -45,6 +48,8 @@ class Ending:
             await self._destroy(member, cause, reason)
         finally:
             member.ending = None
+            if member.tries:
+                self.on_failure()
 
     async def _destroy(self, member: Member, cause: Cause, reason: str) -> None:
         core, record = self._core, member.record

@@ -200,9 +200,7 @@ class SandboxManager(Opening):
 
     async def _create(self, request: Request, *, or_get: bool) -> str:
         parts = await self._open()
-        sandbox_id = await parts.creating.create(request, or_get=or_get)
-        parts.reaper.hurry()
-        return sandbox_id
+        return await parts.creating.create(request, or_get=or_get)
 
     async def _member(self, sandbox_id: str) -> Member:
         parts = await self._open()

@@ -41,8 +41,8 @@ class Queries:
             records = await self._core.journal.ended(_ENDED)
         else:
             records = [member.record for member in self._core.members if not member.waits_in_pool]
-            records.sort(key=lambda record: record.created_at, reverse=True)
-        return [record for record in records if record.matches(state=state, owner=owner, name=name, labels=labels)]
+        found = [record for record in records if record.matches(state=state, owner=owner, name=name, labels=labels)]
+        return found if ended else sorted(found, key=lambda record: record.created_at, reverse=True)
 
     async def describe(self, sandbox_id: str) -> Record:
         member = self._core.members.find(sandbox_id)

@@ -45,6 +45,12 @@ class Keeper(Protocol):
     def ended(self) -> SandboxGoneError | None:
         """Why it can never be used again, if that is so."""
 
+    def connected(self) -> None:
+        """A connection to it was opened."""
+
+    def is_wanted(self) -> bool:
+        """Whether its connection is in use, or has to be there when somebody comes."""
+
     def executed(self, seconds: float) -> None:
         """A command took this long."""
 
@@ -223,6 +229,7 @@ class ManagedSandbox(AsyncSandbox):
 
     async def _connect(self) -> ByteStream:
         self._line = MeteredSocket.of(await super()._connect(), self.keeper.usage)
+        self.keeper.connected()
         return self._line
 
     def _renew_guest(self) -> None:
