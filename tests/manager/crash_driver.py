@@ -14,7 +14,7 @@ from pathlib import Path
 
 from atoll.errors import SandboxError
 from atoll.manager import PoolSettings, SandboxManager
-from atoll.model import SandboxSpec
+from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 
 CAP = 10
@@ -71,8 +71,10 @@ async def main(engine: str, data: str, run: str, state: str, log_path: str, seed
         pools=[PoolSettings(SandboxSpec(), size=1)],
     )
     log.say("opening", os.getpid())
-    await manager.start()
-    log.say("up", {record.id: record.state for record in await manager.list_sandboxes()})
+    recovered = await manager.start()
+    records = await manager.list_sandboxes()
+    odd = [record.model_dump_json() for record in records if record.state is not State.RUNNING]
+    log.say("up", {record.id: record.state for record in records}, odd=odd, failed=recovered.failed)
     await asyncio.gather(*(client(manager, log, random.Random(f"{seed} {number}")) for number in range(CLIENTS)))
 
 

@@ -68,7 +68,7 @@ class History:
                 case {"up": listed}:
                     assert made - ending <= set(listed), "a sandbox that was acknowledged is lost"
                     assert not ended & set(listed), "a sandbox that was deleted came back"
-                    assert all(state == State.RUNNING for state in listed.values())
+                    assert all(state == State.RUNNING for state in listed.values()), line["odd"]
         return made - ending
 
     def contents(self, alive: set[str]) -> Iterator[tuple[str, str, str | None]]:
@@ -104,6 +104,7 @@ async def killed_again_and_again(
         process.kill()
         await process.wait()
         done += 1
+        History(log).check()
         database = sqlite3.connect(folder / "state" / "manager.db")
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         database.close()
