@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure
 
-NAMES = ("exec_latency", "create", "memory", "copying", "oci", "checkpoints", "docker")
+NAMES = ("exec_latency", "create", "memory", "copying", "oci", "checkpoints", "docker", "manager")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -1,7 +1,8 @@
 """Isolated Linux sandboxes for AI agents.
 
-`Sandbox` and `AsyncSandbox` are all that most programs need; the rest are the values they take and give. The names of
-OpenManus's sandbox (`DockerSandbox` and so on) are imported when they are first used.
+`Sandbox` and `AsyncSandbox` are all that most programs need, and `SandboxManager` for many of them; the rest are the
+values they take and give. The manager and the names of OpenManus's sandbox (`DockerSandbox` and so on) are imported
+when they are first used.
 """
 
 import importlib
@@ -14,11 +15,14 @@ from atoll.errors import (
     AgentError,
     AgentUnreachableError,
     CheckpointNotFoundError,
+    ConflictError,
     EngineError,
     EngineNotFoundError,
     EngineUnavailableError,
     ImageError,
     ImageNotFoundError,
+    LimitReachedError,
+    ManagerClosedError,
     ProtocolError,
     SandboxError,
     SandboxGoneError,
@@ -26,6 +30,8 @@ from atoll.errors import (
     SandboxResourceError,
     SandboxTimeoutError,
     SpecError,
+    StateError,
+    StateInUseError,
     UnsupportedError,
 )
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
@@ -35,6 +41,7 @@ from atoll.shell import AsyncShell
 from atoll.terminal import AsyncTerminal
 
 if TYPE_CHECKING:
+    from atoll.manager import ManagedSandbox, PoolSettings, SandboxManager
     from atoll.openmanus import (
         ALLOW,
         SANDBOX_CLIENT,
@@ -74,6 +81,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "Command",
     "CommandRefusedError",
+    "ConflictError",
     "DockerSandbox",
     "EngineError",
     "EngineNotFoundError",
@@ -86,12 +94,16 @@ __all__ = [
     "FileWatch",
     "ImageError",
     "ImageNotFoundError",
+    "LimitReachedError",
     "Limits",
     "LocalSandboxClient",
+    "ManagedSandbox",
+    "ManagerClosedError",
     "Observation",
     "OperationError",
     "Output",
     "Policy",
+    "PoolSettings",
     "Port",
     "ProtocolError",
     "Sandbox",
@@ -99,6 +111,7 @@ __all__ = [
     "SandboxFileOperations",
     "SandboxFileOperator",
     "SandboxGoneError",
+    "SandboxManager",
     "SandboxNotFoundError",
     "SandboxResourceError",
     "SandboxSettings",
@@ -108,6 +121,8 @@ __all__ = [
     "Snapshot",
     "SpecError",
     "State",
+    "StateError",
+    "StateInUseError",
     "Stats",
     "Terminal",
     "ToolError",
@@ -121,6 +136,7 @@ __all__ = [
 ]
 
 _LATER = frozenset(__all__) - frozenset(globals())
+_OF_THE_MANAGER = frozenset({"ManagedSandbox", "PoolSettings", "SandboxManager"})
 
 
 if not TYPE_CHECKING:  # a type checker knows all names, and finds those that are misspelt
@@ -128,4 +144,5 @@ if not TYPE_CHECKING:  # a type checker knows all names, and finds those that ar
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module("atoll.openmanus"), name)
+        module = "atoll.manager" if name in _OF_THE_MANAGER else "atoll.openmanus"
+        return getattr(importlib.import_module(module), name)

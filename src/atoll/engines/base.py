@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.errors import UnsupportedError
-from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, Stats
+from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, Stats
 
 ByteStream = socket.socket
 """A connected, non-blocking stream socket to a sandbox's agent. An engine without one bridges a socket pair."""
@@ -68,6 +68,23 @@ class Pausable(Protocol):
     async def pause(self, handle: Handle) -> None: ...
 
     async def resume(self, handle: Handle) -> None: ...
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """An engine that can give limits to a sandbox that runs without them."""
+
+    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+        """From now on these hold for memory, processors and processes. Raises UnsupportedError for what it cannot
+        enforce, and for limits that were there before or are set when a sandbox is made."""
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """An engine that can get an image ready before a sandbox is made from it."""
+
+    async def ensure_image(self, image: str) -> None:
+        """Pull or build it if it is not here. Raises ImageError if it cannot be had."""
 
 
 @runtime_checkable
@@ -163,6 +180,10 @@ class LimitReporting(Protocol):
 
     async def limit_events(self, handle: Handle) -> LimitEvents:
         """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing."""
+
+
+LATER = ("memory_bytes", "cpus", "pids")
+"""The limits that a `Resizable` engine can set later."""
 
 
 def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: SandboxSpec) -> None:

@@ -10,7 +10,7 @@ from atoll.errors import SandboxError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
 from atoll.manager.pools import Pools
-from atoll.manager.record import Act
+from atoll.manager.record import Act, Event
 from atoll.model import Cause, State
 
 _AT_ONCE = 32
@@ -25,6 +25,8 @@ class Reaper:
         self._pools = pools
         self._sooner = asyncio.Event()
         self._looks = asyncio.Semaphore(_AT_ONCE)
+        core.ledger.listeners.append(self._on_event)
+        core.ending.on_failure = self.hurry
 
     async def run(self) -> None:
         """Never returns. It comes at least every `cleanup_interval`, and when a lifetime is over."""
@@ -38,6 +40,15 @@ class Reaper:
     def hurry(self) -> None:
         """A lifetime has changed, or a deletion failed."""
         self._sooner.set()
+
+    def _on_event(self, event: Event) -> None:
+        """Not for every change: to find what is due next, all members are looked at."""
+        member = self._core.members.find(event.sandbox_id)
+        if member is None:
+            return
+        begins_to_live = event.act is None and event.after is State.RUNNING and member.record.expires_now is not None
+        if begins_to_live or (event.act is Act.DELETE and event.after is State.ERROR):
+            self.hurry()
 
     async def sweep(self) -> list[asyncio.Task[None]]:
         """Look at all of them. What has to end is on its way afterwards: the tasks that see to it."""

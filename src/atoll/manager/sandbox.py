@@ -45,6 +45,12 @@ class Keeper(Protocol):
     def ended(self) -> SandboxGoneError | None:
         """Why it can never be used again, if that is so."""
 
+    def connected(self) -> None:
+        """A connection to it was opened."""
+
+    def is_wanted(self) -> bool:
+        """Whether its connection is in use, or has to be there when somebody comes."""
+
     def executed(self, seconds: float) -> None:
         """A command took this long."""
 
@@ -108,9 +114,16 @@ class ManagedSandbox(AsyncSandbox):
         self._handle, self.spec = handle, handle.spec
         self._renew_guest()
 
+    def change(self, handle: Handle) -> None:
+        """The same one, with another spec."""
+        self._handle, self.spec = handle, handle.spec
+
     async def answer(self) -> None:
         """Return when its agent has answered. Not a use."""
-        await self._guest.hello()
+        if self._guest.current_channel() is None:
+            await self._guest.channel()  # the first thing that it is asked is whether it is there
+        else:
+            await self._guest.hello()
 
     def is_connected(self) -> bool:
         """Whether its agent holds the other end of the connection right now. The kernel says so, without a question."""
@@ -196,8 +209,9 @@ class ManagedSandbox(AsyncSandbox):
 
     async def command(self, *args: Any, **options: Any) -> AsyncCommand:
         limit = options.get("max_output_bytes", DEFAULT_OUTPUT_BYTES)
+        asked = options.get("offsets", (0, 0))
         async with self.use():
-            return _Followed(self, await super().command(*args, **options), limit)
+            return _Followed(self, await super().command(*args, **options), limit, asked)
 
     def shell(self, name: str = "default") -> AsyncShell:
         self._created()
@@ -215,10 +229,12 @@ class ManagedSandbox(AsyncSandbox):
 
     async def _connect(self) -> ByteStream:
         self._line = MeteredSocket.of(await super()._connect(), self.keeper.usage)
+        self.keeper.connected()
         return self._line
 
     def _renew_guest(self) -> None:
-        self._guest = Guest(self._connect, work_dir=self.spec.work_dir)
+        # Without a work directory of its own: where that really is, only the agent knows.
+        self._guest = Guest(self._connect)
         self._guest.processes = _WithVariables(self._guest, self)
 
 
@@ -244,8 +260,14 @@ class _WithVariables(Processes):
 class _Followed(AsyncCommand):
     """A background command: the sandbox is in use while somebody waits for it or reads what it writes."""
 
-    def __init__(self, sandbox: ManagedSandbox, command: AsyncCommand, limit_bytes: int) -> None:
-        super().__init__(command._guest, command.id, command._stream, limit_bytes, command._explain)
+    def __init__(
+        self,
+        sandbox: ManagedSandbox,
+        command: AsyncCommand,
+        limit_bytes: int,
+        asked: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(command._guest, command.id, command._stream, limit_bytes, command._explain, asked)
         self._sandbox = sandbox
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -256,7 +278,7 @@ class _Followed(AsyncCommand):
 
 class _CountedShell(AsyncShell):
     def __init__(self, sandbox: ManagedSandbox, name: str) -> None:
-        super().__init__(sandbox._guest, name, sandbox.spec.work_dir, DEFAULT_OUTPUT_BYTES, sandbox._explain)
+        super().__init__(sandbox._guest, name, None, DEFAULT_OUTPUT_BYTES, sandbox._explain)
         self._sandbox = sandbox
 
     async def run(self, command: str, timeout: float) -> ExecutionResult:

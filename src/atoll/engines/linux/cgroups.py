@@ -105,6 +105,10 @@ class Group:
                 directory.mkdir(parents=True, exist_ok=True)
             except FileExistsError:
                 pass
+        self.limit(limits)
+
+    def limit(self, limits: CgroupLimits) -> None:
+        """From now on these hold; a limit that was there before may only become smaller. Raises OSError."""
         for controller, name, value in settings(self.hierarchy.mode, limits):
             found = self.directory(controller)
             if found is None:

@@ -30,7 +30,7 @@ from typing import Literal
 from atoll.engines.linux import masks
 from atoll.engines.linux.seccomp import Profile, default_profile
 from atoll.errors import SpecError
-from atoll.model import SandboxSpec
+from atoll.model import Limits, SandboxSpec
 
 Namespace = Literal["user", "mount", "pid", "ipc", "uts", "net", "cgroup"]
 Flag = Literal["ro", "nosuid", "nodev", "noexec"]
@@ -123,6 +123,11 @@ class CgroupLimits:
     cpu_quota_us: int | None = None
     cpu_period_us: int = CPU_PERIOD_US
     pids: int | None = None
+
+    @classmethod
+    def of(cls, limits: Limits) -> CgroupLimits:
+        quota = None if limits.cpus is None else max(1000, math.ceil(limits.cpus * CPU_PERIOD_US))
+        return cls(limits.memory_bytes, quota, pids=limits.pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +240,7 @@ def make_plan(
         seccomp=default_profile(),
         masked_paths=masks.masked_paths(facts.cpus),
         shadows=(*SHADOWS, _boot_id(sandbox_id)),
-        cgroup=CgroupLimits(
-            memory_bytes=limits.memory_bytes,
-            cpu_quota_us=None if limits.cpus is None else max(1000, math.ceil(limits.cpus * CPU_PERIOD_US)),
-            pids=limits.pids,
-        ),
+        cgroup=CgroupLimits.of(limits),
         rlimits=(
             Rlimit("CORE", 0),
             Rlimit("NOFILE", limits.open_files or OPEN_FILES),
