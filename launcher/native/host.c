@@ -19,11 +19,16 @@ static int userns = -1;     /* its user namespace */
 static int group_directory = -1;
 static char stack[STACK] __attribute__((aligned(16)));
 
+static void write_text(int fd, const char *text)
+{
+    if ((size_t)need(&me, CALL(write, fd, text, strlen(text))) != strlen(text))
+        me.give_up(&me, EINVAL);
+}
+
 static void write_file(const char *path, const char *text)
 {
     int fd = (int)need(&me, CALL(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC_, 0));
-    if ((size_t)need(&me, CALL(write, fd, text, strlen(text))) != strlen(text))
-        me.give_up(&me, EINVAL);
+    write_text(fd, text);
     CALL(close, fd);
 }
 
@@ -132,6 +137,12 @@ static void operation(const char *op, struct list *words)
     } else if (!strcmp(op, "write")) {
         me.detail = next_word(words, &me);
         write_file(me.detail, next_word(words, &me));
+    } else if (!strcmp(op, "rules")) { /* rules PATH COUNT RULE …: one write for each, as the kernel wants them */
+        me.detail = next_word(words, &me);
+        int fd = (int)need(&me, CALL(openat, AT_FDCWD, me.detail, O_WRONLY | O_CLOEXEC_, 0));
+        for (unsigned long count = next_number(words, &me); count; count--)
+            write_text(fd, next_word(words, &me));
+        CALL(close, fd);
     } else if (!strcmp(op, "group")) { /* group PATH: a list of processes that the first process enters by itself (v1) */
         me.detail = next_word(words, &me);
         if (shared.group_count == MOST_GROUPS)

@@ -180,6 +180,9 @@ static void arrange_descriptors(void)
 
 static _Noreturn void execute(uint64_t capabilities)
 {
+    me.step = "wait for the host";
+    while (!__atomic_load_n(&shared.host_done, __ATOMIC_SEQ_CST))
+        futex_wait(&shared.host_done, 0);
     arrange_descriptors();
     me.step = "capabilities";
     keep_only(capabilities);

@@ -215,5 +215,7 @@ _Noreturn void run(int count, char **arguments)
     host_part(&host);
     if (!first_pid)
         me.give_up(&me, EINVAL);
+    __atomic_store_n(&shared.host_done, 1, __ATOMIC_SEQ_CST);
+    futex_wake(&shared.host_done);
     wait_and_report();
 }

@@ -41,6 +41,7 @@ struct shared {
     int slots[MOST_SLOTS];  /* 0: not yet; else a descriptor + 1 */
     int groups[MOST_GROUPS], group_count;
     int told;               /* the id maps are written, and the words for this sandbox are there */
+    int host_done;          /* the host part did all it was told: only now the agent may run */
     int alive;              /* the kernel clears it when the first process executes the agent, or dies */
     int executing;          /* it went as far as that */
     long error;             /* why the first process gave up */

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from atoll.command import AsyncCommand, execution_result, new_command_id
-from atoll.engines import registry
+from atoll.engines import registry, shared
 from atoll.engines.base import ByteStream, Engine, LimitEvents, LimitReporting
 from atoll.errors import (
     AgentUnreachableError,
@@ -91,7 +91,7 @@ class AsyncSandbox:
         self.spec = spec or SandboxSpec.of(**given)
         self.timeout_s = _seconds(timeout)
         self._settings = settings or Settings.load()
-        self._owns_engine = isinstance(engine, str)
+        self._held: shared.Held | None = None
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
         self._engine_name = engine if isinstance(engine, str) else engine.name
         self._handle: Handle | None = None
@@ -105,8 +105,8 @@ class AsyncSandbox:
         """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
         if self._handle is not None:
             raise SandboxError("this sandbox was already created")
-        self._handle = await self._the_engine().create(self.id, self.spec)
         try:
+            self._handle = await (await self._the_engine()).create(self.id, self.spec)
             await self._guest.channel()
         except BaseException:
             await asyncio.shield(self.cleanup())
@@ -124,10 +124,11 @@ class AsyncSandbox:
     ) -> Self:
         """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
         sandbox = cls(engine=engine, timeout=timeout, settings=settings)
-        for handle in await sandbox._the_engine().list():
+        for handle in await (await sandbox._the_engine()).list():
             if handle.sandbox_id == sandbox_id:
                 sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
                 return sandbox
+        sandbox._let_go_of_engine()
         raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
 
     async def cleanup(self) -> None:
@@ -136,27 +137,29 @@ class AsyncSandbox:
         await self._guest.aclose()
         if self._handle is not None and not self._deleted:
             await self._destroy()
-        await self._close_engine()
+        self._let_go_of_engine()
 
     async def detach(self) -> None:
         """Let go of the connection and leave the sandbox running: `attach` finds it again."""
         self._shells.clear()
         await self._guest.aclose()
         self._deleted = True
-        await self._close_engine()
+        self._let_go_of_engine()
 
     async def inspect(self) -> Observation:
         """What the engine sees of it right now, and why it ended if it has."""
-        return await self._the_engine().inspect(self._created())
+        return await (await self._the_engine()).inspect(self._created())
 
     async def stats(self) -> Stats:
         """Resources in use."""
-        return await self._the_engine().stats(self._created())
+        return await (await self._the_engine()).stats(self._created())
 
     @property
     def engine_name(self) -> str:
         """The engine it runs on."""
-        return self._the_engine().name
+        if self._engine is None:
+            return registry.auto(self._settings)[0].name if self._engine_name == "auto" else self._engine_name
+        return self._engine.name
 
     async def __aenter__(self) -> Self:
         return await self.create()
@@ -373,16 +376,17 @@ class AsyncSandbox:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _the_engine(self) -> Engine:
+    async def _the_engine(self) -> Engine:
         if self._engine is None:
-            name = self._engine_name
-            self._engine = registry.auto(self._settings)[0] if name == "auto" else registry.get(name, self._settings)
+            self._held = await shared.acquire(self._engine_name, self._settings)
+            self._engine = self._held.engine
         return self._engine
 
-    async def _close_engine(self) -> None:
-        """An engine that was handed to us belongs to whoever made it, and may serve many sandboxes."""
-        if self._owns_engine and self._engine is not None:
-            await self._engine.aclose()
+    def _let_go_of_engine(self) -> None:
+        """One that was handed to us belongs to whoever made it. Ours is shared with other sandboxes."""
+        if self._held is not None:
+            shared.release(self._held)
+            self._held = None
 
     def _created(self) -> Handle:
         if self._handle is None:
@@ -393,14 +397,14 @@ class AsyncSandbox:
 
     async def _connect(self) -> ByteStream:
         try:
-            return await self._the_engine().connect(self._created())
+            return await (await self._the_engine()).connect(self._created())
         except AgentUnreachableError:
             await self._explain()
             raise
 
     async def _destroy(self) -> None:
         assert self._handle is not None
-        await self._the_engine().delete(self._handle)
+        await (await self._the_engine()).delete(self._handle)
         self._deleted = True
 
     async def _explain(self) -> None:
@@ -411,7 +415,7 @@ class AsyncSandbox:
         """
         for pause_s in _DYING_S:
             await asyncio.sleep(pause_s)
-            seen = await self._the_engine().inspect(self._created())
+            seen = await (await self._the_engine()).inspect(self._created())
             if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
                 cause = seen.cause or Cause.LOST
                 raise SandboxGoneError(f"sandbox {self.id} has ended: {seen.reason or cause}", cause=cause)
@@ -420,7 +424,7 @@ class AsyncSandbox:
 
     async def _answers(self) -> bool:
         try:
-            channel = await Channel.open(await self._the_engine().connect(self._created()), timeout_s=1.0)
+            channel = await Channel.open(await (await self._the_engine()).connect(self._created()), timeout_s=1.0)
         except (AgentUnreachableError, SandboxGoneError):
             return False
         await channel.aclose()
@@ -468,7 +472,7 @@ class AsyncSandbox:
         limits = self.spec.limits
         if limits.memory_bytes is None and limits.pids is None and limits.disk_bytes is None:
             return None
-        engine = self._the_engine()
+        engine = await self._the_engine()
         return await engine.limit_events(self._created()) if isinstance(engine, LimitReporting) else None
 
     def _request(

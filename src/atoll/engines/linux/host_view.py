@@ -28,7 +28,7 @@ USR = Path("/usr")
 _DIRECTORIES = _words(
     """
     boot dev etc etc/pam.d home home/user media mnt opt proc root run srv sys usr
-    var var/cache var/lib var/log var/spool
+    var var/cache var/lib var/log var/spool workspace
     """
 )
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")

@@ -49,21 +49,31 @@ def _try_connect(stream: socket.socket, path: Path) -> bool:
 
 
 async def knock(path: Path, process: int, deadline: Deadline) -> bool:
-    """Wait until an agent serves the socket. False: the process (a pidfd) ended before. Raises TimeoutError.
-
-    Connecting succeeds as soon as the socket listens, which says nothing about the agent. So we hang up at once: an
-    agent that accepts sees the end and closes its side in order, while the kernel resets a connection that nobody will
-    ever accept.
-    """
+    """Wait until an agent serves the socket. False: the process (a pidfd) ended before. Raises TimeoutError."""
     try:
         with await connect(path, deadline) as stream:
-            stream.shutdown(socket.SHUT_WR)
-            ready = await readable({stream.fileno(), process}, deadline)
-            if not ready:
-                raise TimeoutError
-            if stream.fileno() not in ready:
-                return False
-            stream.recv(1)
-            return True
+            hang_up(stream)
+            return await answered(stream, process, deadline)
     except (ConnectionResetError, ConnectionRefusedError, BrokenPipeError):
         return False
+
+
+def hang_up(stream: socket.socket) -> None:
+    """Connecting succeeds as soon as the socket listens, which says nothing about the agent. So we hang up at once: an
+    agent that accepts sees the end and closes its side in order, while the kernel resets a connection that nobody will
+    ever accept."""
+    stream.shutdown(socket.SHUT_WR)
+
+
+async def answered(stream: socket.socket, process: int, deadline: Deadline) -> bool:
+    """Whether an agent has seen that we hung up. False: the process ended before. Raises TimeoutError."""
+    ready = await readable({stream.fileno(), process}, deadline)
+    if not ready:
+        raise TimeoutError
+    if stream.fileno() not in ready:
+        return False
+    try:
+        stream.recv(1)
+    except (ConnectionResetError, BrokenPipeError):
+        return False
+    return True

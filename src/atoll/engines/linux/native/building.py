@@ -20,7 +20,7 @@ from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
 from atoll.engines.linux.plan import HostFacts, Plan, Root, make_plan
-from atoll.engines.linux.seccomp import Profile
+from atoll.engines.linux.seccomp import Profile, default_profile
 from atoll.engines.local import sockets
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
@@ -65,12 +65,20 @@ class NativeBuilder(Builder):
             opened.callback(os.close, agent)
             lists = (*words.operations(plan, joining), _filter(plan.seccomp, plan.machine))
             chosen.tell(lists, (listener.fileno(), agent), deadline)
+            # While the launcher works. The agent finds a caller waiting as soon as it looks.
+            caller = opened.enter_context(await sockets.connect(self._places.socket(record.sandbox_id), deadline))
+            sockets.hang_up(caller)
             init = ProcessRef.of(await chosen.report(deadline))
-        if init is None:
-            raise EngineError("the sandbox ended while it was being made")
-        started(init)
-        await self._knock(plan, init, deadline)
+            listener.close()  # from here on it is the agent's alone: if that dies, the caller hears of it
+            if init is None:
+                raise EngineError("the sandbox ended while it was being made")
+            started(init)
+            await self._answer(lambda process: sockets.answered(caller, process, deadline), init)
         self._launchers.prepare_soon(self._program)
+
+    def rest(self) -> None:
+        """A sandbox is gone and nobody waits: the moment to prepare for the next."""
+        self._launchers.prepare_now(self._program)
 
     def close(self) -> None:
         self._launchers.close()
@@ -124,6 +132,11 @@ def _facts() -> HostFacts:
     return HostFacts(platform.machine(), os.cpu_count() or 1)
 
 
-@functools.lru_cache(maxsize=8)
 def _filter(profile: Profile, machine: str) -> bytes:
-    return bpf.assemble(profile, machine)
+    # To compare profiles takes longer than all that is saved, so only one is remembered.
+    return _default_filter(machine) if profile is default_profile() else bpf.assemble(profile, machine)
+
+
+@functools.cache
+def _default_filter(machine: str) -> bytes:
+    return bpf.assemble(default_profile(), machine)

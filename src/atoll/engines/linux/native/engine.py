@@ -60,6 +60,11 @@ class NativeEngine(OciEngine):
         self._watch(record)
         return self._handle(record)
 
+    async def delete(self, handle: Handle) -> None:
+        await super().delete(handle)
+        if self._maker is not None:
+            self._maker.rest()
+
     async def aclose(self) -> None:
         if self._maker is not None:
             self._maker.close()

@@ -23,8 +23,9 @@ from atoll.engines.local.waiting import Deadline, readable
 from atoll.errors import EngineError, EngineUnavailableError, ImageError, SandboxError
 
 _LONGEST_REPORT = 2048
-_SOON_S = 0.002
-"""After a sandbox was made the next launcher is started, but not before its maker had a chance to use it."""
+_SOON_S = 0.025
+"""After a sandbox was made the next launcher is started, but not before its maker had a chance to use it: the start of
+a program takes time from whatever the sandbox does first."""
 _IMAGE_STEPS = frozenset(("put", "move", "mount", "root", "directory", "base", "cwd"))
 """Steps that resolve a path of the image: if one fails, the image is to blame."""
 
@@ -130,10 +131,16 @@ class Launchers:
         self._ending = [each for each in self._ending if not each.has_ended()]
 
     def prepare_soon(self, program: str) -> None:
+        """In a while; a sandbox that was deleted is a good moment for the next (`prepare_now`)."""
         loop = asyncio.get_running_loop()
         if self._spare is None and (self._soon is None or self._loop is not loop):
             self._loop = loop
             self._soon = loop.call_later(_SOON_S, self._prepare, program)
+
+    def prepare_now(self, program: str) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+        self._prepare(program)
 
     def _prepare(self, program: str) -> None:
         self._soon = None
@@ -142,6 +149,7 @@ class Launchers:
                 self._spare = Launcher.start(program, self._early)
 
     def close(self) -> None:
+        self._early = None  # nothing is prepared any more until another sandbox is made
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None

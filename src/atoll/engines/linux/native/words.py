@@ -25,7 +25,7 @@ _FLAGS = {"uts": CLONE_NEWUTS, "ipc": CLONE_NEWIPC, "net": CLONE_NEWNET}
 _RLIMITS = {"CORE": 4, "NOFILE": 7, "MEMLOCK": 8, "MSGQUEUE": 12, "RTPRIO": 14}
 _TERMINALS = (136, None)
 _PTMX = (5, 2)
-_STAGE, _SYS, _FIRST_OWN = "0", "1", 2
+_STAGE, _SYS, _QUEUES, _FIRST_OWN = "0", "1", "2", 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ def early(plan: Plan, joining: Joining) -> Early:
     inside += ["proc", "proc", ",".join(_kernel(plan, "proc").flags), *_covers(plan.masked_paths, "/proc/")]
     inside += ["leave", "the host"]
     host += ["filesystem", "sysfs", _SYS, ",".join(_kernel(plan, "sysfs").flags), ""]
+    queues = _kernel(plan, "mqueue")
+    host += ["filesystem", "mqueue", _QUEUES, ",".join(queues.flags), queues.options]
     inside += ["sys", "sys", _SYS, *_covers(plan.masked_paths, "/sys/")]
     return Early(encode(host), encode(inside))
 
@@ -94,6 +96,7 @@ def operations(plan: Plan, joining: Joining) -> tuple[bytes, bytes]:
     _root(plan, lists)
     for mount in plan.mounts:
         _mount(plan, mount, lists)
+    _device_rules(plan, joining, lists.host)
     _end(plan, lists)
     return encode(lists.host), encode(lists.inside)
 
@@ -115,10 +118,15 @@ def _begin(plan: Plan, joining: Joining, lists: _Lists) -> None:
         host += ["born-in", str(joining.born_in), "first"]
     mapping = f"0 {plan.ids.first} {plan.ids.count}\n"
     host += ["map", mapping, mapping]
-    if joining.devices is not None:
-        host += ["write", f"{joining.devices}/devices.deny", "a"]
-        for major, minor in _allowed_devices(plan.mounts):
-            host += ["write", f"{joining.devices}/devices.allow", f"c {major}:{'*' if minor is None else minor} rw"]
+
+
+def _device_rules(plan: Plan, joining: Joining, host: list[str]) -> None:
+    """Last: the first process waits for them only when it is about to execute the agent."""
+    if joining.devices is None:
+        return
+    rules = [f"c {major}:{'*' if minor is None else minor} rw" for major, minor in _allowed_devices(plan.mounts)]
+    host += ["write", f"{joining.devices}/devices.deny", "a"]
+    host += ["rules", f"{joining.devices}/devices.allow", str(len(rules)), *rules]
 
 
 def _allowed_devices(mounts: Sequence[object]) -> Iterator[tuple[int, int | None]]:
@@ -174,10 +182,8 @@ def _mount(plan: Plan, mount: DeviceDirectory | Kernel | Bind, lists: _Lists) ->
         case Kernel(kind="proc" | "sysfs"):
             lists.inside += ["move", mount.target, "proc" if mount.kind == "proc" else "sys"]
         case Kernel(kind="mqueue"):
-            # Of a namespace that belongs to the host, so only the host's root can mount it.
-            slot = lists.slots.new()
-            lists.host += ["filesystem", mount.kind, slot, flags, mount.options]
-            lists.inside += ["put", mount.target, slot, "strict"]
+            # Of a namespace that belongs to the host, so only the host's root can mount it: see `early`.
+            lists.inside += ["put", mount.target, _QUEUES, "strict"]
         case Kernel():
             lists.inside += ["mount", mount.target, mount.kind, flags, mount.options]
         case Bind():

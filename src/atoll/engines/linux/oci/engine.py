@@ -160,7 +160,10 @@ class OciEngine:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
         await self._streams.aclose()
-        await asyncio.to_thread(self._places.close)
+        try:
+            await asyncio.to_thread(self._places.close)
+        except RuntimeError:  # the program is ending, and starts no threads any more
+            self._places.close()
 
     # --- pausing, and more -----------------------------------------------------------------------------------------
 
