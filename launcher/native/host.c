@@ -12,6 +12,7 @@ enum { AF_INET_ = 2, SOCK_DGRAM_ = 2, SET_FLAGS = 0x8914, UP_AND_RUNNING = 0x41 
 enum { STACK = 64 << 10 };
 
 _Noreturn void launcher_gives_up(struct worker *, long error);
+void report_first(void);
 static struct worker me = {.step = "start", .detail = "", .give_up = launcher_gives_up};
 
 int first_pid;              /* the sandbox's first process; 0: none yet */
@@ -155,6 +156,7 @@ static void operation(const char *op, struct list *words)
         make_stage(next_number(words, &me));
     } else if (!strcmp(op, "first")) {
         start_first();
+        report_first();
         userns = (int)need(&me, CALL(openat, AT_FDCWD, of_first("ns/user"), O_RDONLY | O_CLOEXEC_, 0));
     } else if (!strcmp(op, "map")) { /* map UID-MAP GID-MAP: and the first process goes on */
         char *uids = next_word(words, &me), *gids = next_word(words, &me);

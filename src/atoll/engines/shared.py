@@ -1,7 +1,7 @@
 """Engines that many sandboxes of a program use together, so that what one has prepared serves the next.
 
-An engine belongs to one event loop. It is made for the first sandbox that asks for its name, and let go of a while after
-the last one, when the event loop ends, or when the program does. Nobody has to remember that.
+An engine belongs to one event loop. It is made for the first sandbox that asks for its name, and let go of a while
+after the last one, when the event loop ends, or when the program does. Nobody has to remember that.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def _close(held: Held) -> None:
 
 
 def _at_exit() -> None:
-    """Of event loops that never ended in order, as that of the synchronous classes: it runs in a thread that just stops."""
+    """Of event loops that never ended in order, as that of the synchronous classes, whose thread just stops."""
     if _process != os.getpid():
         return
     for loop, engines in list(_by_loop.items()):

@@ -53,7 +53,10 @@ async def knock(path: Path, process: int, deadline: Deadline) -> bool:
     try:
         with await connect(path, deadline) as stream:
             hang_up(stream)
-            return await answered(stream, process, deadline)
+            ready = await readable({stream.fileno(), process}, deadline)
+            if not ready:
+                raise TimeoutError
+            return stream.fileno() in ready and was_answered(stream)
     except (ConnectionResetError, ConnectionRefusedError, BrokenPipeError):
         return False
 
@@ -65,13 +68,8 @@ def hang_up(stream: socket.socket) -> None:
     stream.shutdown(socket.SHUT_WR)
 
 
-async def answered(stream: socket.socket, process: int, deadline: Deadline) -> bool:
-    """Whether an agent has seen that we hung up. False: the process ended before. Raises TimeoutError."""
-    ready = await readable({stream.fileno(), process}, deadline)
-    if not ready:
-        raise TimeoutError
-    if stream.fileno() not in ready:
-        return False
+def was_answered(stream: socket.socket) -> bool:
+    """Of a stream that can be read: whether it was an agent who closed it, and not the kernel."""
     try:
         stream.recv(1)
     except (ConnectionResetError, BrokenPipeError):

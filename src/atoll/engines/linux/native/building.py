@@ -7,6 +7,7 @@ import asyncio
 import functools
 import os
 import platform
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,7 +23,6 @@ from atoll.engines.linux.oci.runtimes import Runtime
 from atoll.engines.linux.plan import HostFacts, Plan, Root, make_plan
 from atoll.engines.linux.seccomp import Profile, default_profile
 from atoll.engines.local import sockets
-from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import EngineError
 from atoll.images import Image
@@ -43,8 +43,9 @@ class NativeBuilder(Builder):
         self._host: Path
         self._agent: Path
 
-    async def make(self, record: Record, started: Callable[[ProcessRef], None], deadline: Deadline) -> None:
-        """`started` is called as soon as its first process is there, while the agent begins its work."""
+    async def make(self, record: Record, started: Callable[[int], bool], deadline: Deadline) -> None:
+        """`started` is called with its first process, which has been told all that it needs to become the agent;
+        it says whether there still is one."""
         check_volumes(record.spec)
         image = (
             None
@@ -65,15 +66,14 @@ class NativeBuilder(Builder):
             opened.callback(os.close, agent)
             lists = (*words.operations(plan, joining), _filter(plan.seccomp, plan.machine))
             chosen.tell(lists, (listener.fileno(), agent), deadline)
-            # While the launcher works. The agent finds a caller waiting as soon as it looks.
-            caller = opened.enter_context(await sockets.connect(self._places.socket(record.sandbox_id), deadline))
-            sockets.hang_up(caller)
-            init = ProcessRef.of(await chosen.report(deadline))
-            listener.close()  # from here on it is the agent's alone: if that dies, the caller hears of it
-            if init is None:
+            listener.close()  # it is the agent's alone: if there is none, the caller hears of it
+            # The agent finds a caller waiting as soon as it looks.
+            caller = opened.enter_context(await _call(self._places.socket(record.sandbox_id), deadline))
+            first = chosen.first()  # there is time to write it down while the rest is made
+            known = first is not None and started(first)
+            first = await chosen.outcome(caller, deadline)
+            if not known and not started(first):
                 raise EngineError("the sandbox ended while it was being made")
-            started(init)
-            await self._answer(lambda process: sockets.answered(caller, process, deadline), init)
         self._launchers.prepare_soon(self._program)
 
     def rest(self) -> None:
@@ -125,6 +125,12 @@ class NativeBuilder(Builder):
         directories = dict.fromkeys(group.directory(name) for name in group.hierarchy.controllers)
         lists = tuple(directory / "tasks" for directory in directories if directory is not None)
         return words.Joining(lists, devices=group.directory("devices"))
+
+
+async def _call(path: Path, deadline: Deadline) -> socket.socket:
+    caller = await sockets.connect(path, deadline)
+    sockets.hang_up(caller)
+    return caller
 
 
 @functools.cache

@@ -45,10 +45,14 @@ class NativeEngine(OciEngine):
         record = self._first_record(sandbox_id, spec, maker.runtime)
         self._places.records.begin(record)
 
-        def complete(init: ProcessRef) -> None:
+        def complete(first: int) -> bool:
             nonlocal record
+            init = ProcessRef.of(first)
+            if init is None:
+                return False
             record = record.model_copy(update={"init": init})
             self._places.records.write(record)
+            return True
 
         try:
             await maker.make(record, complete, Deadline.after(_CREATE_S))

@@ -19,10 +19,12 @@ from pathlib import Path
 from atoll import agent_binary
 from atoll.engines.linux.native.words import Early
 from atoll.engines.linux.oci import start
+from atoll.engines.local import sockets
 from atoll.engines.local.waiting import Deadline, readable
 from atoll.errors import EngineError, EngineUnavailableError, ImageError, SandboxError
 
 _LONGEST_REPORT = 2048
+_FAILURES = (b"failed ", b"killed ")
 _SOON_S = 0.025
 """After a sandbox was made the next launcher is started, but not before its maker had a chance to use it: the start of
 a program takes time from whatever the sandbox does first."""
@@ -43,6 +45,10 @@ class Launcher:
     channel: socket.socket
     early: Early
     """What it makes before it is told the rest."""
+    said: bytes = b""
+    """Its report, as far as it has come."""
+    ended: bool = False
+    """Nothing more will come."""
 
     @classmethod
     def start(cls, program: str, early: Early) -> Launcher:
@@ -70,15 +76,47 @@ class Launcher:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended, and perhaps it said why
 
-    async def report(self, deadline: Deadline) -> int:
-        """The process number of the sandbox's first process, which executes the agent."""
+    def first(self) -> int | None:
+        """The process number of the sandbox's first process, as soon as the launcher has said it."""
+        self._read()
+        match self.said.partition(b"\n")[0].split():
+            case [b"first", pid] if pid.isdigit() and b"\n" in self.said:
+                return int(pid)
+        return None
+
+    async def outcome(self, caller: socket.socket, deadline: Deadline) -> int:
+        """Wait until the agent has answered the caller. The number of the first process, which became the agent.
+
+        Raises EngineError or ImageError with the step that failed."""
+        unheard = False
+        while not (self.ended and unheard):
+            watched = {fd for fd, over in ((self.channel.fileno(), self.ended), (caller.fileno(), unheard)) if not over}
+            ready = await readable(watched, deadline)
+            if not ready:
+                raise EngineError("the launcher did not end in time", hint="The machine may be overloaded.")
+            if caller.fileno() in ready:
+                if sockets.was_answered(caller):
+                    break
+                unheard = True  # nobody will answer: the launcher says why, or just ends
+            self._read()
+            if (self.ended and not self.said.endswith(b"ok")) or self.said.rpartition(b"\n")[2].startswith(_FAILURES):
+                raise _failure(self.said)
+        first = self.first()
+        if unheard or first is None:
+            raise EngineError("the sandbox ended while it was being made")
+        return first
+
+    def _read(self) -> None:
         self.channel.setblocking(False)
-        if not await readable({self.channel.fileno()}, deadline):
-            raise EngineError("the launcher did not end in time", hint="The machine may be overloaded.")
         try:
-            return _understood(self.channel.recv(_LONGEST_REPORT))
+            while not self.ended:
+                piece = self.channel.recv(_LONGEST_REPORT)
+                self.said += piece
+                self.ended = not piece or len(self.said) >= _LONGEST_REPORT
+        except BlockingIOError:
+            return
         except ConnectionResetError:
-            return _understood(b"")
+            self.ended = True
 
     def has_ended(self) -> bool:
         """And is reaped, if so."""
@@ -167,21 +205,19 @@ def _frame(content: bytes) -> bytes:
     return struct.pack("<I", len(content)) + content
 
 
-def _understood(report: bytes) -> int:
-    text = "".join(char if char.isprintable() else " " for char in report.decode(errors="replace"))
+def _failure(said: bytes) -> SandboxError:
+    """What the last line of a report means."""
+    line = said.rpartition(b"\n")[2].decode(errors="replace")
+    text = "".join(char if char.isprintable() else " " for char in line)
     match text.split(" ", 3):
-        case ["ok", pid] if pid.isdecimal():
-            return int(pid)
         case ["failed", number, step, detail] if number.isdecimal():
-            raise _failure(step, f"{step} {detail}".strip(), int(number))
+            kind = ImageError if step in _IMAGE_STEPS else EngineError
+            return kind(f"the sandbox could not be made: {f'{step} {detail}'.strip()}: {os.strerror(int(number))}")
         case ["killed", *step]:
-            raise EngineError(
+            return EngineError(
                 f"the sandbox's first process was killed while it was being made ({' '.join(step)})",
                 hint="Its memory limit may be too small.",
             )
-    raise EngineError("the launcher ended without a word", hint="'atoll doctor' checks what is needed on this machine.")
-
-
-def _failure(step: str, what: str, number: int) -> SandboxError:
-    kind = ImageError if step in _IMAGE_STEPS else EngineError
-    return kind(f"the sandbox could not be made: {what}: {os.strerror(number)}")
+    return EngineError(
+        "the launcher ended without a word", hint="'atoll doctor' checks what is needed on this machine."
+    )

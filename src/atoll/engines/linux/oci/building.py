@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,14 +149,10 @@ class Builder:
 
     async def _knock(self, plan: Plan, init: ProcessRef, deadline: Deadline) -> None:
         """Wait until the agent serves its socket."""
-        path = self._places.socket(plan.sandbox_id)
-        await self._answer(lambda process: sockets.knock(path, process, deadline), init)
-
-    async def _answer(self, ask: Callable[[int], Awaitable[bool]], init: ProcessRef) -> None:
         pidfd, answered = init.open(), False
         try:
             if pidfd is not None:
-                answered = await ask(pidfd)
+                answered = await sockets.knock(self._places.socket(plan.sandbox_id), pidfd, deadline)
         except TimeoutError:
             raise AgentUnreachableError("the agent of the new sandbox did not answer in time") from None
         except OSError:
