@@ -2,6 +2,7 @@
 #include <linux/capability.h>
 #include <linux/fcntl.h>
 #include <linux/mount.h>
+#include <linux/prctl.h>
 #include <linux/sched.h>
 #include <linux/stat.h>
 
@@ -9,10 +10,11 @@
 
 enum { O_PATH_ = 010000000, O_CLOEXEC_ = 02000000, O_DIRECTORY_ = 0200000 };
 enum { AF_INET_ = 2, SOCK_DGRAM_ = 2, SET_FLAGS = 0x8914, UP_AND_RUNNING = 0x41 };
-enum { STACK = 64 << 10 };
+enum { STACK = 64 << 10, MS_PRIVATE_ = 1 << 18, MS_REC_ = 1 << 14 };
 
 _Noreturn void launcher_gives_up(struct worker *, long error);
 void report_first(void);
+void report_ready(void);
 static struct worker me = {.step = "start", .detail = "", .give_up = launcher_gives_up};
 
 int first_pid;              /* the sandbox's first process; 0: none yet */
@@ -126,10 +128,32 @@ static void make_devices(struct list *words) /* devices SLOT FLAGS OPTIONS OWNER
     publish(slot, directory);
 }
 
+/* Into the user namespace in which an ordinary user is root, and a mount namespace that belongs to it. Nothing of the host is ours
+ * there: what follows can do no more than that user could. */
+static void enter(int namespace)
+{
+    need(&me, CALL(setns, namespace, CLONE_NEWUSER));
+    CALL(close, namespace);
+    /* Our own files in /proc would belong to the host's root, and the id maps of the first process are among them. */
+    need(&me, CALL(prctl, PR_SET_DUMPABLE, 1, 0, 0, 0));
+    need(&me, CALL(unshare, CLONE_NEWNS));
+    need(&me, CALL(mount, NULL, "/", NULL, MS_REC_ | MS_PRIVATE_, NULL));
+}
+
 static void operation(const char *op, struct list *words)
 {
     if (!strcmp(op, "unshare")) {
         need(&me, CALL(unshare, next_number(words, &me)));
+    } else if (!strcmp(op, "enter")) { /* enter FD */
+        enter((int)next_number(words, &me));
+    } else if (!strcmp(op, "ready")) { /* say that all up to here is done */
+        report_ready();
+    } else if (!strcmp(op, "remove")) { /* remove PATH: a tree, whoever of our ids its files belong to */
+        me.detail = next_word(words, &me);
+        remove_tree(&me, me.detail);
+    } else if (!strcmp(op, "identity")) { /* identity ID GROUPS: who the first process becomes; 1: it keeps its groups */
+        shared.identity = next_number(words, &me);
+        shared.keeps_groups = next_number(words, &me);
     } else if (!strcmp(op, "hostname")) {
         me.detail = next_word(words, &me);
         need(&me, CALL(sethostname, me.detail, strlen(me.detail)));
@@ -164,10 +188,12 @@ static void operation(const char *op, struct list *words)
         write_file(of_first("gid_map"), gids);
         __atomic_store_n(&shared.told, 1, __ATOMIC_SEQ_CST);
         futex_wake(&shared.told);
-    } else if (!strcmp(op, "clone")) { /* clone SOURCE SLOT FLAGS: a tree of the host, with ids mapped into the sandbox */
+    } else if (!strcmp(op, "clone")) { /* clone SOURCE SLOT FLAGS: a tree of the host; `mapped`: its ids into the sandbox */
         me.detail = next_word(words, &me);
         unsigned long slot = next_number(words, &me);
-        publish(slot, clone_tree(&me, AT_FDCWD, me.detail, 0, attribute_flags(next_word(words, &me)), userns));
+        char *flags = next_word(words, &me);
+        int ids = has_flag(flags, "mapped") ? userns : -1;
+        publish(slot, clone_tree(&me, AT_FDCWD, me.detail, 0, attribute_flags(flags), ids));
     } else if (!strcmp(op, "filesystem")) { /* filesystem TYPE SLOT FLAGS OPTIONS */
         me.detail = next_word(words, &me);
         unsigned long slot = next_number(words, &me);

@@ -118,6 +118,12 @@ void report_first(void)
     send_line();
 }
 
+void report_ready(void)
+{
+    say("ready\n");
+    send_line();
+}
+
 static _Noreturn void end(int status)
 {
     send_line();

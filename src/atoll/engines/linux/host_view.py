@@ -113,7 +113,8 @@ def _make(top: Path, etc: Path) -> None:
     for name, mode in (("tmp", 0o1777), ("var/tmp", 0o1777), ("root", 0o700)):
         (root / name).mkdir(exist_ok=True)
         (root / name).chmod(mode)
-    os.chown(root / "home/user", 1000, 1000)
+    with contextlib.suppress(PermissionError):  # an ordinary user owns everything in its sandboxes
+        os.chown(root / "home/user", 1000, 1000)
     (root / "var/run").symlink_to("/run")
     for name in _MERGED:
         if (USR / name).is_dir():

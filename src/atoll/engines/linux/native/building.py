@@ -16,11 +16,12 @@ from pathlib import Path
 from atoll.engines.linux import bpf, host_view
 from atoll.engines.linux.native import words
 from atoll.engines.linux.native.launcher import Launchers
+from atoll.engines.linux.native.ordinary import UserNamespace
 from atoll.engines.linux.oci.building import Builder, check_volumes
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
-from atoll.engines.linux.plan import HostFacts, Plan, Root, make_plan
+from atoll.engines.linux.plan import HostFacts, Plan, Root, for_ordinary_user, make_plan
 from atoll.engines.linux.seccomp import Profile, default_profile
 from atoll.engines.local import sockets
 from atoll.engines.local.waiting import Deadline, finish
@@ -33,8 +34,10 @@ _FRESH_S = 2.0
 
 
 class NativeBuilder(Builder):
-    def __init__(self, places: Places, runtime: Runtime) -> None:
+    def __init__(self, places: Places, runtime: Runtime, namespace: UserNamespace | None) -> None:
+        """`namespace`: that in which an ordinary user is root."""
         super().__init__(places)
+        self._namespace = namespace
         self.runtime = runtime
         self._launchers = Launchers()
         self._program = str(runtime.program)
@@ -65,12 +68,16 @@ class NativeBuilder(Builder):
             agent = os.open(self._agent, os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, agent)
             lists = (*words.operations(plan, joining), _filter(plan.seccomp, plan.machine))
+            known = False
+            if plan.ordinary_user and (first := await chosen.wait_for_first(deadline)) is not None:
+                # In no control group, it can be found by its number alone: that is written down before it is told to go on.
+                known = started(first)
             chosen.tell(lists, (listener.fileno(), agent), deadline)
             listener.close()  # it is the agent's alone: if there is none, the caller hears of it
             # The agent finds a caller waiting as soon as it looks.
             caller = opened.enter_context(await _call(self._places.socket(record.sandbox_id), deadline))
-            first = chosen.first()  # there is time to write it down while the rest is made
-            known = first is not None and started(first)
+            # There is time to write it down while the rest is made.
+            known = known or ((first := chosen.first()) is not None and started(first))
             first = await chosen.outcome(caller, deadline)
             if not known and not started(first):
                 raise EngineError("the sandbox ended while it was being made")
@@ -82,13 +89,15 @@ class NativeBuilder(Builder):
 
     def close(self) -> None:
         self._launchers.close()
+        if self._namespace is not None:
+            self._namespace.close()
 
     def _prepare(self, record: Record, image: Image | None) -> tuple[Plan, words.Joining]:
         """Claim what the sandbox needs. In a thread: the file system of the layers may be busy."""
         places, sandbox_id = self._places, record.sandbox_id
         self._look()
         self._make_run(sandbox_id)
-        ids = places.ids.claim(sandbox_id)
+        ids = places.ids.claim(sandbox_id) if self._namespace is None else self._namespace.ids
         layer = places.layers.create_layer(sandbox_id, record.spec.limits.disk_bytes)
         if image is None or image.root is None:
             root = Root((self._host,), layer.path, host_view.INNER, host_view.USR)
@@ -98,6 +107,9 @@ class NativeBuilder(Builder):
             env = image.config.env
         argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
         plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
+        if self._namespace is not None:
+            plan = for_ordinary_user(plan)
+            self._launchers.fds = (self._namespace.open(),)
         places.group(sandbox_id).create(plan.cgroup)
         return plan, self._joining(sandbox_id)
 

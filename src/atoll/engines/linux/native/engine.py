@@ -7,17 +7,22 @@ as in `oci`, and the records are in one place, because both take ids from the sa
 
 from __future__ import annotations
 
+import os
+
 from atoll.engines.availability import Availability
 from atoll.engines.base import refuse_unsupported
+from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.native import launcher, probing
 from atoll.engines.linux.native.building import NativeBuilder
+from atoll.engines.linux.native.ordinary import UserLayers, UserNamespace
 from atoll.engines.linux.oci.engine import OciEngine
+from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline
 from atoll.errors import EngineError, EngineUnavailableError, SandboxError, SandboxGoneError, UnsupportedError
-from atoll.model import Handle, SandboxSpec
+from atoll.model import Capability, Handle, SandboxSpec
 from atoll.settings import Settings
 
 _CREATE_S = 30.0
@@ -31,8 +36,11 @@ class NativeEngine(OciEngine):
     name = "native"
 
     def __init__(self, settings: Settings) -> None:
+        self._namespace = UserNamespace() if os.geteuid() != 0 else None
         super().__init__(settings)
         self._maker: NativeBuilder | None = None
+        if self._namespace is not None and self._namespace.ranges is None:
+            self.capabilities -= {Capability.USERS}
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
@@ -87,6 +95,12 @@ class NativeEngine(OciEngine):
     def _is_ours(self, record: Record) -> bool:
         return record.runtime == RUNTIME
 
+    def _find_places(self, settings: Settings) -> Places:
+        if self._namespace is None:
+            return super()._find_places(settings)
+        layers = UserLayers(settings.data_dir / "layers", namespace=self._namespace)
+        return Places(settings, Hierarchy("none"), layers)
+
     def _ready(self, spec: SandboxSpec) -> NativeBuilder:
         if spec.isolation not in (None, "namespaces"):
             raise UnsupportedError(
@@ -96,5 +110,5 @@ class NativeEngine(OciEngine):
             if problems := probing.problems():
                 reason, hint = next(iter(problems.items()))
                 raise EngineUnavailableError(reason, hint=hint)
-            self._maker = NativeBuilder(self._places, Runtime(RUNTIME, launcher.program()))
+            self._maker = NativeBuilder(self._places, Runtime(RUNTIME, launcher.program()), self._namespace)
         return self._maker

@@ -51,10 +51,11 @@ class Launcher:
     """Nothing more will come."""
 
     @classmethod
-    def start(cls, program: str, early: Early) -> Launcher:
+    def start(cls, program: str, early: Early, fds: Sequence[int] = ()) -> Launcher:
+        """It finds `fds` from 4 on."""
         ours, theirs = socket.socketpair()
         try:
-            pid = start.spawn((program,), (theirs.fileno(),))
+            pid = start.spawn((program,), (theirs.fileno(), *fds))
         except OSError as error:
             ours.close()
             raise EngineUnavailableError(f"cannot run '{program}': {error.strerror}") from error
@@ -75,6 +76,15 @@ class Launcher:
             raise EngineError("the launcher does not listen", hint="The machine may be overloaded.") from None
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended, and perhaps it said why
+
+    async def wait_for_first(self, deadline: Deadline) -> int | None:
+        """As `first`, but not before it is known. None: there is none, and `outcome` says why."""
+        self._read()
+        while not self.ended and self.first() is None:
+            if not await readable({self.channel.fileno()}, deadline):
+                return None
+            self._read()
+        return self.first()
 
     def first(self) -> int | None:
         """The process number of the sandbox's first process, as soon as the launcher has said it."""
@@ -138,6 +148,8 @@ class Launchers:
     Only for use in the thread of the event loop."""
 
     def __init__(self) -> None:
+        self.fds: tuple[int, ...] = ()
+        """What every launcher gets."""
         self._spare: Launcher | None = None
         self._ending: list[Launcher] = []
         self._early: Early | None = None
@@ -152,7 +164,7 @@ class Launchers:
             return spare
         if spare is not None:
             spare.channel.close()
-        return Launcher.start(program, self._early) if self._early is not None else None
+        return Launcher.start(program, self._early, self.fds) if self._early is not None else None
 
     def fitting(self, taken: Launcher | None, program: str, early: Early) -> Launcher:
         """The one taken, if it makes what this plan asks for, else another."""
@@ -161,7 +173,7 @@ class Launchers:
             return taken
         if taken is not None:
             self.put_away(taken)
-        return Launcher.start(program, early)
+        return Launcher.start(program, early, self.fds)
 
     def put_away(self, launcher: Launcher) -> None:
         launcher.close()
@@ -184,7 +196,7 @@ class Launchers:
         self._soon = None
         if self._spare is None and self._early is not None:
             with suppress(EngineUnavailableError, OSError):  # the next sandbox finds out why
-                self._spare = Launcher.start(program, self._early)
+                self._spare = Launcher.start(program, self._early, self.fds)
 
     def close(self) -> None:
         self._early = None  # nothing is prepared any more until another sandbox is made
@@ -203,6 +215,10 @@ class Launchers:
 
 def _frame(content: bytes) -> bytes:
     return struct.pack("<I", len(content)) + content
+
+
+def understood(said: bytes) -> str:
+    return _failure(said).reason
 
 
 def _failure(said: bytes) -> SandboxError:

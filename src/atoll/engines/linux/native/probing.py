@@ -18,6 +18,15 @@ from atoll.errors import EngineUnavailableError, SandboxError
 from atoll.model import SandboxSpec
 
 _MACHINES = ("x86_64", "aarch64")
+_SWITCHES = {
+    "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
+    "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+}
+"""Files whose content forbids them, and the remedy."""
 _OLDEST_KERNEL = (5, 12)
 """The first with ids mapped while mounting."""
 
@@ -38,9 +47,10 @@ def problems() -> dict[str, str]:
     if release < _OLDEST_KERNEL:
         found[f"Linux {platform.release()} is too old: it needs 5.12"] = "Use engine 'process'."
     if os.geteuid() != 0:
-        found["it needs root: sandboxes of an ordinary user are not made yet"] = (
-            "Run as root, or choose engine 'process'."
-        )
+        for path, (off, remedy) in _SWITCHES.items():
+            with suppress(OSError):
+                if Path(path).read_text().strip() == off:
+                    found[f"ordinary users may not make user namespaces ({path} is {off})"] = f"As root: '{remedy}'."
     for name in ("atoll-native", "atoll-agent"):
         if not os.access(Path(agent_binary.__file__).parent / "bin" / name, os.X_OK):
             found[f"the program '{name}' is missing"] = (

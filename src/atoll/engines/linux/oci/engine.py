@@ -59,7 +59,7 @@ class OciEngine:
     def __init__(self, settings: Settings, runtime: str | None = None) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._places = Places(settings, Hierarchy.find())
+        self._places = self._find_places(settings)
         self._builder = Builder(self._places)
         self._ending = Ending(self._places)
         self._streams = Streams(self._places)
@@ -186,6 +186,9 @@ class OciEngine:
         return await finish(self._ending.collect(Deadline.after(_DELETE_S)))
 
     # --- its parts -------------------------------------------------------------------------------------------------
+
+    def _find_places(self, settings: Settings) -> Places:
+        return Places(settings, Hierarchy.find())
 
     def _choose(self, spec: SandboxSpec) -> Runtime:
         problems = _problems(self._settings, needs_runtime=False)
