@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,9 +15,8 @@ from atoll.settings import Settings
 
 
 @pytest.fixture(autouse=True)
-def quick_to_let_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "LINGER_S", 0.01)
-    yield
 
 
 def settings_in(folder: object) -> Settings:

@@ -289,12 +289,12 @@ def for_virtual_kernel(plan: Plan, agent: Path, target: str) -> Plan:
 def for_ordinary_user(plan: Plan) -> Plan:
     """The same sandbox, made by a user without rights, in a user namespace in which that user is root.
 
-    Ids are that namespace's. With a range of them the sandbox's root is the user who made it, and the other ids are those
-    that the machine gave to that user. With a single one there is nobody else inside, so nobody needs to be root: it
-    is an ordinary user there too, without capabilities. Devices are the host's own, since only its root can make nodes.
+    Ids are that namespace's. With a range of them the sandbox's root is the user who made it, and the other ids are
+    those that the machine gave to that user. With a single one there is nobody else inside, so nobody needs to be root:
+    it is an ordinary user there too, without capabilities. Devices are the host's own: only its root can make nodes.
     """
     single = plan.ids.count == 1
-    last = plan.ids.count - 1
+    groups = f"{plan.ids.first} {plan.ids.first + plan.ids.count - 1}"
     mounts = tuple(_without_tty_group(mount) if single else mount for mount in plan.mounts)
     home = ("HOME=/home/user", "USER=user") if single else ()
     return dataclasses.replace(
@@ -302,9 +302,7 @@ def for_ordinary_user(plan: Plan) -> Plan:
         ordinary_user=True,
         mounts=mounts,
         capabilities=() if single else plan.capabilities,
-        sysctls=tuple(
-            (name, f"0 {last}" if name.endswith("ping_group_range") else value) for name, value in plan.sysctls
-        ),
+        sysctls=tuple((name, groups if name.endswith("ping_group_range") else value) for name, value in plan.sysctls),
         env=(*(variable for variable in plan.env if not (single and variable == "HOME=/root")), *home),
         directories=tuple(each for each in plan.directories if not (single and each.path == "/root")),
     )

@@ -70,7 +70,7 @@ class NativeBuilder(Builder):
             lists = (*words.operations(plan, joining), _filter(plan.seccomp, plan.machine))
             known = False
             if plan.ordinary_user and (first := await chosen.wait_for_first(deadline)) is not None:
-                # In no control group, it can be found by its number alone: that is written down before it is told to go on.
+                # In no control group, it is found by its number alone: written down before it is told to go on.
                 known = started(first)
             chosen.tell(lists, (listener.fileno(), agent), deadline)
             listener.close()  # it is the agent's alone: if there is none, the caller hears of it
@@ -105,7 +105,8 @@ class NativeBuilder(Builder):
         else:
             root = Root((image.root.parent,), layer.path, image.root.name)
             env = image.config.env
-        argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
+        # Its name tells whoever looks at the processes of this machine which sandbox it is.
+        argv = (f"atoll-agent {sandbox_id}", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
         plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
         if self._namespace is not None:
             plan = for_ordinary_user(plan)

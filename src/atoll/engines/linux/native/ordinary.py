@@ -1,12 +1,13 @@
 """Sandboxes of a user without rights on this machine.
 
-Theory of operation. The user makes one user namespace in which it is root. All its launchers work in there, as root does
-on the host, and each sandbox has a user namespace of its own below. So network, IPC and host name of a sandbox belong to
-a namespace that its own root has no power over, as with root of the host.
+Theory of operation. The user makes one user namespace, in which it has all capabilities. All its launchers work in
+there, as root does on the host, and each sandbox has a user namespace of its own below. So network, IPC and host name
+of a sandbox belong to a namespace that its own root has no power over, as with root of the host.
 
-The ids in it: 0 is the user. If the machine gave the user a range (`/etc/subuid`, `/etc/subgid`) and `newuidmap` and
-`newgidmap` are there to map it, 1 to 65,535 are taken from it; else there is only the one. A sandbox's files belong to
-these ids, so they are removed from within the namespace too.
+The ids in it: 1 is the user. If the machine gave the user a range (`/etc/subuid`, `/etc/subgid`) and `newuidmap` and
+`newgidmap` are there to map it, 2 to 65,536 are taken from it; else there is only the one. There is no 0: the settings
+of a namespace in `/proc/sys` belong to its owner's root, and who is nobody cannot be a sandbox's root. A sandbox's
+files belong to these ids, so they are removed from within the namespace too.
 
 The namespace is a descriptor: it ends with the last process that has it or lives in it.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,12 +27,26 @@ from atoll.engines.linux.native.launcher import Launcher
 from atoll.engines.linux.native.words import USER_NAMESPACE_FD, Early, encode
 from atoll.engines.linux.plan import RANGE, IdRange
 from atoll.errors import EngineError, EngineUnavailableError
+from atoll.model import Capability
 from atoll.storage import PlainLayers
 
 _CLONE_NEWUSER = 0x1000_0000
+_USER = 1
 _ALONE = 1000
 """The number of the only user in a sandbox that has a single id: `user` of the `host` image."""
 _HELPER_S = 20.0
+
+
+_NO_GROUPS = "an ordinary user has no control groups of its own"
+MISSING = {
+    Capability.MEMORY: _NO_GROUPS,
+    Capability.CPUS: _NO_GROUPS,
+    Capability.PIDS: _NO_GROUPS,
+    Capability.PAUSE: _NO_GROUPS,
+    Capability.DISK: "only root can make a file system with quotas",
+    Capability.INODES: "no file system that sandboxes use limits them",
+}
+"""Why an ordinary user's sandboxes do not have this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,16 @@ class UserNamespace:
     @property
     def ids(self) -> IdRange:
         """Those of every sandbox, as the namespace numbers them."""
-        return IdRange(0, first_alone=True) if self.ranges is not None else IdRange(0, 1, inner=_ALONE)
+        return IdRange(_USER, first_alone=True) if self.ranges is not None else IdRange(_USER, 1, inner=_ALONE)
+
+    def about(self) -> tuple[str, ...]:
+        """What one should know of sandboxes in it."""
+        ids = (
+            "user ids inside: 65,536, from your range in /etc/subuid"
+            if self.ranges is not None
+            else "user ids inside: one, not root (more need newuidmap, and a range in /etc/subuid and /etc/subgid)"
+        )
+        return ids, "no limits for memory, CPU, processes and disk: you have no control groups of your own"
 
     def open(self) -> int:
         """Its descriptor, which belongs to us. Blocks for some milliseconds the first time."""
@@ -106,11 +129,11 @@ class UserNamespace:
         uid, gid = os.geteuid(), os.getegid()
         if self.ranges is None:
             Path(f"/proc/{pid}/setgroups").write_text("deny")
-            Path(f"/proc/{pid}/uid_map").write_text(f"0 {uid} 1\n")
-            Path(f"/proc/{pid}/gid_map").write_text(f"0 {gid} 1\n")
+            Path(f"/proc/{pid}/uid_map").write_text(f"{_USER} {uid} 1\n")
+            Path(f"/proc/{pid}/gid_map").write_text(f"{_USER} {gid} 1\n")
             return
         for program, own, first in (("newuidmap", uid, self.ranges.users), ("newgidmap", gid, self.ranges.groups)):
-            words = [program, str(pid), "0", str(own), "1", "1", str(first), str(RANGE - 1)]
+            words = [program, *map(str, (pid, _USER, own, 1, _USER + 1, first, RANGE - 1))]
             done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=_HELPER_S)
             if done.returncode != 0:
                 raise EngineUnavailableError(
@@ -141,7 +164,7 @@ def _wait(helper: Launcher, word: bytes, problem: str) -> None:
             if not piece:
                 raise EngineError(f"{problem}: {launcher.understood(said)}")
             said += piece
-    except socket.timeout:
+    except TimeoutError:
         raise EngineError(f"{problem} in time", hint="The machine may be overloaded.") from None
 
 

@@ -55,7 +55,7 @@ class Ending:
         places, removed = self._places, []
         for sandbox_id in places.records.ids():
             record = places.records.read(sandbox_id)
-            if record is None or (record.init is None and not record.is_being_made()):
+            if record is None or (record.is_incomplete() and not record.is_being_made()):
                 await self.erase(sandbox_id, deadline)
                 removed.append(f"sandbox {sandbox_id}")
         for sandbox_id in await asyncio.to_thread(self._strays):

@@ -44,6 +44,8 @@ class Record(BaseModel):
     """Our process that makes it: as long as it lives, an incomplete record means that it is still at work."""
     init: ProcessRef | None = None
     """The sandbox's first process. None: not complete."""
+    half_made: bool = False
+    """There is a first process, but it is not sure that it ever became the agent."""
     ended: Ended | None = None
 
     def is_of_this_boot(self) -> bool:
@@ -53,7 +55,10 @@ class Record(BaseModel):
         return self.ended is None and self.init is not None and self.is_of_this_boot() and self.init.is_alive()
 
     def is_being_made(self) -> bool:
-        return self.ended is None and self.init is None and self.is_of_this_boot() and self.creator.is_alive()
+        return self.ended is None and self.is_incomplete() and self.is_of_this_boot() and self.creator.is_alive()
+
+    def is_incomplete(self) -> bool:
+        return self.init is None or self.half_made
 
 
 @dataclass(frozen=True, slots=True)
