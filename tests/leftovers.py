@@ -29,9 +29,10 @@ def leftovers(settings: Settings) -> list[str]:
 
 def _groups(settings: Settings) -> list[str]:
     """Those of single sandboxes; the one around them goes when the engine is closed."""
-    if not (settings.data_dir / "installation-id").exists():
+    name = settings.data_dir / "installation-id"
+    if not name.exists():
         return []
-    around = Group(Hierarchy.find(), f"/atoll-{settings.installation_id()[:12]}")
+    around = Group(Hierarchy.find(), f"/atoll-{name.read_text()[:12]}")
     return sorted(str(path) for group in around.directories() for path in group.glob("*/"))
 
 

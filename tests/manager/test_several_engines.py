@@ -39,7 +39,7 @@ async def test_each_sandbox_may_have_an_engine_of_its_choice(make_manager: Make,
 async def test_one_engine_object_serves_all_its_sandboxes(make_manager: Make, engine: TroubledEngine) -> None:
     manager, other = make_manager(), OTHER[engine.name]
     ids = await asyncio.gather(*(manager.create_sandbox(engine=name) for name in (other, other, engine.name, None)))
-    one, two, three, four = [(await manager.get_sandbox(id))._the_engine() for id in ids]
+    one, two, three, four = [await (await manager.get_sandbox(id))._the_engine() for id in ids]
     assert one is two
     assert three is four is engine
 

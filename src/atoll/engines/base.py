@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -186,8 +186,11 @@ LATER = ("memory_bytes", "cpus", "pids")
 """The limits that a `Resizable` engine can set later."""
 
 
-def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: SandboxSpec) -> None:
-    """Raise UnsupportedError if the spec asks for a control that is not among the capabilities."""
+def refuse_unsupported(
+    engine: str, capabilities: frozenset[Capability], spec: SandboxSpec, why: Mapping[Capability, str] | None = None
+) -> None:
+    """Raise UnsupportedError if the spec asks for a control that is not among the capabilities. `why`: what is missing
+    for each, as far as it is known."""
     limits = spec.limits
     asked = {
         Capability.MEMORY: limits.memory_bytes,
@@ -200,7 +203,8 @@ def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: S
     }
     for capability, value in asked.items():
         if value is not None and capability not in capabilities:
+            reason = (why or {}).get(capability)
             raise UnsupportedError(
-                f"engine '{engine}' cannot enforce {capability.value} here",
+                f"engine '{engine}' cannot enforce {capability.value} here{f': {reason}' if reason else ''}",
                 hint="Leave it out, or choose another engine: 'atoll doctor' lists what each one can enforce.",
             )

@@ -97,12 +97,11 @@ class Group:
 
     def create(self, limits: CgroupLimits) -> None:
         """Make it with its limits. Raises OSError if one cannot be set; what was made is for `remove`."""
-        for directory in dict.fromkeys(self.directory(name) for name in self.hierarchy.controllers):
-            assert directory is not None
+        for mount in dict.fromkeys(self.hierarchy.controllers.values()):
             try:
-                os.mkdir(directory)
+                os.mkdir(f"{mount}{self.path}")
             except FileNotFoundError:  # the first one of this installation
-                directory.mkdir(parents=True, exist_ok=True)
+                Path(f"{mount}{self.path}").mkdir(parents=True, exist_ok=True)
             except FileExistsError:
                 pass
         self.limit(limits)

@@ -79,7 +79,7 @@ class OciEngine:
     def __init__(self, settings: Settings, runtime: str | None = None) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._places = Places(settings, Hierarchy.find())
+        self._places = self._find_places(settings)
         self._builder = Builder(self._places)
         self._checkpoints = Checkpoints(self._places)
         self._ending = Ending(self._places, self._checkpoints)
@@ -212,7 +212,10 @@ class OciEngine:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
         await self._streams.aclose()
-        await asyncio.to_thread(self._places.close)
+        try:
+            await asyncio.to_thread(self._places.close)
+        except RuntimeError:  # the program is ending, and starts no threads any more
+            self._places.close()
 
     # --- pausing, and more -----------------------------------------------------------------------------------------
 
@@ -368,6 +371,9 @@ class OciEngine:
         return await finish(self._ending.collect(Deadline.after(_DELETE_S)))
 
     # --- its parts -------------------------------------------------------------------------------------------------
+
+    def _find_places(self, settings: Settings) -> Places:
+        return Places(settings, Hierarchy.find())
 
     def _choose(self, spec: SandboxSpec) -> Runtime:
         problems = _problems(self._settings, needs_runtime=False)
