@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import dataclasses
 import math
+import os
 import posixpath
 import secrets
 import warnings
@@ -55,6 +56,8 @@ class AsyncSandbox:
 
     `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
     fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class AsyncSandbox:
         spec: SandboxSpec | None = None,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         image: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
@@ -91,6 +96,13 @@ class AsyncSandbox:
         self.spec = spec or SandboxSpec.of(**given)
         self.timeout_s = _seconds(timeout)
         self._settings = settings or Settings.load()
+        if server is None and api_key is None and engine == "auto":
+            server = os.environ.get("ATOLL_URL") or None
+        if server is not None or api_key is not None:
+            if engine not in ("auto", "remote"):
+                raise SpecError(f"give either a server or the engine {engine!r}, not both")
+            engine = "remote"
+        self._server, self._api_key = server, api_key
         self._owns_engine = isinstance(engine, str)
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
         self._engine_name = engine if isinstance(engine, str) else engine.name
@@ -119,11 +131,13 @@ class AsyncSandbox:
         sandbox_id: str,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
         """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
-        sandbox = cls(engine=engine, timeout=timeout, settings=settings)
+        sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
         for handle in await sandbox._the_engine().list():
             if handle.sandbox_id == sandbox_id:
                 sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
@@ -206,10 +220,14 @@ class AsyncSandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool = False,
+        command_id: str | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> AsyncCommand:
-        """Start a command in the background. Without a timeout it runs as long as the sandbox."""
-        id = new_command_id()
+        """Start a command in the background. Without a timeout it runs as long as the sandbox.
+
+        With a `command_id` that was used before nothing is started: it is that command again, from its first output.
+        """
+        id = command_id or new_command_id()
         deadline = None if timeout is None else _seconds(timeout)
         request = self._request(command, id, env=env, cwd=cwd, user=user, stdin=stdin, deadline_s=deadline)
         stream = await self._guest.processes.start(request)
@@ -376,6 +394,9 @@ class AsyncSandbox:
     def _the_engine(self) -> Engine:
         if self._engine is None:
             name = self._engine_name
+            if name == "remote":
+                self._engine = registry.remote(self._settings, self._server, self._api_key)
+                return self._engine
             self._engine = registry.auto(self._settings)[0] if name == "auto" else registry.get(name, self._settings)
         return self._engine
 

@@ -11,6 +11,7 @@ from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
 from atoll.cli.run import run
 from atoll.cli.sandboxes import gc, list_sandboxes, remove
+from atoll.cli.serve import serve
 from atoll.cli.shell import shell
 from atoll.errors import SandboxError
 
@@ -28,6 +29,7 @@ app.command("ls")(list_sandboxes)
 app.command("rm")(remove)
 app.command()(gc)
 app.command()(demo)
+app.command()(serve)
 
 _FAILED = 125
 """As with `docker run`: the sandbox failed, not the command."""
