@@ -16,7 +16,7 @@ ENGINE = "process"
 
 
 @dataclass(frozen=True)
-class TestUser:
+class Person:
     id: str
     key: str
 
@@ -36,26 +36,26 @@ def admin(server: RunningServer) -> Iterator[httpx.Client]:
         yield client
 
 
-def new_user(admin: httpx.Client, name: str, **quotas: float) -> TestUser:
+def new_user(admin: httpx.Client, name: str, **quotas: float) -> Person:
     assert admin.post("/users", json={"id": name, "quotas": quotas}).status_code == 201
     scopes = ["read", "use", "manage", "keys"]
     made = admin.post("/keys", json={"user_id": name, "name": "test", "scopes": scopes})
     assert made.status_code == 201
-    return TestUser(name, made.json()["key"])
+    return Person(name, made.json()["key"])
 
 
 @pytest.fixture(scope="session")
-def ann(admin: httpx.Client) -> TestUser:
+def ann(admin: httpx.Client) -> Person:
     return new_user(admin, "ann")
 
 
 @pytest.fixture(scope="session")
-def bob(admin: httpx.Client) -> TestUser:
+def bob(admin: httpx.Client) -> Person:
     return new_user(admin, "bob")
 
 
 @pytest.fixture
-def client(server: RunningServer, ann: TestUser) -> Iterator[httpx.Client]:
+def client(server: RunningServer, ann: Person) -> Iterator[httpx.Client]:
     """Ann's. What she starts in a test is deleted after it."""
     with server.client(ann.key) as client:
         yield client
@@ -64,7 +64,7 @@ def client(server: RunningServer, ann: TestUser) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def others(server: RunningServer, bob: TestUser) -> Iterator[httpx.Client]:
+def others(server: RunningServer, bob: Person) -> Iterator[httpx.Client]:
     with server.client(bob.key) as client:
         yield client
 

@@ -33,12 +33,13 @@ class EventStream(Response):
         events: AsyncGenerator[Happening, None],
         *,
         on_close: Callable[[], Awaitable[None]] | None = None,
+        status_code: int = 200,
     ) -> None:
         self._sse = SSE in request.headers.get("accept", "")
         self._events = events
         self._on_close = on_close
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(None, 200, headers, SSE if self._sse else NDJSON)
+        super().__init__(None, status_code, headers, SSE if self._sse else NDJSON)
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
