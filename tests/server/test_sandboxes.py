@@ -182,7 +182,9 @@ def test_specs_are_made_seen_and_used(client: httpx.Client, others: httpx.Client
         info = client.post("/sandboxes", params={"sandbox_spec_id": "anns-spec"}).json()
         assert info["exposed_urls"][0]["name"] == "WORKER_1"
         path = f"/sandboxes/{info['id']}"
-        ran = client.post(f"{path}/exec", json={"command": "until test -e marker; do :; done; cat marker; echo $STAGE; pwd"})
+        ran = client.post(
+            f"{path}/exec", json={"command": "until test -e marker; do :; done; cat marker; echo $STAGE; pwd"}
+        )
         assert ran.json()["stdout"] == "ran\ntest\n/work\n"
         assert client.post("/sandbox-specs", json={"id": "all", "shared": True}).status_code == 403
     finally:

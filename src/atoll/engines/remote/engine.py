@@ -1,7 +1,7 @@
 """Sandboxes of an Atoll server, as any other engine's.
 
 The life cycle is REST, the byte stream is a WebSocket. On the server the sandbox has another id; our own is its name
-there, so a creation can be repeated, and whatever became of an answer, the sandbox is found again. A label with the
+there, so whatever became of an answer, the sandbox is found again. A label with the
 name of this installation tells our sandboxes from those that others made with the same key.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
@@ -181,7 +182,7 @@ class RemoteEngine:
             },
         }
         info = await self._server.call(
-            "POST", "/sandboxes", key=f"create-{sandbox_id}", json=body, timeout_s=self._start_timeout
+            "POST", "/sandboxes", key=f"create-{secrets.token_hex(16)}", json=body, timeout_s=self._start_timeout
         )
         if not isinstance(info, dict):
             raise EngineError("the server's answer makes no sense")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from atoll import errors
-from atoll.errors import EngineError, EngineUnavailableError, SandboxError, SandboxGoneError
+from atoll.errors import EngineError, EngineUnavailableError, SandboxError, SandboxGoneError, SpecError
 
 
 def _tree(kind: type[SandboxError]) -> Iterator[type[SandboxError]]:
@@ -34,6 +34,8 @@ def error_of(status: int, body: bytes) -> SandboxError:
         return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
     if kind is not None:
         return kind(reason, hint=hint)
+    if status == 422:
+        return SpecError(reason, hint=hint)
     return EngineError(reason or f"the server answered {status}", hint=hint)
 
 

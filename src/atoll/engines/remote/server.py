@@ -24,6 +24,7 @@ class Server:
         self.url = url.rstrip("/")
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout_s, connect=10.0)
+        self._used = False
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def call(
@@ -88,7 +89,9 @@ class Server:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
-            limits = httpx.Limits(max_connections=100, max_keepalive_connections=20)
+            # Connections are kept only in the first loop. One that ends without a word would leave them open.
+            limits = httpx.Limits(max_connections=100, max_keepalive_connections=0 if self._used else 20)
+            self._used = True
             client = httpx.AsyncClient(headers=self.headers, timeout=self._timeout, limits=limits)
             self._clients[loop] = client
         return client
