@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.command import AsyncCommand
 from atoll.engines import registry
 from atoll.engines.base import Engine
 from atoll.manager import SandboxManager
@@ -32,6 +33,8 @@ class Services:
     sandboxes: SandboxService
     rate: RateLimiter
     figures: Figures = field(default_factory=Figures)
+    followed: dict[str, AsyncCommand] = field(default_factory=dict)
+    """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
     first_key: str | None = None
     """Of the administrator, at the first run only."""
 

@@ -146,7 +146,7 @@ async def execute_streaming(
         if command._exit is None:
             await command.kill()
 
-    return EventStream(request, _follow(services, command, wanted.encoding), on_close=end)
+    return EventStream(request, _follow(services, sandbox_id, command, wanted.encoding), on_close=end)
 
 
 @router.post("/shell", operation_id="run_command")
@@ -192,7 +192,7 @@ async def follow(
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     command = await sandbox.command(command_id, offsets=(stdout, stderr))
     command.keep = True
-    return EventStream(request, _follow(services, command, encoding), on_close=command.detach)
+    return EventStream(request, _follow(services, sandbox_id, command, encoding), on_close=command.detach)
 
 
 @router.get("/commands/{command_id}/result", operation_id="wait_for_command")
@@ -246,15 +246,16 @@ async def send_stdin(
     request: Request,
     end: Annotated[bool, Query(description="There is no more after this.")] = False,
 ) -> Success:
-    """Write to its input. Who follows its output at the same time comes back from the offset."""
+    """Write to its input, which it was started with."""
     data = await request.body()
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    command = await sandbox.command(command_id, offsets=(1 << 53, 1 << 53))
+    command = services.followed.get(f"{sandbox_id}/{command_id}")
+    if command is not None:
+        await _send(command, data, end)
+        return Success()
+    command = await sandbox.command(command_id)
     with contextlib.closing(_Leaving(command)):
-        if data:
-            await command.send_stdin(data)
-        if end:
-            await command.close_stdin()
+        await _send(command, data, end)
     return Success()
 
 
@@ -305,34 +306,48 @@ async def _start(
     return command
 
 
-async def _follow(services: Services, command: AsyncCommand, encoding: Encoding) -> AsyncGenerator[Happening, None]:
+async def _send(command: AsyncCommand, data: bytes, end: bool) -> None:
+    if data:
+        await command.send_stdin(data)
+    if end:
+        await command.close_stdin()
+
+
+async def _follow(
+    services: Services, sandbox_id: str, command: AsyncCommand, encoding: Encoding
+) -> AsyncGenerator[Happening, None]:
     """Each piece with the offset behind it, from where to go on after a lost connection."""
+    place = f"{sandbox_id}/{command.id}"
+    services.followed[place] = command
+    try:
+        with services.figures.stream("command"):
+            async for event in _events(command, encoding):
+                yield event
+    finally:
+        if services.followed.get(place) is command:
+            del services.followed[place]
+
+
+async def _events(command: AsyncCommand, encoding: Encoding) -> AsyncGenerator[Happening, None]:
     decoders = {name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in ("stdout", "stderr")}
-    with services.figures.stream("command"):
-        yield {"type": "started", "command_id": command.id, "pid": command.pid, "dropped_bytes": command.dropped_bytes}
-        positions = dict(zip(("stdout", "stderr"), command.offsets, strict=True))
-        async for piece in command:
-            positions[piece.name] += len(piece.data)
-            if encoding == "base64":
-                text, held = base64.b64encode(piece.data).decode(), 0
-            else:
-                text = decoders[piece.name].decode(piece.data)
-                held = len(decoders[piece.name].getstate()[0])
-            offset = positions[piece.name] - held
-            yield {
-                "type": piece.name,
-                "data": text,
-                "offset": offset,
-                "id": f"{positions['stdout']}-{positions['stderr']}",
-            }
-        result = await command.wait()
-        yield {
-            "type": "exit",
-            "exit_code": result.exit_code,
-            "cause": result.cause,
-            "duration_s": result.duration_s,
-            "success": result.success,
-        }
+    yield {"type": "started", "command_id": command.id, "pid": command.pid, "dropped_bytes": command.dropped_bytes}
+    positions = dict(zip(("stdout", "stderr"), command.offsets, strict=True))
+    async for piece in command:
+        positions[piece.name] += len(piece.data)
+        if encoding == "base64":
+            text, held = base64.b64encode(piece.data).decode(), 0
+        else:
+            text = decoders[piece.name].decode(piece.data)
+            held = len(decoders[piece.name].getstate()[0])
+        yield {"type": piece.name, "data": text, "offset": positions[piece.name] - held}
+    result = await command.wait()
+    yield {
+        "type": "exit",
+        "exit_code": result.exit_code,
+        "cause": result.cause,
+        "duration_s": result.duration_s,
+        "success": result.success,
+    }
 
 
 def _result(result: ExecutionResult, encoding: Encoding) -> ExecResult:
