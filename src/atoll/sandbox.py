@@ -17,7 +17,7 @@ from typing import Self
 
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry
-from atoll.engines.base import ByteStream, Engine, LimitEvents, LimitReporting
+from atoll.engines.base import ByteStream, Engine, Finding, LimitEvents, LimitReporting
 from atoll.errors import (
     AgentUnreachableError,
     SandboxError,
@@ -138,10 +138,13 @@ class AsyncSandbox:
     ) -> Self:
         """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
         sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
-        for handle in await sandbox._the_engine().list():
-            if handle.sandbox_id == sandbox_id:
+        engine = sandbox._the_engine()
+        found = [await engine.find(sandbox_id)] if isinstance(engine, Finding) else await engine.list()
+        for handle in found:
+            if handle is not None and handle.sandbox_id == sandbox_id:
                 sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
                 return sandbox
+        await sandbox._close_engine()
         raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
 
     async def cleanup(self) -> None:

@@ -78,7 +78,7 @@ def start_server(folder: Path, engine: str = "process", port: int = 0, **variabl
 
 @contextmanager
 def running_server(folder: Path, engine: str = "process", **variables: str) -> Iterator[RunningServer]:
-    server = start_server(folder, engine, **variables)
+    server = start_server(folder, engine, 0, **variables)
     try:
         yield server
     finally:

@@ -56,7 +56,7 @@ def test_pages_follow_each_other_without_gap_or_repetition(client: httpx.Client)
     assert set(seen) == made
     assert len(seen) == 3
     for bad in ({"limit": 0}, {"limit": 101}, {"page_id": "nonsense"}, {"status": "NO"}):
-        assert client.get("/sandboxes/search", params=bad).status_code == 422  # type: ignore[arg-type]
+        assert client.get("/sandboxes/search", params=bad).status_code == 422
 
 
 def test_the_same_key_gives_the_same_sandbox(client: httpx.Client) -> None:

@@ -76,6 +76,13 @@ class Collecting(Protocol):
         """What was removed, each with a word on why. Touches nothing that is not of this installation."""
 
 
+@runtime_checkable
+class Finding(Protocol):
+    """An engine that can look for one sandbox, which is quicker than listing all, or finds more than it lists."""
+
+    async def find(self, sandbox_id: str) -> Handle | None: ...
+
+
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 

@@ -8,10 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.util import CommandError
-from sqlalchemy import Connection, Row, Table, delete, event, insert, or_, select, text, update
+from sqlalchemy import Connection, Row, Table, delete, event, insert, inspect, or_, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -21,8 +18,10 @@ from atoll.store.rows import ApiKey, Quotas, Role, StoredSpec, User
 from atoll.store.tables import api_keys, specs, users
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
+LATEST = "0001"
+"""The last of the migrations."""
 _LOCK = 0x61746F6C6C
-"""Two servers that start at once on one PostgreSQL take turns with the migrations."""
+"""Two servers that start at once on one database take turns with the migrations."""
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 
 
@@ -61,7 +60,9 @@ class Store:
     async def open(self) -> None:
         """Bring the tables up to date. Raises StoreError if the database cannot be used."""
         async with self._begin() as connection:
-            if not self._is_sqlite:
+            if self._is_sqlite:
+                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            else:
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
             await connection.run_sync(_migrate)
 
@@ -154,7 +155,7 @@ class Store:
         try:
             async with self._engine.begin() as connection:
                 yield connection
-        except (SQLAlchemyError, OSError, CommandError) as error:
+        except (SQLAlchemyError, OSError) as error:
             raise StoreError(f"the database cannot be used: {_words(error)}") from error
 
     async def _insert(self, table: Table, values: Mapping[str, object], what: str) -> None:
@@ -187,10 +188,28 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 
 
 def _migrate(connection: Connection) -> None:
+    if _version(connection) == LATEST:
+        return
+    # Loading it takes longer than everything else here, and it is needed only when there is something to do.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise StoreError(
+            f"the database cannot be brought up to date: {error}", hint="Was it written by a newer version of Atoll?"
+        ) from error
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def _words(error: BaseException) -> str:

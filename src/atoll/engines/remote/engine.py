@@ -25,6 +25,7 @@ from atoll.errors import (
     SandboxError,
     SandboxGoneError,
     SandboxNotFoundError,
+    SpecError,
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
@@ -143,13 +144,20 @@ class RemoteEngine:
                     settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
                 except (SandboxNotFoundError, SandboxGoneError):
                     return None  # it went away between being listed and being looked at
-            labels = {
-                name.removeprefix(_LABEL): value for name, value in info["labels"].items() if name.startswith(_LABEL)
-            }
-            return _handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=labels))
+            return _handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=_labels(info)))
 
         handles = await asyncio.gather(*(whole(info) for info in found))
         return [handle for handle in handles if handle is not None]
+
+    async def find(self, sandbox_id: str) -> Handle | None:
+        """One of the caller's on the server, by our id or by the server's, whoever made it."""
+        page = await self._server.call("GET", "/sandboxes/search", params={"name": sandbox_id, "limit": "1"})
+        try:
+            info = page["items"][0] if page["items"] else await self._server.call("GET", f"/sandboxes/{sandbox_id}")
+            settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
+        except (SandboxNotFoundError, SandboxGoneError, SpecError):
+            return None
+        return _handle(info, sandbox_id, SandboxSpec.of(**settings, labels=_labels(info)))
 
     async def stats(self, handle: Handle) -> Stats:
         try:
@@ -164,6 +172,10 @@ class RemoteEngine:
         except (SandboxNotFoundError, SandboxGoneError):
             return LimitEvents()
         return LimitEvents(used["oom_kills"] or 0, used["pids_refused"] or 0, bool(used["disk_full"]))
+
+    async def call(self, method: str, path: str, **options: Any) -> Any:
+        """A call to the server that no engine has: its catalogue, its keys, its events."""
+        return await self._server.call(method, path, **options)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -215,6 +227,10 @@ class RemoteEngine:
 def _handle(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
     created = datetime.fromisoformat(info["created_at"]).timestamp()
     return Handle(RemoteEngine.name, sandbox_id, spec, created, {"remote_id": str(info["id"])})
+
+
+def _labels(info: Mapping[str, Any]) -> dict[str, str]:
+    return {name.removeprefix(_LABEL): value for name, value in info["labels"].items() if name.startswith(_LABEL)}
 
 
 def _cause(text: object) -> Cause | None:
