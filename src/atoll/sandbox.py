@@ -117,7 +117,11 @@ class AsyncSandbox:
         """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
         if self._handle is not None:
             raise SandboxError("this sandbox was already created")
-        self._handle = await self._the_engine().create(self.id, self.spec)
+        try:
+            self._handle = await self._the_engine().create(self.id, self.spec)
+        except BaseException:
+            await asyncio.shield(self._close_engine())
+            raise
         try:
             await self._guest.channel()
         except BaseException:

@@ -75,3 +75,15 @@ def sandbox(client: httpx.Client) -> str:
     answer = client.post("/sandboxes")
     assert answer.status_code == 200, answer.text
     return f"/sandboxes/{answer.json()['id']}"
+
+
+@pytest.fixture(scope="session")
+def schema_user(admin: httpx.Client) -> Person:
+    """Who may start only a few, as random requests start many."""
+    return new_user(admin, "random", max_sandboxes=3)
+
+
+@pytest.fixture(scope="session")
+def schema_sandbox(server: RunningServer, schema_user: Person) -> str:
+    with server.client(schema_user.key) as client:
+        return str(client.post("/sandboxes").json()["id"])

@@ -26,7 +26,7 @@ _RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$")
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _TAR = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
 _ANY_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
-_TAR_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _TAR}}
+_TAR_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {**_TAR, **_BINARY}}}
 
 
 class FileEntry(BaseModel):
