@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import schemathesis
@@ -35,7 +36,7 @@ QUICK = settings(
 @schema.parametrize()
 @QUICK
 def test_random_requests(
-    case: schemathesis.Case, server: RunningServer, schema_user: Person, schema_sandbox: str
+    case: schemathesis.Case[Any], server: RunningServer, schema_user: Person, schema_sandbox: str
 ) -> None:
     if "sandbox_id" in (case.path_parameters or {}):
         case.path_parameters["sandbox_id"] = schema_sandbox  # a random one only ever leads to 404
