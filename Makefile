@@ -3,7 +3,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup setup-test agent run test test-slow check bench format generate clean
+.PHONY: help setup setup-test agent run demo test test-slow check bench format generate clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -14,7 +14,10 @@ setup: ## install what is missing, make .venv, compile the agent
 agent: ## compile the agent into src/atoll/bin
 	@scripts/setup agent
 
-run: setup ## show a sandbox working
+run: setup ## start the server; ARGS="--port 8080" for another port
+	@$(BIN)/atoll serve $(ARGS)
+
+demo: setup ## show a sandbox working
 	@$(BIN)/atoll demo
 
 setup-test:
@@ -43,6 +46,7 @@ check: setup ## format, lint, types, layers, generated files, docs
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/generate_sync.py --check
+	@$(BIN)/python scripts/generate_openapi.py --check
 	@$(BIN)/python scripts/check_docs.py
 
 bench: setup ## measure every promise against its peers; results in benchmarks/results
@@ -54,6 +58,7 @@ format: setup ## let ruff fix and format everything
 
 generate: setup ## write the generated files again
 	@$(BIN)/python scripts/generate_sync.py
+	@$(BIN)/python scripts/generate_openapi.py
 
 clean: ## remove everything that can be made again
 	rm -rf .venv .venv-tools src/atoll/bin agent/build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -67,6 +67,9 @@ class AsyncCommand:
     started it dies, and its output is kept for whoever attaches next. Lost connections are made again without a gap.
     """
 
+    keep = False
+    """Whether the sandbox remembers it after its end was read, for somebody else who may ask."""
+
     def __init__(
         self,
         guest: Guest,
@@ -120,9 +123,10 @@ class AsyncCommand:
                 if tries > _RECONNECTS:
                     raise
                 await self._reattach()
-        # The command is over and all was delivered: the sandbox need not remember it.
-        with contextlib.suppress(OSError, AgentUnreachableError):
-            self._guest.processes.release_soon(self.id.encode())
+        if not self.keep:
+            # The command is over and all was delivered: the sandbox need not remember it.
+            with contextlib.suppress(OSError, AgentUnreachableError):
+                self._guest.processes.release_soon(self.id.encode())
 
     async def wait(self) -> ExecutionResult:
         """Wait for its end. The result holds the output that this object has read."""

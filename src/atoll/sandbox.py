@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import dataclasses
 import math
+import os
 import posixpath
 import secrets
 import shlex
@@ -18,7 +19,7 @@ from typing import Self
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry, shared
-from atoll.engines.base import ByteStream, Checkpointing, Engine, LimitEvents, LimitReporting, Pausable
+from atoll.engines.base import ByteStream, Checkpointing, Engine, Finding, LimitEvents, LimitReporting, Pausable
 from atoll.errors import (
     AgentUnreachableError,
     CheckpointNotFoundError,
@@ -72,6 +73,8 @@ class AsyncSandbox:
 
     `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
     fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class AsyncSandbox:
         spec: SandboxSpec | None = None,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         image: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
@@ -111,6 +116,13 @@ class AsyncSandbox:
         self._undo = undo if isinstance(undo, Undo) else Undo() if undo else None
         self._settings = settings or Settings.load()
         self._held: shared.Held | None = None
+        if server is None and api_key is None and engine == "auto":
+            server = os.environ.get("ATOLL_URL") or None
+        if server is not None or api_key is not None:
+            if engine not in ("auto", "remote"):
+                raise SpecError(f"give either a server or the engine {engine!r}, not both")
+            engine = "remote"
+        self._server, self._api_key = server, api_key
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
         self._engine_name = engine if isinstance(engine, str) else engine.name
         self._handle: Handle | None = None
@@ -138,13 +150,17 @@ class AsyncSandbox:
         sandbox_id: str,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
         """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
-        sandbox = cls(engine=engine, timeout=timeout, settings=settings)
-        for handle in await (await sandbox._the_engine()).list():
-            if handle.sandbox_id == sandbox_id:
+        sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
+        engine = await sandbox._the_engine()
+        found = [await engine.find(sandbox_id)] if isinstance(engine, Finding) else await engine.list()
+        for handle in found:
+            if handle is not None and handle.sandbox_id == sandbox_id:
                 sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
                 return sandbox
         sandbox._let_go_of_engine()
@@ -230,10 +246,14 @@ class AsyncSandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool = False,
+        command_id: str | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> AsyncCommand:
-        """Start a command in the background. Without a timeout it runs as long as the sandbox."""
-        id = new_command_id()
+        """Start a command in the background. Without a timeout it runs as long as the sandbox.
+
+        With a `command_id` that was used before nothing is started: it is that command again, from its first output.
+        """
+        id = command_id or new_command_id()
         deadline = None if timeout is None else _seconds(timeout)
         request = self._request(command, id, env=env, cwd=cwd, user=user, stdin=stdin, deadline_s=deadline)
         await self._before(command)
@@ -503,7 +523,7 @@ class AsyncSandbox:
 
     async def _the_engine(self) -> Engine:
         if self._engine is None:
-            self._held = await shared.acquire(self._engine_name, self._settings)
+            self._held = await shared.acquire(self._engine_name, self._settings, self._server, self._api_key)
             self._engine = self._held.engine
         return self._engine
 

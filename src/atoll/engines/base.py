@@ -147,6 +147,13 @@ class Checkpointing(Protocol):
         """Checked against its own digest; hostile content does no harm."""
 
 
+@runtime_checkable
+class Finding(Protocol):
+    """An engine that can look for one sandbox, which is quicker than listing all, or finds more than it lists."""
+
+    async def find(self, sandbox_id: str) -> Handle | None: ...
+
+
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 

@@ -35,18 +35,19 @@ class Held:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-_Key = tuple[str, Settings]
+_Key = tuple[str, Settings, str | None, str | None]
 _lock = threading.Lock()
 _by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Key, Held]] = weakref.WeakKeyDictionary()
 _process = os.getpid()
 
 
-async def acquire(name: str, settings: Settings) -> Held:
+async def acquire(name: str, settings: Settings, server: str | None = None, api_key: str | None = None) -> Held:
     """The engine of that name, or the strongest that works here (`auto`). To be given back with `release`."""
-    held = _of_this_loop().get((name, settings))
+    key = (name, settings, server, api_key)
+    held = _of_this_loop().get(key)
     if held is None:
-        held = Held(registry.auto(settings)[0] if name == "auto" else registry.get(name, settings))
-        _of_this_loop()[name, settings] = held
+        held = Held(_make(name, settings, server, api_key))
+        _of_this_loop()[key] = held
         # An event loop that ends closes the generators it has seen begin: the only sign that it gives.
         held.end = _at_the_end(held)
         await anext(held.end)
@@ -55,6 +56,12 @@ async def acquire(name: str, settings: Settings) -> Held:
         held.closing.cancel()
         held.closing = None
     return held
+
+
+def _make(name: str, settings: Settings, server: str | None, api_key: str | None) -> Engine:
+    if name == "remote":
+        return registry.remote(settings, server, api_key)
+    return registry.auto(settings)[0] if name == "auto" else registry.get(name, settings)
 
 
 def release(held: Held) -> None:

@@ -177,6 +177,11 @@ class ManagedSandbox(AsyncSandbox):
                 gone = AgentUnreachableError("the connection to the sandbox was closed")
                 raise self.keeper.ended() or gone from None
 
+    async def connect_agent(self) -> ByteStream:
+        """A new stream to its agent, for a client elsewhere. The sandbox is in use with each byte."""
+        async with self.use():
+            return await self._connect()
+
     # --- everything that uses it ----------------------------------------------------------------------------------
 
     exec = counted(timed(AsyncSandbox.exec))
