@@ -29,7 +29,8 @@ _START_TIMEOUT_S = 10.0
 _INTERRUPT_TIMEOUT_S = 1.5
 _GIVE_UP = 64
 """The last of the real-time signals: nobody else uses it, and without a trap for it programs die of it."""
-_TRAP = f"trap 'command kill -INT $$' {_GIVE_UP}"
+_TRAP = f"set +m; trap 'command kill -INT $$' {_GIVE_UP}"
+"""And no job control, which gVisor offers for a terminal that is not the shell's own."""
 _STATUS_CHANNEL = 3
 _PRINT = 'printf "%s\\n" "$?" >&9'
 _REPORT = '__atoll_report() { builtin printf \'%s\\n\' "$1" >&9; return "$1"; }'

@@ -198,3 +198,17 @@ async def test_a_full_disk_of_the_engine_is_told_and_harms_nothing(settings: Set
         assert await engine.list() == []
     finally:
         private_engine.stop_another(folder)
+
+
+def test_other_engines_are_listed_without_it(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "DOCKER_HOST": f"unix://{tmp_path}/nothing",
+        "ATOLL_DATA_DIR": str(tmp_path / "data"),
+        "ATOLL_RUN_DIR": str(tmp_path / "run"),
+    }
+    command = [sys.executable, "-c", "from atoll.cli import main; main()", "ls"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0
+    assert "engine" in done.stdout
+    assert "docker: not looked at: there is no Docker engine" in done.stderr

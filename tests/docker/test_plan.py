@@ -152,3 +152,12 @@ def test_an_engine_that_no_sandbox_works_on_is_told() -> None:
 def test_odd_names_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="cannot be the name"):
         plan.identity("i", name)
+
+
+def test_processes_under_another_kernel_cannot_be_counted() -> None:
+    info = {**INFO, "Runtimes": {"runc": {}, "runsc": {}}}
+    assert Capability.PIDS in facts.parse(info).capabilities
+    assert Capability.PIDS not in facts.parse({**info, "DefaultRuntime": "runsc"}).capabilities
+    asked = SandboxSpec.of(image="x", isolation="gvisor", limits={"pids": 100})
+    with pytest.raises(UnsupportedError, match="pids"):
+        facts.parse(info).runtime(asked)

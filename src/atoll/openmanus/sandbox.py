@@ -13,7 +13,7 @@ from typing import Self
 
 from atoll.engines.docker import DockerEngine
 from atoll.errors import SandboxError, SandboxResourceError, SpecError, UnsupportedError
-from atoll.model import Cause, ExecutionResult, SandboxSpec
+from atoll.model import Capability, Cause, ExecutionResult, SandboxSpec
 from atoll.openmanus import policy as policies
 from atoll.openmanus.failures import NOT_INITIALIZED, OperationError, failing_to
 from atoll.openmanus.policy import Asker, Policy
@@ -73,7 +73,7 @@ class DockerSandbox:
             raise OperationError("Failed to create sandbox: it was already created")
         with failing_to("create sandbox"):
             sandbox = AsyncSandbox(
-                self._spec(), engine=self.client, timeout=self.config.timeout, settings=self._settings
+                await self._spec(), engine=self.client, timeout=self.config.timeout, settings=self._settings
             )
             self._sandbox = await sandbox.create()
             try:
@@ -181,9 +181,13 @@ class DockerSandbox:
             self.container, self.config.work_dir, self.config.timeout, sandbox.shell(), self._may_run
         )
 
-    def _spec(self) -> SandboxSpec:
+    async def _spec(self) -> SandboxSpec:
+        """A limit on processes that nobody asked for is left out where the engine has none, as under gVisor."""
         try:
-            return self.config.spec(self.volume_bindings)
+            spec = self.config.spec(self.volume_bindings)
+            if "pids_limit" in self.config.model_fields_set or await self.client.can(Capability.PIDS):
+                return spec
+            return spec.model_copy(update={"limits": spec.limits.model_copy(update={"pids": None})})
         except SpecError as error:
             if self.config.network_enabled and error.reason.startswith("not a valid sandbox: network"):
                 raise UnsupportedError(

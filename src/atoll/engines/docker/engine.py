@@ -154,6 +154,10 @@ class DockerEngine:
         images.check_name(image)
         await images.pull(self._http, image, on_progress)
 
+    async def can(self, capability: Capability) -> bool:
+        """As `capabilities` says, without holding up the event loop. Raises EngineUnavailableError."""
+        return capability in (await facts.learn(self._http)).capabilities
+
     async def ensure_image(self, image: str) -> None:
         """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
         await images.ensure(self._http, image)
