@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from atoll.errors import SandboxError
-from atoll.manager import PoolSettings, SandboxManager
+from atoll.manager import PoolSettings, Record, SandboxManager
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 
@@ -61,6 +61,10 @@ async def work(manager: SandboxManager, log: Log, id: str, dice: random.Random) 
         log.say("started", id, text=text, command=command.id)
 
 
+def _is_odd(record: Record) -> bool:
+    return record.state is not State.RUNNING
+
+
 async def main(engine: str, data: str, run: str, state: str, log_path: str, seed: str) -> None:
     log = Log(log_path)
     manager = SandboxManager(
@@ -73,7 +77,7 @@ async def main(engine: str, data: str, run: str, state: str, log_path: str, seed
     log.say("opening", os.getpid())
     recovered = await manager.start()
     records = await manager.list_sandboxes()
-    odd = [record.model_dump_json() for record in records if record.state is not State.RUNNING]
+    odd = [f"{record.id} {record.state} {record.act}: {record.reason}" for record in records if _is_odd(record)]
     log.say("up", {record.id: record.state for record in records}, odd=odd, failed=recovered.failed)
     await asyncio.gather(*(client(manager, log, random.Random(f"{seed} {number}")) for number in range(CLIENTS)))
 

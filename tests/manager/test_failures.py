@@ -99,7 +99,7 @@ async def test_a_creation_that_fails_and_cannot_be_undone_is_remembered(
     [record] = await manager.list_sandboxes()
     assert record.state is State.ERROR
     engine.heal()
-    await manager.cleanup_idle()
+    await manager.wait_until(record.id, State.MISSING, timeout=30)  # tried again without anybody asking
     assert await manager.list_sandboxes() == []
 
 

@@ -34,6 +34,11 @@ def _adopts_orphans() -> Iterator[None]:
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     yield
     libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+    reap()
+
+
+def reap() -> None:
+    """Sandboxes whose maker was killed are our children, and somebody has to wait for those that ended."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     for pid in map(int, children):
         fields = _stat_fields(pid)
@@ -104,6 +109,7 @@ async def killed_again_and_again(
         process.kill()
         await process.wait()
         done += 1
+        reap()
         History(log).check()
         database = sqlite3.connect(folder / "state" / "manager.db")
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

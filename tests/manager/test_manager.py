@@ -282,3 +282,6 @@ async def test_idle_sandboxes_need_no_descriptors(manager: SandboxManager) -> No
     assert parts.core.lines._open.keys() >= {ids[0]}, "the connection of one in use was given up"
     await sandbox.write_file("go", "")
     assert (await waiting).stdout == "went\n"
+    for id in ids:
+        await manager.delete_sandbox(id)
+    assert not parts.core.lines._open.keys() & set(ids), "what is gone is remembered"

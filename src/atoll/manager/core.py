@@ -150,6 +150,9 @@ class Care:
         for sandbox in self._core.lines.opened(self._member.sandbox):
             self._core.tasks.spawn(sandbox.rest(), f"rest {sandbox.id}")
 
+    def disconnected(self) -> None:
+        self._core.lines.closed(self._member.sandbox)
+
     def is_wanted(self) -> bool:
         return self.usage.active > 0 or self._member.waits_in_pool or self._member.making is not None
 

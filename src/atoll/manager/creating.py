@@ -7,6 +7,7 @@ import asyncio
 from atoll.engines.base import Resizable
 from atoll.errors import ConflictError, EngineError, SandboxError, SandboxGoneError, SpecError, StateError
 from atoll.manager.core import Core
+from atoll.manager.ending import FIRST_RETRY_S
 from atoll.manager.members import Making, Member
 from atoll.manager.pools import Pools
 from atoll.manager.record import Act
@@ -153,6 +154,8 @@ class Creating:
         finally:
             member.making = None
             member.notify()
+            if member.doomed:
+                self._core.ending.on_failure()
 
     async def _in_engine(self, member: Member) -> None:
         core = self._core
@@ -184,7 +187,7 @@ class Creating:
         except Exception as leftover:
             error.add_note(f"and cleaning up failed: {leftover}")
             member.doomed = True
-            member.next_try = core.clock.now()
+            member.next_try = core.clock.now() + FIRST_RETRY_S
             why = f"it was not made, and what there is of it cannot be deleted: {leftover}"
             writing = core.ledger.change(member, State.ERROR, act=Act.DELETE, cause=Cause.HOST, reason=why)
         else:

@@ -13,7 +13,7 @@ from atoll.manager.record import Act
 from atoll.manager.tasks import outcome
 from atoll.model import Cause, State
 
-_FIRST_RETRY_S = 1.0
+FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 300.0
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Ending:
         except Exception as error:
             core.metrics.failures["delete"] += 1
             member.tries += 1
-            wait = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** (member.tries - 1))
+            wait = min(_LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (member.tries - 1))
             member.next_try = core.clock.now() + wait
             why = f"it cannot be deleted: {error}"
             await _written(core.ledger.change(member, State.ERROR, act=Act.DELETE, cause=cause, reason=why), core)

@@ -37,3 +37,7 @@ class Lines:
             else:
                 chosen.append(first)
         return chosen
+
+    def closed(self, sandbox: ManagedSandbox) -> None:
+        """Forget it. May be repeated."""
+        self._open.pop(sandbox.id, None)

@@ -10,7 +10,7 @@ from atoll.errors import SandboxError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
 from atoll.manager.pools import Pools
-from atoll.manager.record import Act, Event
+from atoll.manager.record import Event
 from atoll.model import Cause, State
 
 _AT_ONCE = 32
@@ -46,8 +46,7 @@ class Reaper:
         member = self._core.members.find(event.sandbox_id)
         if member is None:
             return
-        begins_to_live = event.act is None and event.after is State.RUNNING and member.record.expires_now is not None
-        if begins_to_live or (event.act is Act.DELETE and event.after is State.ERROR):
+        if event.act is None and event.after is State.RUNNING and member.record.expires_now is not None:
             self.hurry()
 
     async def sweep(self) -> list[asyncio.Task[None]]:
@@ -61,7 +60,7 @@ class Reaper:
     async def _consider(self, member: Member) -> None:
         core, now = self._core, self._core.clock.now()
         begin, record = core.ending.begin, member.record
-        if record.act is Act.DELETE and member.ending is None and now >= member.next_try:
+        if member.waits_for_deletion and now >= member.next_try:
             begin(member, record.cause or Cause.HOST, record.reason)
         if not member.free:
             return
@@ -117,7 +116,7 @@ class Reaper:
             self._sooner.clear()
             members = list(self._core.members)
             due = [member.record.expires_now or math.inf for member in members if member.free]
-            due += [member.next_try for member in members if member.record.act is Act.DELETE and member.ending is None]
+            due += [member.next_try for member in members if member.waits_for_deletion]
             seconds = max(0.0, min([interval, *due]) - self._core.clock.now())
             if await self._slept(seconds):
                 return

@@ -48,6 +48,9 @@ class Keeper(Protocol):
     def connected(self) -> None:
         """A connection to it was opened."""
 
+    def disconnected(self) -> None:
+        """It has none any more."""
+
     def is_wanted(self) -> bool:
         """Whether its connection is in use, or has to be there when somebody comes."""
 
@@ -140,11 +143,13 @@ class ManagedSandbox(AsyncSandbox):
         """Close the connection if nothing is open on it. The next use connects again."""
         channel = self._guest.current_channel()
         if channel is not None and not channel._streams:
+            self.keeper.disconnected()
             await self._guest.aclose()
 
     async def let_go(self) -> None:
         """Close the connection; what waits on it fails. Not the end of the sandbox."""
         self._shells.clear()
+        self.keeper.disconnected()
         await self._guest.aclose()
 
     async def create(self) -> Self:
