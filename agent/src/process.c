@@ -717,9 +717,15 @@ static int open_pipe(int *ours, int *theirs, int ours_index)
  * is, and complains in the middle of that command's output if it is none. Without terminals here it is a pipe all the same. */
 static int open_error_terminal(int *ours, int *theirs)
 {
+    struct termios plain;
     *ours = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
-    if (*ours >= 0 && (*theirs = open_slave(*ours)) >= 0)
+    if (*ours >= 0 && (*theirs = open_slave(*ours)) >= 0) {
+        if (tcgetattr(*theirs, &plain) == 0) {
+            plain.c_oflag &= ~(tcflag_t)OPOST; /* what is written comes out as it is */
+            tcsetattr(*theirs, TCSANOW, &plain);
+        }
         return 0;
+    }
     if (*ours >= 0)
         close(*ours);
     return open_pipe(ours, theirs, 0);

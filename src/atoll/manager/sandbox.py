@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from atoll.checkpoint import Checkpoint
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import ByteStream, Engine
-from atoll.errors import AgentUnreachableError, SandboxGoneError
+from atoll.errors import AgentUnreachableError, SandboxGoneError, UnsupportedError
 from atoll.guest.guest import Guest
 from atoll.guest.processes import Completed, Processes, ProcessStream, StartRequest
 from atoll.manager.usage import MeteredSocket, Usage
@@ -208,6 +209,14 @@ class ManagedSandbox(AsyncSandbox):
     chmod = counted(AsyncSandbox.chmod)
     copy_to = counted(AsyncSandbox.copy_to)
     copy_from = counted(AsyncSandbox.copy_from)
+    checkpoint = counted(AsyncSandbox.checkpoint)
+    checkpoints = counted(AsyncSandbox.checkpoints)
+    delete_checkpoint = counted(AsyncSandbox.delete_checkpoint)
+    diff = counted(AsyncSandbox.diff)
+    rollback = counted(AsyncSandbox.rollback)
+    restart = counted(AsyncSandbox.restart)
+    undo = counted(AsyncSandbox.undo)
+    snapshot = counted(AsyncSandbox.snapshot)
     connect_port = counted(AsyncSandbox.connect_port)
     connect_socket = counted(AsyncSandbox.connect_socket)
 
@@ -222,6 +231,22 @@ class ManagedSandbox(AsyncSandbox):
         asked = options.get("offsets", (0, 0))
         async with self.use():
             return _Followed(self, await super().command(*args, **options), limit, asked)
+
+    async def fork(
+        self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False
+    ) -> list[Self]:
+        """Refused: the manager has to know every sandbox that there is."""
+        raise UnsupportedError(
+            "a sandbox that a manager keeps is not forked by itself",
+            hint="Make a snapshot, and then sandboxes with the image 'snapshot:NAME'.",
+        )
+
+    async def pause(self, *, memory: str = "ram") -> None:
+        """Refused, as `fork`."""
+        raise UnsupportedError("a manager pauses its sandboxes itself", hint="Use `pause_sandbox` of the manager.")
+
+    async def resume(self) -> None:
+        raise UnsupportedError("a manager resumes its sandboxes itself", hint="Use `resume_sandbox` of the manager.")
 
     def shell(self, name: str = "default") -> AsyncShell:
         self._created()
