@@ -223,11 +223,18 @@ class AsyncShell:
     async def _follow_again(self) -> None:
         assert self._stream is not None
         first, second, third = self._stream.offsets
-        try:
-            self._stream = await self._guest.processes.attach(self._id, (first, second, third))
-            self._channel = self._guest.current_channel()
-        except FileNotFoundError:
-            self._stream = None
+        for tries_left in range(_RECONNECTS, -1, -1):
+            try:
+                self._stream = await self._guest.processes.attach(self._id, (first, second, third))
+                self._channel = self._guest.current_channel()
+                return
+            except FileNotFoundError:
+                self._stream = None
+                return
+            except AgentUnreachableError:  # lost again meanwhile
+                if not tries_left:
+                    raise
+                await self._explain()
 
     async def _start(self) -> None:
         for kind in _KINDS:

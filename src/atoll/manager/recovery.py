@@ -99,7 +99,9 @@ class Recovery:
             try:
                 listed = await core.tasks.bounded(core.engines.get(name).list(), _LIST_S, f"list sandboxes of {name}")
             except SandboxError as error:
-                _log.warning("engine '%s' cannot say what it has: %s", name, error)
+                # That an engine is away of which nobody has asked for anything is no news.
+                level = logging.DEBUG if name in registry.names() and core.journal.is_new else logging.WARNING
+                _log.log(level, "engine '%s' cannot say what it has: %s", name, error)
                 self._silent.add(name)
             else:
                 # Of two engines that share a place, one may name a broken sandbox that is the other's.
