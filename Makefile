@@ -3,7 +3,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup setup-test agent run test test-slow check bench format generate clean
+.PHONY: help setup setup-test agent run demo test test-slow check bench format generate clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -14,7 +14,10 @@ setup: ## install what is missing, make .venv, compile the agent
 agent: ## compile the agent into src/atoll/bin
 	@scripts/setup agent
 
-run: setup ## show a sandbox working
+run: setup ## start the server; ARGS="--port 8080" for another port
+	@$(BIN)/atoll serve $(ARGS)
+
+demo: setup ## show a sandbox working
 	@$(BIN)/atoll demo
 
 setup-test:
@@ -22,13 +25,16 @@ setup-test:
 
 # They look at the whole machine before and after, so nothing else may run beside them.
 ALONE := tests/native tests/oci tests/security
+# They start Docker engines of their own, which the others would see.
+DOCKER := tests/docker tests/openmanus
 
 test: setup-test ## all tests but the slow ones
 ifdef ARGS
 	@$(PYTEST) -m "not slow" $(ARGS)
 else
-	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE))
+	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
 	@$(PYTEST) -m "not slow" $(wildcard $(ALONE))
+	@$(PYTEST) -m "not slow" -n 2 $(DOCKER)
 endif
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory
@@ -40,6 +46,7 @@ check: setup ## format, lint, types, layers, generated files, docs
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python scripts/generate_sync.py --check
+	@$(BIN)/python scripts/generate_openapi.py --check
 	@$(BIN)/python scripts/check_docs.py
 
 bench: setup ## measure every promise against its peers; results in benchmarks/results
@@ -51,6 +58,7 @@ format: setup ## let ruff fix and format everything
 
 generate: setup ## write the generated files again
 	@$(BIN)/python scripts/generate_sync.py
+	@$(BIN)/python scripts/generate_openapi.py
 
 clean: ## remove everything that can be made again
 	rm -rf .venv .venv-tools src/atoll/bin agent/build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -77,7 +77,12 @@ async def sizes(engine: NativeEngine, settings: Settings) -> AsyncIterator[Figur
         )
     if (commit := await asyncio.to_thread(docker_commit)) is not None:
         yield Figure(
-            "checkpoint of 10 MB, p50", checkpoints["10"].p50 * 1e3, commit.p50 * 1e3, "ms", "docker commit", at_most=0.05
+            "checkpoint of 10 MB, p50",
+            checkpoints["10"].p50 * 1e3,
+            commit.p50 * 1e3,
+            "ms",
+            "docker commit",
+            at_most=0.05,
         )
     for sandbox in made.values():
         await sandbox.cleanup()
@@ -92,7 +97,9 @@ def docker_commit() -> Samples | None:
         return None
     name = f"atoll-bench-{time.time_ns()}"
     line = "head -c 10m /dev/urandom >/big; sleep 1000"
-    subprocess.run(["docker", "run", "-d", "--name", name, images[0], "sh", "-c", line], check=True, capture_output=True)
+    subprocess.run(
+        ["docker", "run", "-d", "--name", name, images[0], "sh", "-c", line], check=True, capture_output=True
+    )
     seconds = []
     try:
         time.sleep(1)

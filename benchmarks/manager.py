@@ -1,10 +1,16 @@
-"""Many sandboxes: side by side, from a pool, at once and after a restart."""
+"""Many sandboxes: side by side, from a pool, at once, among many and after a restart.
+
+Against Docker only where an engine answers that has the image of `benchmarks.docker`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import secrets
+import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +20,18 @@ from atoll.engines.base import ByteStream, Engine
 from atoll.manager import PoolSettings, SandboxManager
 from atoll.model import Handle, Observation, SandboxSpec, Stats
 from atoll.settings import Settings
+from benchmarks.docker import IMAGE
 from benchmarks.measure import Figure, take_turns
 
 ROUNDS = 40
 SLOW_CREATES = 50
 SLOW_S = 0.5
-FEW, MANY = 10, 100
+FEW = 10
+MANY = {"native": 1000}
+"""Living at once; 100 on other engines."""
+PARALLEL = 8
+CYCLES = 48
+RECOVERED = 100
 
 
 class SlowEngine:
@@ -62,19 +74,25 @@ class SlowEngine:
 
 async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
     settings = Settings(data_dir=directory / "data", run_dir=directory / "run")
+    many = MANY.get(engine, 100)
 
     @asynccontextmanager
     async def managing(**options: Any) -> AsyncIterator[SandboxManager]:
-        options = {"engine": engine, "settings": settings, "max_sandboxes": 2 * MANY, **options}
+        options = {"engine": engine, "settings": settings, "max_sandboxes": 2 * many, **options}
         async with SandboxManager(**options) as manager:
             yield manager
 
     yield await side_by_side(settings, engine, managing)
     async with managing(pools=[PoolSettings(SandboxSpec(), size=4)]) as manager:
-        yield await pool_hit(manager)
-    async with managing() as manager:
-        for figure in await crowd(manager):
+        for figure in await pool_hit(manager):
             yield figure
+    if has_docker():
+        async with managing() as manager:
+            yield await rate(manager)
+    async with managing() as manager:
+        for figure in await crowd(manager, many):
+            yield figure
+        await grow(manager, RECOVERED)
         await manager.cleanup(keep=True)
     yield await recovery(managing)
 
@@ -91,7 +109,7 @@ async def side_by_side(settings: Settings, engine: str, managing: Any) -> Figure
     )
 
 
-async def pool_hit(manager: SandboxManager) -> Figure:
+async def pool_hit(manager: SandboxManager) -> list[Figure]:
     plain = await manager.get_sandbox(await manager.create_sandbox({"hostname": "plain"}))
 
     async def once() -> None:
@@ -109,20 +127,82 @@ async def pool_hit(manager: SandboxManager) -> Figure:
         await manager.delete_sandbox(id)
         return elapsed
 
+    async def docker_run() -> None:
+        await docker("run", "--rm", "--network", "none", IMAGE, "true")
+
     found = await take_turns({"exec": once, "claim": claim}, ROUNDS)
-    return Figure(
-        "manager: claim from a pool to first result, p50",
-        found["claim"].p50 * 1e3,
-        found["exec"].p50 * 1e3,
-        "ms",
-        "exec true",
-        at_most=2.0,
-        detail={"p99": found["claim"].p99 * 1e3},
-    )
+    name, ours = "manager: claim from a pool to first result, p50", found["claim"].p50 * 1e3
+    detail = {"p99": found["claim"].p99 * 1e3}
+    figures = [Figure(name, ours, found["exec"].p50 * 1e3, "ms", "exec true", at_most=2.0, detail=detail)]
+    if has_docker():
+        found = await take_turns({"docker": docker_run, "claim": claim}, ROUNDS // 4, warm_up=1)
+        ours, peer = found["claim"].p50 * 1e3, found["docker"].p50 * 1e3
+        figures.append(Figure(f"{name}, and Docker", ours, peer, "ms", "docker run true", at_most=1 / 50))
+    return figures
 
 
-async def crowd(manager: SandboxManager) -> list[Figure]:
-    """Latency among many living sandboxes against that among few."""
+async def rate(manager: SandboxManager) -> Figure:
+    """Create, exec and delete again and again, several at a time."""
+
+    async def ours() -> None:
+        id = await manager.create_sandbox()
+        assert (await (await manager.get_sandbox(id)).exec(["true"])).success
+        await manager.delete_sandbox(id)
+
+    async def dockers() -> None:
+        name = f"atoll-bench-{secrets.token_hex(4)}"
+        await docker("run", "-d", "--network", "none", "--name", name, IMAGE, "sleep", "1000")
+        await docker("exec", name, "true")
+        await docker("rm", "-f", name)
+
+    async def per_second(once: Callable[[], Awaitable[None]], cycles: int) -> float:
+        left = iter(range(cycles))
+
+        async def worker() -> None:
+            for _ in left:
+                await once()
+
+        started = time.perf_counter()
+        await asyncio.gather(*(worker() for _ in range(PARALLEL)))
+        return cycles / (time.perf_counter() - started)
+
+    await per_second(ours, PARALLEL)
+    rates = [(await per_second(ours, 4 * CYCLES), await per_second(dockers, CYCLES)) for _ in range(2)]
+    mine, theirs = (sum(each) / len(rates) for each in zip(*rates, strict=True))
+    name = f"manager: create, exec, delete, {PARALLEL} at a time"
+    return Figure(name, mine, theirs, "per s", "docker run, exec, rm", at_least=5.0)
+
+
+async def docker(*arguments: str) -> None:
+    process = await asyncio.create_subprocess_exec("docker", *arguments, stdout=subprocess.DEVNULL)
+    assert await process.wait() == 0
+
+
+@functools.cache
+def has_docker() -> bool:
+    try:
+        return subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+async def grow(manager: SandboxManager, count: int) -> None:
+    """Make or delete until there are so many."""
+    records = await manager.list_sandboxes()
+    missing, surplus = iter(range(count - len(records))), iter(records[: max(0, len(records) - count)])
+
+    async def worker() -> None:
+        for _ in missing:
+            await manager.create_sandbox()
+        for record in surplus:
+            await manager.delete_sandbox(record.id)
+
+    await asyncio.gather(*(worker() for _ in range(PARALLEL)))
+
+
+async def crowd(manager: SandboxManager, many: int) -> list[Figure]:
+    """Latency among many living sandboxes against that among few, which is measured before and after."""
+    first = await manager.get_sandbox(await manager.create_sandbox())
 
     async def create() -> float:
         started = time.perf_counter()
@@ -134,18 +214,16 @@ async def crowd(manager: SandboxManager) -> list[Figure]:
     async def command() -> None:
         assert (await first.exec(["true"])).success
 
-    first = await manager.get_sandbox(await manager.create_sandbox())
     found = []
-    for count in (FEW, MANY):
-        while len(await manager.list_sandboxes()) < count:
-            await manager.create_sandbox()
+    for count in (FEW, many, FEW):
+        await grow(manager, count)
         found.append(await take_turns({"create": create, "exec": command}, ROUNDS))
-    few, many = found
+    before, among, after = found
     return [
         Figure(
-            f"manager: {what} among {MANY} sandboxes, p50",
-            many[what].p50 * 1e3,
-            few[what].p50 * 1e3,
+            f"manager: {what} among {many} sandboxes, p50",
+            among[what].p50 * 1e3,
+            (before[what].p50 + after[what].p50) / 2 * 1e3,
             "ms",
             f"among {FEW}",
             at_most=1.3,
@@ -160,11 +238,11 @@ async def recovery(managing: Any) -> Figure:
     async with managing() as manager:
         recovered = time.perf_counter() - started
         records = await manager.list_sandboxes()
-        assert len(records) == MANY
+        assert len(records) == RECOVERED
         started = time.perf_counter()
         for _ in range(10):
             await manager.delete_sandbox(await manager.create_sandbox())
-        making = (time.perf_counter() - started) / 10 * MANY
+        making = (time.perf_counter() - started) / 10 * RECOVERED
     return Figure(
-        f"manager: recovery of {MANY} sandboxes", recovered, making, "s", "making and deleting them", at_most=0.5
+        f"manager: recovery of {RECOVERED} sandboxes", recovered, making, "s", "making and deleting them", at_most=0.5
     )

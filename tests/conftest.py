@@ -14,15 +14,6 @@ from atoll.engines import registry
 from atoll.settings import Settings
 
 NeedEngine = Callable[[str, Settings], None]
-LONG_SUITES = {"docker", "manager", "openmanus"}
-"""They need minutes, or a Docker engine of their own: `make test-slow` runs them."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in LONG_SUITES:
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

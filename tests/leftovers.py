@@ -5,22 +5,44 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.local.processes import each_process
 from atoll.settings import Settings
 
+_SHARED = (".base", ".users")
+_OF_SANDBOXES = ("*/.users/*", "*/.base/.*", "oci/sandboxes/*", "oci/ids/*", "oci/*/.*.*", "layers/*", "pool/layers/*")
+_NOT_OF_ENGINES = ("oci", "images", "layers", "pool", "manager")
+"""Directories beside those of the engines `process` and `unsafe-none`, whose every entry is a sandbox."""
+
 
 def leftovers(settings: Settings) -> list[str]:
-    """Every file, socket and process that belongs to a sandbox of these settings."""
-    sandboxes = [str(path) for path in settings.data_dir.glob("*/*") if path.name not in (".base", ".users")]
-    users = [str(path) for path in settings.data_dir.glob("*/.users/*")]
-    drafts = [str(path) for path in settings.data_dir.glob("*/.base/.*")]
-    sockets = [str(path) for path in settings.run_dir.glob("*/*")]
+    """Every file, socket, control group, mount and process that belongs to a sandbox of these settings."""
+    homes = [path for path in settings.data_dir.glob("*/*") if path.parent.name not in _NOT_OF_ENGINES]
+    found = [path for path in homes if path.name not in _SHARED]
+    for pattern in _OF_SANDBOXES:
+        found += settings.data_dir.glob(pattern)
+    found += settings.run_dir.glob("*/*")
     marker = os.fsencode(settings.data_dir)
-    return sandboxes + users + drafts + sockets + [f"process {pid}" for pid in each_process() if _names(pid, marker)]
+    processes = [f"process {pid}" for pid in each_process() if pid != os.getpid() and _names(pid, marker)]
+    return [*map(str, found), *_groups(settings), *processes]
+
+
+def _groups(settings: Settings) -> list[str]:
+    """Those of single sandboxes; the one around them goes when the engine is closed."""
+    name = settings.data_dir / "installation-id"
+    if not name.exists():
+        return []
+    around = Group(Hierarchy.find(), f"/atoll-{name.read_text()[:12]}")
+    return sorted(str(path) for group in around.directories() for path in group.glob("*/"))
 
 
 def _names(pid: int, marker: bytes) -> bool:
+    """In its arguments, or mounted in a place of its own: what the host has mounted, everybody sees."""
     try:
-        return any(marker in Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "mountinfo"))
+        if marker in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return True
+        if os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt"):
+            return False
+        return any(marker in line.split()[3] for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines())
     except OSError:
         return False

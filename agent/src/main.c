@@ -14,6 +14,7 @@
  *                                stdin is a fifo the host may open both again later, for the next connection
  *     --work-dir DIR             where relative paths and commands start
  *     --rlimit-nofile N          a cap on open files for everything inside
+ *     --lifetime-ms N            end so long after the start, with the exit status 75. As PID 1 it takes everything inside with it
  *   atoll-agent connect P        join stdin and stdout to the unix socket P (a bridge for engines that can only run programs)
  *   atoll-agent --as U:G -- CMD  on the host: give up root for uid U and gid G, in a session of its own, then run CMD
  */
@@ -219,7 +220,7 @@ struct options {
     int listen_fd;
     const char *listen_path, *work_dir;
     bool stdio, gvisor;
-    unsigned long open_files;
+    unsigned long open_files, lifetime_ms;
 };
 
 static struct options parse_options(int argc, char **argv)
@@ -239,6 +240,8 @@ static struct options parse_options(int argc, char **argv)
             options.work_dir = argv[++i];
         else if (strcmp(argv[i], "--rlimit-nofile") == 0 && !last)
             options.open_files = strtoul(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--lifetime-ms") == 0 && !last)
+            options.lifetime_ms = strtoul(argv[++i], NULL, 10);
         else {
             fprintf(stderr, "atoll-agent: bad argument: %s\n", argv[i]);
             exit(2);
@@ -337,6 +340,22 @@ static void settle_in(const struct options *options)
     strcpy(agent.work_dir, options->work_dir);
 }
 
+enum { LIFETIME_OVER = 75 };
+
+static void end_life(struct timer *timer)
+{
+    (void)timer;
+    _exit(LIFETIME_OVER);
+}
+
+/* A timer of the loop and not a signal: nobody inside can send it. */
+static void limit_life(unsigned long lifetime_ms)
+{
+    static struct timer lifetime = {.fire = end_life};
+    if (lifetime_ms)
+        timer_set(&lifetime, agent.started_ns + lifetime_ms * MS);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--as") == 0)
@@ -347,6 +366,7 @@ int main(int argc, char **argv)
     settle_in(&options);
     sort_descriptors(&options);
     loop_init();
+    limit_life(options.lifetime_ms);
     processes_init();
     if (options.gvisor)
         gvisor_init();

@@ -713,6 +713,24 @@ static int open_pipe(int *ours, int *theirs, int ours_index)
     return fcntl(*ours, F_SETFL, O_NONBLOCK);
 }
 
+/* For a shell that reports its status: after a command that died of a signal bash restores the terminal that its own standard error
+ * is, and complains in the middle of that command's output if it is none. Without terminals here it is a pipe all the same. */
+static int open_error_terminal(int *ours, int *theirs)
+{
+    struct termios plain;
+    *ours = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (*ours >= 0 && (*theirs = open_slave(*ours)) >= 0) {
+        if (tcgetattr(*theirs, &plain) == 0) {
+            plain.c_oflag &= ~(tcflag_t)OPOST; /* what is written comes out as it is */
+            tcsetattr(*theirs, TCSANOW, &plain);
+        }
+        return 0;
+    }
+    if (*ours >= 0)
+        close(*ours);
+    return open_pipe(ours, theirs, 0);
+}
+
 static int open_pipes(struct process *process)
 {
     int *theirs = process->launch.fds;
@@ -724,6 +742,8 @@ static int open_pipes(struct process *process)
     if (process->flags & START_MERGE) {
         if ((theirs[2] = fcntl(theirs[1], F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
             return -1;
+    } else if (process->flags & START_STATUS) {
+        return open_error_terminal(&channels[1].source.fd, &theirs[2]);
     } else if (open_pipe(&channels[1].source.fd, &theirs[2], 0) < 0) {
         return -1;
     }

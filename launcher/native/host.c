@@ -2,6 +2,7 @@
 #include <linux/capability.h>
 #include <linux/fcntl.h>
 #include <linux/mount.h>
+#include <linux/prctl.h>
 #include <linux/sched.h>
 #include <linux/stat.h>
 
@@ -9,9 +10,11 @@
 
 enum { O_PATH_ = 010000000, O_CLOEXEC_ = 02000000, O_DIRECTORY_ = 0200000 };
 enum { AF_INET_ = 2, SOCK_DGRAM_ = 2, SET_FLAGS = 0x8914, UP_AND_RUNNING = 0x41 };
-enum { STACK = 64 << 10 };
+enum { STACK = 64 << 10, MS_PRIVATE_ = 1 << 18, MS_REC_ = 1 << 14 };
 
 _Noreturn void launcher_gives_up(struct worker *, long error);
+void report_first(void);
+void report_ready(void);
 static struct worker me = {.step = "start", .detail = "", .give_up = launcher_gives_up};
 
 int first_pid;              /* the sandbox's first process; 0: none yet */
@@ -19,11 +22,16 @@ static int userns = -1;     /* its user namespace */
 static int group_directory = -1;
 static char stack[STACK] __attribute__((aligned(16)));
 
+static void write_text(int fd, const char *text)
+{
+    if ((size_t)need(&me, CALL(write, fd, text, strlen(text))) != strlen(text))
+        me.give_up(&me, EINVAL);
+}
+
 static void write_file(const char *path, const char *text)
 {
     int fd = (int)need(&me, CALL(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC_, 0));
-    if ((size_t)need(&me, CALL(write, fd, text, strlen(text))) != strlen(text))
-        me.give_up(&me, EINVAL);
+    write_text(fd, text);
     CALL(close, fd);
 }
 
@@ -120,10 +128,32 @@ static void make_devices(struct list *words) /* devices SLOT FLAGS OPTIONS OWNER
     publish(slot, directory);
 }
 
+/* Into the user namespace in which an ordinary user is root, and a mount namespace that belongs to it. Nothing of the host is ours
+ * there: what follows can do no more than that user could. */
+static void enter(int namespace)
+{
+    need(&me, CALL(setns, namespace, CLONE_NEWUSER));
+    CALL(close, namespace);
+    /* Our own files in /proc would belong to the host's root, and the id maps of the first process are among them. */
+    need(&me, CALL(prctl, PR_SET_DUMPABLE, 1, 0, 0, 0));
+    need(&me, CALL(unshare, CLONE_NEWNS));
+    need(&me, CALL(mount, NULL, "/", NULL, MS_REC_ | MS_PRIVATE_, NULL));
+}
+
 static void operation(const char *op, struct list *words)
 {
     if (!strcmp(op, "unshare")) {
         need(&me, CALL(unshare, next_number(words, &me)));
+    } else if (!strcmp(op, "enter")) { /* enter FD */
+        enter((int)next_number(words, &me));
+    } else if (!strcmp(op, "ready")) { /* say that all up to here is done */
+        report_ready();
+    } else if (!strcmp(op, "remove")) { /* remove PATH: a tree, whoever of our ids its files belong to */
+        me.detail = next_word(words, &me);
+        remove_tree(&me, me.detail);
+    } else if (!strcmp(op, "identity")) { /* identity ID GROUPS: who the first process becomes; 1: it keeps its groups */
+        shared.identity = next_number(words, &me);
+        shared.keeps_groups = next_number(words, &me);
     } else if (!strcmp(op, "hostname")) {
         me.detail = next_word(words, &me);
         need(&me, CALL(sethostname, me.detail, strlen(me.detail)));
@@ -132,6 +162,12 @@ static void operation(const char *op, struct list *words)
     } else if (!strcmp(op, "write")) {
         me.detail = next_word(words, &me);
         write_file(me.detail, next_word(words, &me));
+    } else if (!strcmp(op, "rules")) { /* rules PATH COUNT RULE …: one write for each, as the kernel wants them */
+        me.detail = next_word(words, &me);
+        int fd = (int)need(&me, CALL(openat, AT_FDCWD, me.detail, O_WRONLY | O_CLOEXEC_, 0));
+        for (unsigned long count = next_number(words, &me); count; count--)
+            write_text(fd, next_word(words, &me));
+        CALL(close, fd);
     } else if (!strcmp(op, "group")) { /* group PATH: a list of processes that the first process enters by itself (v1) */
         me.detail = next_word(words, &me);
         if (shared.group_count == MOST_GROUPS)
@@ -144,6 +180,7 @@ static void operation(const char *op, struct list *words)
         make_stage(next_number(words, &me));
     } else if (!strcmp(op, "first")) {
         start_first();
+        report_first();
         userns = (int)need(&me, CALL(openat, AT_FDCWD, of_first("ns/user"), O_RDONLY | O_CLOEXEC_, 0));
     } else if (!strcmp(op, "map")) { /* map UID-MAP GID-MAP: and the first process goes on */
         char *uids = next_word(words, &me), *gids = next_word(words, &me);
@@ -151,15 +188,16 @@ static void operation(const char *op, struct list *words)
         write_file(of_first("gid_map"), gids);
         __atomic_store_n(&shared.told, 1, __ATOMIC_SEQ_CST);
         futex_wake(&shared.told);
-    } else if (!strcmp(op, "clone")) { /* clone SOURCE SLOT FLAGS: a tree of the host, with ids mapped into the sandbox */
+    } else if (!strcmp(op, "clone")) { /* clone SOURCE SLOT FLAGS: a tree of the host; `mapped`: its ids into the sandbox */
         me.detail = next_word(words, &me);
         unsigned long slot = next_number(words, &me);
         char *flags = next_word(words, &me);
+        int ids = has_flag(flags, "mapped") ? userns : -1;
         /* Whoever may write to a directory on the way could put a link to anywhere there. */
         struct open_how how = {.flags = O_PATH_ | O_CLOEXEC_,
                                .resolve = has_flag(flags, "nolinks") ? RESOLVE_NO_SYMLINKS : 0};
         int found = (int)need(&me, CALL(openat2, AT_FDCWD, me.detail, &how, sizeof how));
-        publish(slot, clone_tree(&me, found, "", AT_EMPTY_PATH, attribute_flags(flags), userns));
+        publish(slot, clone_tree(&me, found, "", AT_EMPTY_PATH, attribute_flags(flags), ids));
         CALL(close, found);
     } else if (!strcmp(op, "filesystem")) { /* filesystem TYPE SLOT FLAGS OPTIONS */
         me.detail = next_word(words, &me);

@@ -60,11 +60,15 @@ static void die_with_launcher(void)
         CALL(exit_group, 125);
 }
 
-static void become_root(void)
+static void become_itself(void)
 {
-    need(&me, CALL(setgroups, 0, NULL));
-    need(&me, CALL(setresgid, 0, 0, 0));
-    need(&me, CALL(setresuid, 0, 0, 0));
+    unsigned long id = shared.identity;
+    if (!shared.keeps_groups)
+        need(&me, CALL(setgroups, 0, NULL));
+    need(&me, CALL(setresgid, id, id, id));
+    need(&me, CALL(prctl, PR_SET_SECUREBITS, 1 << 2 | 1 << 4, 0, 0, 0)); /* capabilities stay, whoever it becomes */
+    need(&me, CALL(setresuid, id, id, id));
+    need(&me, CALL(prctl, PR_SET_SECUREBITS, 0, 0, 0, 0));
     CALL(umask, 022);
 }
 
@@ -180,6 +184,9 @@ static void arrange_descriptors(void)
 
 static _Noreturn void execute(uint64_t capabilities)
 {
+    me.step = "wait for the host";
+    while (!__atomic_load_n(&shared.host_done, __ATOMIC_SEQ_CST))
+        futex_wait(&shared.host_done, 0);
     arrange_descriptors();
     me.step = "capabilities";
     keep_only(capabilities);
@@ -308,7 +315,7 @@ _Noreturn void first_process(void)
     for (int i = 0; i < shared.group_count; i++)
         need(&me, CALL(write, shared.groups[i], "0", 1));
     me.step = "namespaces";
-    become_root();
+    become_itself();
     need(&me, CALL(unshare, CLONE_NEWCGROUP)); /* only now: the group it is in is the top of what it will see */
     CALL(setsid);
     for (;;) {

@@ -20,7 +20,8 @@
  *   5. the seccomp program
  *
  * 1 and 2 are the same for all sandboxes: a launcher can be kept waiting with them done. If the socket closes before all is
- * there, it ends, and nothing was made. The answer is one line: `ok PID`, `failed ERRNO STEP DETAIL` or `killed STEP`.
+ * there, it ends, and nothing was made. The answer is `first PID` as soon as there is a first process, and then one more line:
+ * `ok`, `failed ERRNO STEP DETAIL` or `killed STEP`. Nobody needs to wait for `ok`: the agent answers by itself.
  *
  * Namespaces. unshare(NEWNET|NEWIPC|NEWUTS) by the launcher: they belong to the host, so root inside has no power over them.
  * clone3(NEWUSER|NEWPID|NEWNS): these belong to the sandbox, which needs them to mount an overlay and /proc. NEWCGROUP by the
@@ -82,7 +83,7 @@ void futex_wake(int *word)
     CALL(futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-/* -- the report: one line, `ok PID` or the step that failed, its detail and the error -- */
+/* -- the report: lines, the last one `ok` or the step that failed, its detail and the error -- */
 
 static char line[1024];
 static size_t line_length;
@@ -103,9 +104,29 @@ static void say_number(long number)
     say(digit);
 }
 
-static _Noreturn void end(int status)
+static void send_line(void)
 {
     CALL(sendto, channel, line, line_length, MSG_NOSIGNAL_, NULL, 0);
+    line_length = 0;
+}
+
+void report_first(void)
+{
+    say("first ");
+    say_number(first_pid);
+    say("\n");
+    send_line();
+}
+
+void report_ready(void)
+{
+    say("ready\n");
+    send_line();
+}
+
+static _Noreturn void end(int status)
+{
+    send_line();
     for (;;)
         CALL(exit_group, status);
 }
@@ -190,8 +211,7 @@ static _Noreturn void wait_and_report(void)
         say(shared.inside.step);
         end(125);
     }
-    say("ok ");
-    say_number(first_pid);
+    say("ok");
     end(0);
 }
 
@@ -215,5 +235,7 @@ _Noreturn void run(int count, char **arguments)
     host_part(&host);
     if (!first_pid)
         me.give_up(&me, EINVAL);
+    __atomic_store_n(&shared.host_done, 1, __ATOMIC_SEQ_CST);
+    futex_wake(&shared.host_done);
     wait_and_report();
 }

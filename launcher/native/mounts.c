@@ -41,14 +41,19 @@ int new_filesystem(struct worker *worker, const char *type, uint64_t attributes,
 /* A copy of a mounted tree; USERNS -1: ids stay as they are. */
 int clone_tree(struct worker *worker, int at, const char *path, unsigned flags, uint64_t attributes, int userns)
 {
-    int tree = (int)need(worker, CALL(open_tree, at, path, OPEN_TREE_CLONE | (unsigned)O_CLOEXEC_ | flags));
+    int tree = (int)CALL(open_tree, at, path, OPEN_TREE_CLONE | (unsigned)O_CLOEXEC_ | flags);
+    if (tree == -EINVAL && userns < 0) { /* what is mounted below it hides something from us, and may not be left out */
+        flags |= AT_RECURSIVE;
+        tree = (int)CALL(open_tree, at, path, OPEN_TREE_CLONE | (unsigned)O_CLOEXEC_ | flags);
+    }
+    need(worker, tree);
     struct attributes change = {.set = attributes};
     if (userns >= 0) {
         change.set |= IDMAP;
         change.userns = (uint64_t)userns;
     }
     if (change.set)
-        need(worker, CALL(mount_setattr, tree, "", AT_EMPTY_PATH, &change, sizeof change));
+        need(worker, CALL(mount_setattr, tree, "", AT_EMPTY_PATH | (flags & AT_RECURSIVE), &change, sizeof change));
     return tree;
 }
 

@@ -41,10 +41,13 @@ struct shared {
     int slots[MOST_SLOTS];  /* 0: not yet; else a descriptor + 1 */
     int groups[MOST_GROUPS], group_count;
     int told;               /* the id maps are written, and the words for this sandbox are there */
+    int host_done;          /* the host part did all it was told: only now the agent may run */
     int alive;              /* the kernel clears it when the first process executes the agent, or dies */
     int executing;          /* it went as far as that */
     long error;             /* why the first process gave up */
     struct worker inside;   /* what it was doing */
+    unsigned long identity; /* who it becomes inside */
+    bool keeps_groups;      /* it may not change its groups: it has one id, and the kernel allows no more */
     int launcher;           /* a pidfd of the host part */
     int listener, agent;
     struct list early;      /* words for the first process that are the same for all sandboxes */
@@ -65,6 +68,7 @@ int open_inside(int root, const char *path, uint64_t resolve, int flags);
 int mount_point(struct worker *, int root, const char *path, bool directory, bool strict);
 bool is_directory(struct worker *, int fd);
 
+void remove_tree(struct worker *, const char *path); /* removing.c */
 void host_part(struct list *words);    /* host.c */
 _Noreturn void first_process(void);    /* inside.c */
 _Noreturn void run(int count, char **arguments); /* main.c */

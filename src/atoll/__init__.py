@@ -1,7 +1,12 @@
 """Isolated Linux sandboxes for AI agents.
 
-`Sandbox` and `AsyncSandbox` are all that most programs need; the rest are the values they take and give.
+`Sandbox` and `AsyncSandbox` are all that most programs need, and `SandboxManager` for many of them; the rest are the
+values they take and give. The manager and the names of OpenManus's sandbox (`DockerSandbox` and so on) are imported
+when they are first used.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from atoll._sync import Command, FileWatch, Port, Sandbox, Shell, Terminal
 from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot, Undo
@@ -10,11 +15,14 @@ from atoll.errors import (
     AgentError,
     AgentUnreachableError,
     CheckpointNotFoundError,
+    ConflictError,
     EngineError,
     EngineNotFoundError,
     EngineUnavailableError,
     ImageError,
     ImageNotFoundError,
+    LimitReachedError,
+    ManagerClosedError,
     ProtocolError,
     SandboxError,
     SandboxGoneError,
@@ -22,6 +30,8 @@ from atoll.errors import (
     SandboxResourceError,
     SandboxTimeoutError,
     SpecError,
+    StateError,
+    StateInUseError,
     UnsupportedError,
 )
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
@@ -30,19 +40,49 @@ from atoll.sandbox import AsyncSandbox
 from atoll.shell import AsyncShell
 from atoll.terminal import AsyncTerminal
 
+if TYPE_CHECKING:
+    from atoll.manager import ManagedSandbox, PoolSettings, SandboxManager
+    from atoll.openmanus import (
+        ALLOW,
+        SANDBOX_CLIENT,
+        AsyncDockerizedTerminal,
+        BaseSandboxClient,
+        CommandRefusedError,
+        DockerSandbox,
+        FileOperator,
+        LocalSandboxClient,
+        OperationError,
+        Policy,
+        SandboxFileOperations,
+        SandboxFileOperator,
+        SandboxSettings,
+        ToolError,
+        Verdict,
+        ask,
+        create_sandbox_client,
+        refuse,
+    )
+
 __all__ = [
+    "ALLOW",
+    "SANDBOX_CLIENT",
     "AgentError",
     "AgentUnreachableError",
     "AsyncCommand",
+    "AsyncDockerizedTerminal",
     "AsyncSandbox",
     "AsyncShell",
     "AsyncTerminal",
+    "BaseSandboxClient",
     "Cause",
     "Change",
     "ChangeKind",
     "Checkpoint",
     "CheckpointNotFoundError",
     "Command",
+    "CommandRefusedError",
+    "ConflictError",
+    "DockerSandbox",
     "EngineError",
     "EngineNotFoundError",
     "EngineUnavailableError",
@@ -50,28 +90,59 @@ __all__ = [
     "FileEvent",
     "FileEventKind",
     "FileInfo",
+    "FileOperator",
     "FileWatch",
     "ImageError",
     "ImageNotFoundError",
+    "LimitReachedError",
     "Limits",
+    "LocalSandboxClient",
+    "ManagedSandbox",
+    "ManagerClosedError",
     "Observation",
+    "OperationError",
     "Output",
+    "Policy",
+    "PoolSettings",
     "Port",
     "ProtocolError",
     "Sandbox",
     "SandboxError",
+    "SandboxFileOperations",
+    "SandboxFileOperator",
     "SandboxGoneError",
+    "SandboxManager",
     "SandboxNotFoundError",
     "SandboxResourceError",
+    "SandboxSettings",
     "SandboxSpec",
     "SandboxTimeoutError",
     "Shell",
     "Snapshot",
     "SpecError",
     "State",
+    "StateError",
+    "StateInUseError",
     "Stats",
     "Terminal",
+    "ToolError",
     "Undo",
     "UnsupportedError",
+    "Verdict",
     "Volume",
+    "ask",
+    "create_sandbox_client",
+    "refuse",
 ]
+
+_LATER = frozenset(__all__) - frozenset(globals())
+_OF_THE_MANAGER = frozenset({"ManagedSandbox", "PoolSettings", "SandboxManager"})
+
+
+if not TYPE_CHECKING:  # a type checker knows all names, and finds those that are misspelt
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = "atoll.manager" if name in _OF_THE_MANAGER else "atoll.openmanus"
+        return getattr(importlib.import_module(module), name)

@@ -194,6 +194,8 @@ class Sandbox:
 
     `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
     fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same.
     """
 
     def __init__(
@@ -201,6 +203,8 @@ class Sandbox:
         spec: SandboxSpec | None = None,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         image: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
@@ -219,6 +223,8 @@ class Sandbox:
         self._async = AsyncSandbox(
             spec,
             engine=engine,
+            server=server,
+            api_key=api_key,
             image=image,
             memory=memory,
             cpus=cpus,
@@ -264,13 +270,17 @@ class Sandbox:
         sandbox_id: str,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
         """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
         sandbox = cls.__new__(cls)
         sandbox._async = portal().call(
-            AsyncSandbox.attach(sandbox_id, engine=engine, timeout=timeout, settings=settings)
+            AsyncSandbox.attach(
+                sandbox_id, engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings
+            )
         )
         sandbox._portal = portal()
         return sandbox
@@ -356,9 +366,13 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool = False,
+        command_id: str | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> Command:
-        """Start a command in the background. Without a timeout it runs as long as the sandbox."""
+        """Start a command in the background. Without a timeout it runs as long as the sandbox.
+
+        With a `command_id` that was used before nothing is started: it is that command again, from its first output.
+        """
         return Command(
             self._portal.call(
                 self._async.start(
@@ -368,6 +382,7 @@ class Sandbox:
                     cwd=cwd,
                     user=user,
                     stdin=stdin,
+                    command_id=command_id,
                     max_output_bytes=max_output_bytes,
                 )
             ),

@@ -67,6 +67,9 @@ class AsyncCommand:
     started it dies, and its output is kept for whoever attaches next. Lost connections are made again without a gap.
     """
 
+    _keep = False
+    """Whether the sandbox remembers it after its end was read, for somebody else who may ask."""
+
     def __init__(
         self,
         guest: Guest,
@@ -120,9 +123,10 @@ class AsyncCommand:
                 if tries > _RECONNECTS:
                     raise
                 await self._reattach()
-        # The command is over and all was delivered: the sandbox need not remember it.
-        with contextlib.suppress(OSError, AgentUnreachableError):
-            self._guest.processes.release_soon(self.id.encode())
+        if not self._keep:
+            # The command is over and all was delivered: the sandbox need not remember it.
+            with contextlib.suppress(OSError, AgentUnreachableError):
+                self._guest.processes.release_soon(self.id.encode())
 
     async def wait(self) -> ExecutionResult:
         """Wait for its end. The result holds the output that this object has read."""
@@ -156,9 +160,15 @@ class AsyncCommand:
         return self._stream
 
     async def _reattach(self) -> None:
-        await self._explain()
         first, second, third = self._stream.offsets
-        self._stream = await self._guest.processes.attach(self.id.encode(), (first, second, third))
+        for tries_left in range(_RECONNECTS, -1, -1):
+            await self._explain()
+            try:
+                self._stream = await self._guest.processes.attach(self.id.encode(), (first, second, third))
+                break
+            except AgentUnreachableError:  # lost again meanwhile
+                if not tries_left:
+                    raise
         self._dropped += self._stream.dropped
         self._show_dropped((first, second))
         self._channel = self._guest.current_channel()

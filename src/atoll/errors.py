@@ -12,9 +12,14 @@ SandboxError                         anything that went wrong with a sandbox
 ├── EngineError                      the engine failed to do its work
 │   ├── EngineNotFoundError          there is no engine of that name
 │   └── EngineUnavailableError       the engine cannot work on this machine: install what is missing
-└── AgentError                       the program inside the sandbox failed us
-    ├── AgentUnreachableError        it does not answer, or the connection to it was lost
-    └── ProtocolError                it broke the protocol: treat the sandbox as hostile
+├── AgentError                       the program inside the sandbox failed us
+│   ├── AgentUnreachableError        it does not answer, or the connection to it was lost
+│   └── ProtocolError                it broke the protocol: treat the sandbox as hostile
+├── LimitReachedError                as many sandboxes as there may be: delete one, or wait (also a RuntimeError)
+├── ConflictError                    the name or the idempotency key stands for something else
+├── ManagerClosedError               the manager was shut down (also a RuntimeError)
+└── StateError                       what the manager wrote down cannot be read or written
+    └── StateInUseError              another manager works on the same state directory
 
 "The command failed" is a result, never one of these. Missing files and the like are the built-in `OSError`s.
 """
@@ -105,3 +110,23 @@ class AgentUnreachableError(AgentError):
 
 class ProtocolError(AgentError):
     code = "protocol_violation"
+
+
+class LimitReachedError(SandboxError, RuntimeError):
+    code = "limit_reached"
+
+
+class ConflictError(SandboxError):
+    code = "conflict"
+
+
+class ManagerClosedError(SandboxError, RuntimeError):
+    code = "manager_closed"
+
+
+class StateError(SandboxError):
+    code = "state_unusable"
+
+
+class StateInUseError(StateError):
+    code = "state_in_use"

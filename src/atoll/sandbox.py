@@ -6,6 +6,7 @@ import asyncio
 import codecs
 import dataclasses
 import math
+import os
 import posixpath
 import secrets
 import shlex
@@ -17,11 +18,12 @@ from typing import Self
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, execution_result, new_command_id
-from atoll.engines import registry
+from atoll.engines import registry, shared
 from atoll.engines.base import (
     ByteStream,
     Checkpointing,
     Engine,
+    Finding,
     LimitEvents,
     LimitReporting,
     NetworkPolicies,
@@ -82,6 +84,8 @@ class AsyncSandbox:
 
     `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
     fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same.
     """
 
     def __init__(
@@ -89,6 +93,8 @@ class AsyncSandbox:
         spec: SandboxSpec | None = None,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         image: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
@@ -122,7 +128,14 @@ class AsyncSandbox:
         self.timeout_s = _seconds(timeout)
         self._undo = undo if isinstance(undo, Undo) else Undo() if undo else None
         self._settings = settings or Settings.load()
-        self._owns_engine = isinstance(engine, str)
+        self._held: shared.Held | None = None
+        if server is None and api_key is None and engine == "auto":
+            server = os.environ.get("ATOLL_URL") or None
+        if server is not None or api_key is not None:
+            if engine not in ("auto", "remote"):
+                raise SpecError(f"give either a server or the engine {engine!r}, not both")
+            engine = "remote"
+        self._server, self._api_key = server, api_key
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
         self._engine_name = engine if isinstance(engine, str) else engine.name
         self._handle: Handle | None = None
@@ -136,8 +149,8 @@ class AsyncSandbox:
         """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
         if self._handle is not None:
             raise SandboxError("this sandbox was already created")
-        self._handle = await self._the_engine().create(self.id, self.spec)
         try:
+            self._handle = await (await self._the_engine()).create(self.id, self.spec)
             await self._guest.channel()
         except BaseException:
             await asyncio.shield(self.cleanup())
@@ -150,15 +163,20 @@ class AsyncSandbox:
         sandbox_id: str,
         *,
         engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
         """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
-        sandbox = cls(engine=engine, timeout=timeout, settings=settings)
-        for handle in await sandbox._the_engine().list():
-            if handle.sandbox_id == sandbox_id:
+        sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
+        engine = await sandbox._the_engine()
+        found = [await engine.find(sandbox_id)] if isinstance(engine, Finding) else await engine.list()
+        for handle in found:
+            if handle is not None and handle.sandbox_id == sandbox_id:
                 sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
                 return sandbox
+        sandbox._let_go_of_engine()
         raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
 
     async def cleanup(self) -> None:
@@ -167,36 +185,36 @@ class AsyncSandbox:
         await self._guest.aclose()
         if self._handle is not None and not self._deleted:
             await self._destroy()
-        await self._close_engine()
+        self._let_go_of_engine()
 
     async def detach(self) -> None:
         """Let go of the connection and leave the sandbox running: `attach` finds it again."""
         self._shells.clear()
         await self._guest.aclose()
         self._deleted = True
-        await self._close_engine()
+        self._let_go_of_engine()
 
     async def inspect(self) -> Observation:
         """What the engine sees of it right now, and why it ended if it has."""
-        return await self._the_engine().inspect(self._created())
+        return await (await self._the_engine()).inspect(self._created())
 
     async def stats(self) -> Stats:
         """Resources in use."""
-        return await self._the_engine().stats(self._created())
+        return await (await self._the_engine()).stats(self._created())
 
     async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
         """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
         wanted = SandboxSpec.of(network=dict(policy) if isinstance(policy, Mapping) else policy).network
-        await self._network_policies().set_network(self._created(), wanted)
+        await (await self._network_policies()).set_network(self._created(), wanted)
         self.spec = self.spec.model_copy(update={"network": wanted})
         self._handle = dataclasses.replace(self._created(), spec=self.spec)
 
     async def network_log(self) -> list[Refusal]:
         """What was refused, oldest first: when, where to, under which name, and by which rule."""
-        return list(await self._network_policies().refusals(self._created()))
+        return list(await (await self._network_policies()).refusals(self._created()))
 
-    def _network_policies(self) -> NetworkPolicies:
-        engine = self._the_engine()
+    async def _network_policies(self) -> NetworkPolicies:
+        engine = await self._the_engine()
         if isinstance(engine, NetworkPolicies) and Capability.NETWORK in engine.capabilities:
             return engine
         raise UnsupportedError(f"engine '{engine.name}' cannot enforce network policies here")
@@ -204,7 +222,9 @@ class AsyncSandbox:
     @property
     def engine_name(self) -> str:
         """The engine it runs on."""
-        return self._the_engine().name
+        if self._engine is None:
+            return registry.auto(self._settings)[0].name if self._engine_name == "auto" else self._engine_name
+        return self._engine.name
 
     async def __aenter__(self) -> Self:
         """One that exists already, from `attach` or `fork`, is used as it is."""
@@ -256,10 +276,14 @@ class AsyncSandbox:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool = False,
+        command_id: str | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> AsyncCommand:
-        """Start a command in the background. Without a timeout it runs as long as the sandbox."""
-        id = new_command_id()
+        """Start a command in the background. Without a timeout it runs as long as the sandbox.
+
+        With a `command_id` that was used before nothing is started: it is that command again, from its first output.
+        """
+        id = command_id or new_command_id()
         deadline = None if timeout is None else _seconds(timeout)
         request = self._request(command, id, env=env, cwd=cwd, user=user, stdin=stdin, deadline_s=deadline)
         await self._before(command)
@@ -331,16 +355,16 @@ class AsyncSandbox:
         """
         if memory:
             await self._let_go()
-        return await self._checkpointing().checkpoint(self._created(), name=name, memory=memory)
+        return await (await self._checkpointing()).checkpoint(self._created(), name=name, memory=memory)
 
     async def pause(self, *, memory: str = "ram") -> None:
         """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor")."""
         if memory not in ("ram", "disk"):
             raise ValueError(f"memory is 'ram' or 'disk', not {memory!r}")
-        engine = self._the_engine()
+        engine = await self._the_engine()
         if memory == "disk":
             await self._let_go()
-            await self._checkpointing().hibernate(self._created())
+            await (await self._checkpointing()).hibernate(self._created())
         elif isinstance(engine, Pausable) and Capability.PAUSE in engine.capabilities:
             await engine.pause(self._created())
         else:
@@ -348,25 +372,25 @@ class AsyncSandbox:
 
     async def resume(self) -> None:
         """Let it go on. May be repeated."""
-        engine = self._the_engine()
+        engine = await self._the_engine()
         if not isinstance(engine, Pausable) or Capability.PAUSE not in engine.capabilities:
             raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
         await engine.resume(self._created())
 
     async def checkpoints(self) -> list[Checkpoint]:
         """All of this sandbox, oldest first; `parent` makes them a tree."""
-        return list(await self._checkpointing().checkpoints(self._created()))
+        return list(await (await self._checkpointing()).checkpoints(self._created()))
 
     async def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
         """Others are not affected. May be repeated."""
-        await self._checkpointing().delete_checkpoint(self._created(), _id_of(checkpoint))
+        await (await self._checkpointing()).delete_checkpoint(self._created(), _id_of(checkpoint))
 
     async def diff(
         self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False
     ) -> list[Change]:
         """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
         later = None if new is None else _id_of(new)
-        return list(await self._checkpointing().diff(self._created(), _id_of(old), later, text=text))
+        return list(await (await self._checkpointing()).diff(self._created(), _id_of(old), later, text=text))
 
     async def rollback(self, checkpoint: Checkpoint | str) -> None:
         """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
@@ -401,7 +425,7 @@ class AsyncSandbox:
         """
         if count < 1:
             raise ValueError(f"count must be at least 1, not {count}")
-        engine = self.engine_name if self._owns_engine else self._the_engine()
+        engine = self._engine_name if self._held is not None else await self._the_engine()
         twins = [
             type(self)(
                 self.spec, engine=engine, timeout=self.timeout_s, undo=self._undo or False, settings=self._settings
@@ -412,7 +436,7 @@ class AsyncSandbox:
         if memory:
             await self._let_go()
         ids = [twin.id for twin in twins]
-        handles = await self._checkpointing().fork(self._created(), ids, source, memory=memory)
+        handles = await (await self._checkpointing()).fork(self._created(), ids, source, memory=memory)
         for twin, handle in zip(twins, handles, strict=True):
             twin._handle = handle
         return twins
@@ -420,7 +444,7 @@ class AsyncSandbox:
     async def snapshot(self, name: str, checkpoint: Checkpoint | str | None = None) -> Snapshot:
         """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`."""
         source = None if checkpoint is None else _id_of(checkpoint)
-        return await self._checkpointing().snapshot(self._created(), name, source)
+        return await (await self._checkpointing()).snapshot(self._created(), name, source)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -527,16 +551,17 @@ class AsyncSandbox:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _the_engine(self) -> Engine:
+    async def _the_engine(self) -> Engine:
         if self._engine is None:
-            name = self._engine_name
-            self._engine = registry.auto(self._settings)[0] if name == "auto" else registry.get(name, self._settings)
+            self._held = await shared.acquire(self._engine_name, self._settings, self._server, self._api_key)
+            self._engine = self._held.engine
         return self._engine
 
-    async def _close_engine(self) -> None:
-        """An engine that was handed to us belongs to whoever made it, and may serve many sandboxes."""
-        if self._owns_engine and self._engine is not None:
-            await self._engine.aclose()
+    def _let_go_of_engine(self) -> None:
+        """One that was handed to us belongs to whoever made it. Ours is shared with other sandboxes."""
+        if self._held is not None:
+            shared.release(self._held)
+            self._held = None
 
     def _created(self) -> Handle:
         if self._handle is None:
@@ -547,14 +572,14 @@ class AsyncSandbox:
 
     async def _connect(self) -> ByteStream:
         try:
-            return await self._the_engine().connect(self._created())
+            return await (await self._the_engine()).connect(self._created())
         except AgentUnreachableError:
             await self._explain()
             raise
 
     async def _destroy(self) -> None:
         assert self._handle is not None
-        await self._the_engine().delete(self._handle)
+        await (await self._the_engine()).delete(self._handle)
         self._deleted = True
 
     async def _explain(self) -> None:
@@ -565,7 +590,7 @@ class AsyncSandbox:
         """
         for pause_s in _DYING_S:
             await asyncio.sleep(pause_s)
-            seen = await self._the_engine().inspect(self._created())
+            seen = await (await self._the_engine()).inspect(self._created())
             if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
                 cause = seen.cause or Cause.LOST
                 raise SandboxGoneError(f"sandbox {self.id} has ended: {seen.reason or cause}", cause=cause)
@@ -574,7 +599,7 @@ class AsyncSandbox:
 
     async def _answers(self) -> bool:
         try:
-            channel = await Channel.open(await self._the_engine().connect(self._created()), timeout_s=1.0)
+            channel = await Channel.open(await (await self._the_engine()).connect(self._created()), timeout_s=1.0)
         except (AgentUnreachableError, SandboxGoneError):
             return False
         await channel.aclose()
@@ -622,7 +647,7 @@ class AsyncSandbox:
         limits = self.spec.limits
         if limits.memory_bytes is None and limits.pids is None and limits.disk_bytes is None:
             return None
-        engine = self._the_engine()
+        engine = await self._the_engine()
         return await engine.limit_events(self._created()) if isinstance(engine, LimitReporting) else None
 
     def _request(
@@ -655,8 +680,8 @@ class AsyncSandbox:
             forget=forget,
         )
 
-    def _checkpointing(self) -> Checkpointing:
-        engine = self._the_engine()
+    async def _checkpointing(self) -> Checkpointing:
+        engine = await self._the_engine()
         if Capability.CHECKPOINTS not in engine.capabilities or not isinstance(engine, Checkpointing):
             raise UnsupportedError(
                 f"engine '{engine.name}' cannot keep states of a sandbox here",
@@ -669,7 +694,7 @@ class AsyncSandbox:
         await self._guest.aclose()
 
     async def _go_back(self, checkpoint_id: str | None) -> None:
-        engine, handle = self._checkpointing(), self._created()
+        engine, handle = await self._checkpointing(), self._created()
         await self._let_go()
         await engine.rollback(handle, checkpoint_id)
         await self._guest.channel()
@@ -681,7 +706,7 @@ class AsyncSandbox:
         line = command if isinstance(command, str) else shlex.join(command)
         if not self._undo.covers(line):
             return
-        engine, handle = self._checkpointing(), self._created()
+        engine, handle = await self._checkpointing(), self._created()
         await engine.checkpoint(handle, made_by=f"{_UNDO}{line[:200]}")
         kept = [each for each in await engine.checkpoints(handle) if each.made_by.startswith(_UNDO)]
         for old in kept[: -self._undo.keep]:

@@ -29,7 +29,8 @@ _START_TIMEOUT_S = 10.0
 _INTERRUPT_TIMEOUT_S = 1.5
 _GIVE_UP = 64
 """The last of the real-time signals: nobody else uses it, and without a trap for it programs die of it."""
-_TRAP = f"trap 'command kill -INT $$' {_GIVE_UP}"
+_TRAP = f"set +m; trap 'command kill -INT $$' {_GIVE_UP}"
+"""And no job control, which gVisor offers for a terminal that is not the shell's own."""
 _STATUS_CHANNEL = 3
 _PRINT = 'printf "%s\\n" "$?" >&9'
 _REPORT = '__atoll_report() { builtin printf \'%s\\n\' "$1" >&9; return "$1"; }'
@@ -183,18 +184,23 @@ class AsyncShell:
 
     async def _interrupt(self, capture: Capture) -> None:
         """Kill what runs and bring the shell back to its prompt; replace it if it will not come."""
-        mark = secrets.token_hex(8)
         try:
             async with asyncio.timeout(_INTERRUPT_TIMEOUT_S):
-                assert self._stream is not None
                 await self._guest.processes.kill(self._id, _GIVE_UP)
                 await self._guest.processes.kill(self._id, spare=True)
-                await self._stream.send_stdin(f"command printf '%s\\n' {mark} >&9\n{self._kind.after}".encode())
-                while await self._status(capture) != mark:
-                    pass
-                await self._status(capture)  # of our own line
+                await self._come_to_mark(capture)
         except (TimeoutError, OSError, _ShellEndedError):
             await self._discard()
+
+    async def _come_to_mark(self, capture: Capture, first: str = "") -> None:
+        """Type a line that reports a word of ours, and read past it. What came before is nobody's status: prompts, or a
+        greeting that the shell had not written yet when it started the report of its first one."""
+        mark = secrets.token_hex(8)
+        assert self._stream is not None
+        await self._stream.send_stdin(f"{first}command printf '%s\\n' {mark} >&9\n{self._kind.after}".encode())
+        while await self._status(capture) != mark:
+            pass
+        await self._status(capture)  # of our own line
 
     async def _discard(self) -> None:
         stream, self._stream = self._stream, None
@@ -217,11 +223,18 @@ class AsyncShell:
     async def _follow_again(self) -> None:
         assert self._stream is not None
         first, second, third = self._stream.offsets
-        try:
-            self._stream = await self._guest.processes.attach(self._id, (first, second, third))
-            self._channel = self._guest.current_channel()
-        except FileNotFoundError:
-            self._stream = None
+        for tries_left in range(_RECONNECTS, -1, -1):
+            try:
+                self._stream = await self._guest.processes.attach(self._id, (first, second, third))
+                self._channel = self._guest.current_channel()
+                return
+            except FileNotFoundError:
+                self._stream = None
+                return
+            except AgentUnreachableError:  # lost again meanwhile
+                if not tries_left:
+                    raise
+                await self._explain()
 
     async def _start(self) -> None:
         for kind in _KINDS:
@@ -236,10 +249,7 @@ class AsyncShell:
             self._channel = self._guest.current_channel()
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
-                    if not kind.after:
-                        await self._status(Capture(4096))  # its first prompt
-                    await self._stream.send_stdin(f"{kind.first}\n{kind.after}".encode())
-                    await self._status(Capture(4096))
+                    await self._come_to_mark(Capture(4096), f"{kind.first}; ")
                 return
             except (_ShellEndedError, BrokenPipeError):  # there is none of this kind
                 self._stream = None

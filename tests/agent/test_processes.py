@@ -159,6 +159,7 @@ def test_a_failed_start_can_be_repeated_with_the_same_id(host: Connection) -> No
         assert answer.stdout == b"now\n"
         eventually(lambda: not listed(host)[b"a"])
         assert release(host, "a").end is not None
+        eventually(lambda: b"a" not in listed(host))  # its supervisor may end a moment later
 
 
 @needs_root

@@ -253,3 +253,18 @@ def test_what_is_said_wrongly_on_the_command_line(binary: Path) -> None:
             [*ENCLOSED, str(binary), *words], stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT
         )
         assert ended.returncode == 2, words
+
+
+def test_an_agent_ends_when_its_lifetime_is_over_whatever_runs(binary: Path, tmp_path: Path) -> None:
+    address = tmp_path / "socket"
+    words = ["--listen-path", str(address), "--work-dir", str(tmp_path), "--lifetime-ms", "1500"]
+    with subprocess.Popen([*ENCLOSED, str(binary), *words], env=ENVIRONMENT) as enclosure:
+        try:
+            eventually(address.exists)
+            with socket.socket(socket.AF_UNIX) as ours:
+                ours.connect(str(address))
+                with Connection(ours) as host:
+                    host.run("a", "trap '' TERM HUP; sleep 1000", flags=StartFlag.DETACH)
+                    assert enclosure.wait(30) == 75
+        finally:
+            enclosure.kill()

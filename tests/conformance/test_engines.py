@@ -1,4 +1,7 @@
-"""Every engine that is registered keeps every promise: each check of the conformance suite is one test."""
+"""Every engine that is registered keeps every promise: each check of the conformance suite is one test.
+
+Those of `docker`, whose images are not this machine's, are in tests/docker.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ SLOW_S = 900
 NeedEngine = Callable[[str, Settings], None]
 
 
-ELSEWHERE = {"oci"}
-"""Engines with a suite of their own that runs all checks: `tests/oci`, with each runtime."""
+ELSEWHERE = {"oci", "docker"}
+"""Engines with a suite of their own that runs all checks: with each runtime, with images that they need."""
 
 
 @pytest.fixture(scope="session")

@@ -52,10 +52,14 @@ def stop() -> None:
         subprocess.run([SCRIPT, "stop", folder], check=True, timeout=120)
 
 
-def start_another(options: str = "") -> tuple[str, str]:
-    """One more, for tests that stop it: its DOCKER_HOST and its folder."""
+def start_another(options: str = "", disk: str = "") -> tuple[str, str]:
+    """One more, for tests that stop it: its DOCKER_HOST and its folder. `disk` is how much it may store, in memory."""
     host()  # says whether there can be any
     folder = tempfile.mkdtemp(prefix="atd-", dir="/tmp")
+    if disk:
+        data = Path(folder, "data")
+        data.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk}", "tmpfs", data], check=True)
     done = _script("start", folder, DOCKERD_OPTIONS=options)
     if done.returncode != 0:
         subprocess.run([SCRIPT, "stop", folder], check=True, timeout=120)

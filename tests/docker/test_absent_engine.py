@@ -18,7 +18,7 @@ from atoll import AsyncSandbox, SandboxSpec, State
 from atoll.engines import registry
 from atoll.engines.docker import DockerEngine, endpoint, facts
 from atoll.engines.docker.endpoint import Endpoint
-from atoll.errors import EngineUnavailableError, SandboxGoneError
+from atoll.errors import EngineUnavailableError, SandboxError, SandboxGoneError
 from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import BUSYBOX, SCRIPT
@@ -107,6 +107,7 @@ def test_an_engine_without_permission_is_told(docker_host: str) -> None:
     assert "EngineUnavailableError: this user may not use the Docker engine" in done.stderr
 
 
+@pytest.mark.slow
 async def test_a_silent_engine_is_given_up_within_seconds(private: Private, settings: Settings) -> None:
     engine = DockerEngine(settings, private.where)
     facts._known.clear()
@@ -142,6 +143,7 @@ async def test_a_restart_is_survived(private: Private, settings: Settings) -> No
     assert await engine.list() == []
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_takes_no_command_with_it(private: Private, settings: Settings) -> None:
     """Our stream does not go through the engine: a command goes on while it is away."""
     engine = DockerEngine(settings, private.where)
@@ -154,3 +156,59 @@ async def test_an_engine_that_dies_takes_no_command_with_it(private: Private, se
     await asyncio.to_thread(private.restart, signal.SIGKILL)
     await sandbox.cleanup()
     assert await engine.list() == []
+
+
+@pytest.mark.slow
+async def test_an_engine_that_dies_under_a_bridged_command_is_told(private: Private, settings: Settings) -> None:
+    """This stream goes through the engine: the command's caller learns at once that the engine is away."""
+    engine = DockerEngine(settings, private.where, direct=False)
+    sandbox = await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
+    waiting = asyncio.create_task(sandbox.exec(["sleep", "1000"], timeout=500))
+    await sandbox.exec(["true"], timeout=10)
+    os.kill(private.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        with pytest.raises(EngineUnavailableError):
+            await waiting
+    await asyncio.to_thread(private.restart, signal.SIGKILL)
+    async with AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine) as another:
+        assert (await another.exec(["true"], timeout=10)).success
+    await sandbox.cleanup()
+    await engine.aclose()
+    assert await engine.list() == []
+
+
+@pytest.mark.slow
+async def test_a_full_disk_of_the_engine_is_told_and_harms_nothing(settings: Settings) -> None:
+    host, folder = private_engine.start_another(disk="450m")
+    try:
+        engine = DockerEngine(settings, endpoint.parse(host))
+        sandbox = await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
+        filled = await sandbox.exec("dd if=/dev/zero of=big bs=1M count=900", timeout=60)
+        assert "No space left" in filled.stderr
+        with pytest.raises(OSError, match="No space left"):
+            await sandbox.write_file("more", b"x" * 1_000_000)
+        with pytest.raises(SandboxError):
+            await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
+        assert [handle.sandbox_id for handle in await engine.list()] == [sandbox.id]
+        await sandbox.exec("rm big", timeout=60)
+        await sandbox.write_file("more", b"x" * 1_000_000)
+        async with AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine) as another:
+            assert (await another.exec(["true"], timeout=10)).success
+        await sandbox.cleanup()
+        assert await engine.list() == []
+    finally:
+        private_engine.stop_another(folder)
+
+
+def test_other_engines_are_listed_without_it(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "DOCKER_HOST": f"unix://{tmp_path}/nothing",
+        "ATOLL_DATA_DIR": str(tmp_path / "data"),
+        "ATOLL_RUN_DIR": str(tmp_path / "run"),
+    }
+    command = [sys.executable, "-c", "from atoll.cli import main; main()", "ls"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0
+    assert "engine" in done.stdout
+    assert "docker: not looked at: there is no Docker engine" in done.stderr

@@ -34,7 +34,8 @@ def bench(kind: str, benches: dict[str, Bench], session_folder: Path, docker_hos
 
 
 def as_parameter(kind: str, check: Check) -> object:
-    return pytest.param(kind, check, id=f"{kind}-{check.name}", marks=[pytest.mark.slow] if check.slow else [])
+    marks = [pytest.mark.slow] if check.slow or kind == "bridged" else []
+    return pytest.param(kind, check, id=f"{kind}-{check.name}", marks=marks)
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,31 @@ async def test_the_cause_of_an_end_is_kept(engine: DockerEngine) -> None:
         assert caught.value.cause == Cause.KILLED
 
 
+async def test_a_lifetime_ends_it_whether_anybody_watches_or_not(engine: DockerEngine) -> None:
+    sandbox = await new(engine, BUSYBOX, limits={"lifetime_s": 1.5}).create()
+    handle = await handle_of(engine, sandbox)
+    await sandbox.start(["sleep", "1000"])
+    await sandbox.detach()
+    docker("wait", handle.details["container"])
+    seen = await engine.inspect(handle)
+    assert (seen.state, seen.cause) == (State.STOPPED, Cause.TIMEOUT)
+    assert "lifetime" in seen.reason
+    with pytest.raises(SandboxGoneError) as caught:
+        await engine.connect(handle)
+    assert caught.value.cause == Cause.TIMEOUT
+    await engine.delete(handle)
+
+
+async def test_a_lifetime_that_passes_during_a_pause_counts(engine: DockerEngine) -> None:
+    async with new(engine, BUSYBOX, limits={"lifetime_s": 2}) as sandbox:
+        handle = await handle_of(engine, sandbox)
+        await engine.pause(handle)
+        async with asyncio.timeout(20):
+            while (seen := await engine.inspect(handle)).state is State.PAUSED:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert (seen.state, seen.cause) == (State.STOPPED, Cause.TIMEOUT)
+
+
 async def test_a_container_removed_by_somebody_else_is_missing(engine: DockerEngine) -> None:
     async with new(engine) as sandbox:
         handle = await handle_of(engine, sandbox)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, SandboxSpec, State
+from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
 from atoll.engines.docker import DockerEngine, endpoint
 from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import DEBIAN, SCRIPT
+from docker.test_conformance import BRIDGED
 
 pytestmark = pytest.mark.slow
 PLACES = ("/var/lib/atoll/programs/runsc", "/usr/local/bin/runsc")
@@ -39,9 +41,32 @@ def runsc(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def host(runsc: str) -> Iterator[str]:
-    host, folder = private_engine.start_another(f"--add-runtime runsc={runsc}")
+    host, folder = private_engine.start_another(f"--add-runtime runsc={runsc} --default-runtime runsc")
     yield host
     private_engine.stop_another(folder)
+
+
+@pytest.fixture(scope="module")
+def bench(host: str, session_folder: Path) -> Bench:
+    settings = Settings(session_folder / "gvisor" / "data", session_folder / "gvisor" / "run")
+    return Bench(DockerEngine(settings, endpoint.parse(host)), settings, DEBIAN)
+
+
+# What goes through the stream, and limits. A process inside carries the stream, and whoever kills all processes inside
+# cuts it: it has to be opened again then.
+GROUPS = (*BRIDGED, "limits")
+
+
+@pytest.mark.parametrize("check", [pytest.param(c, id=c.name) for c in CHECKS if c.name.partition(".")[0] in GROUPS])
+async def test_promise(bench: Bench, check: Check, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)  # for the processes that a check starts
+    result = await run_one(bench, check)
+    if result.outcome is Outcome.SKIPPED:
+        pytest.skip(result.reason)
+    for handle in await bench.engine.list():
+        await bench.engine.delete(handle)
+    await bench.engine.aclose()
+    assert result.outcome is Outcome.KEPT, f"{check.promise}\n{result.reason}"
 
 
 async def test_a_sandbox_under_another_kernel(host: str, tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ def test_the_walls_are_there_whatever_is_asked_for() -> None:
     assert (agent["Type"], agent["Target"], agent["ReadOnly"]) == ("volume", "/.atoll", True)
 
 
+def test_a_lifetime_is_kept_by_the_agent() -> None:
+    assert made(limits={"lifetime_s": 1.5})["Entrypoint"][-2:] == ["--lifetime-ms", "1500"]
+    assert "--lifetime-ms" not in made()["Entrypoint"]
+
+
 def test_the_filter_says_what_the_shared_profile_says() -> None:
     option = made()["HostConfig"]["SecurityOpt"][1]
     profile = json.loads(option.removeprefix("seccomp="))
@@ -147,3 +152,12 @@ def test_an_engine_that_no_sandbox_works_on_is_told() -> None:
 def test_odd_names_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="cannot be the name"):
         plan.identity("i", name)
+
+
+def test_processes_under_another_kernel_cannot_be_counted() -> None:
+    info = {**INFO, "Runtimes": {"runc": {}, "runsc": {}}}
+    assert Capability.PIDS in facts.parse(info).capabilities
+    assert Capability.PIDS not in facts.parse({**info, "DefaultRuntime": "runsc"}).capabilities
+    asked = SandboxSpec.of(image="x", isolation="gvisor", limits={"pids": 100})
+    with pytest.raises(UnsupportedError, match="pids"):
+        facts.parse(info).runtime(asked)

@@ -18,6 +18,8 @@ from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import BUSYBOX, DEBIAN, docker
 
+pytestmark = pytest.mark.slow
+
 
 def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.process import ProcessEngine
+from atoll.engines import registry
+from atoll.engines.linux.native import NativeEngine
 from atoll.manager import SandboxManager
 from atoll.settings import Settings
 from leftovers import leftovers
-from manager.engines import TroubledEngine
+from manager.engines import TROUBLED, TroubledEngine
 from manager.times import ManualClock
 
 MakeManager = Callable[..., contextlib.AbstractAsyncContextManager[SandboxManager]]
@@ -31,23 +33,53 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def settings(folder: Path) -> Settings:
-    return Settings(data_dir=folder / "data", run_dir=folder / "run")
+def settings(session_settings: Settings) -> Settings:
+    """One installation for all tests of this run, with nothing in it."""
+    return session_settings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unmounted(session_settings: Settings) -> Iterator[None]:
+    yield
+    if session_settings.data_dir.exists() and os.geteuid() == 0:
+        asyncio.run(NativeEngine(session_settings).aclose())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Everything is tried on every engine. `make test` does it on the one that is the default."""
+    if "engine_name" in metafunc.fixturenames:
+        names = getattr(metafunc.module, "ENGINES", TROUBLED)
+        others = [pytest.param(name, marks=pytest.mark.slow) for name in names if name != "native"]
+        metafunc.parametrize("engine_name", ["native", *others])
+
+
+@pytest.fixture(scope="session")
+def working(session_settings: Settings) -> Callable[[str], list[str]]:
+    """Why an engine does not work here, if so. Found out once."""
+
+    @functools.cache
+    def reasons(name: str) -> list[str]:
+        found = registry.probe(name, session_settings, thorough=True)
+        return [] if found.available else list(found.reasons)
+
+    return reasons
 
 
 @pytest.fixture
-async def engine(settings: Settings) -> AsyncIterator[TroubledEngine]:
+async def engine(
+    engine_name: str, settings: Settings, working: Callable[[str], list[str]]
+) -> AsyncIterator[TroubledEngine]:
     """A working engine, which must have nothing left when the test ends."""
-    found = ProcessEngine.probe(settings, thorough=True)
-    if not found.available:
+    if reasons := await asyncio.to_thread(working, engine_name):
         explain = pytest.fail if os.environ.get("CI") else pytest.skip
-        explain("; ".join(found.reasons))
-    engine = TroubledEngine(settings)
+        explain("; ".join(reasons))
+    engine = TROUBLED[engine_name](settings)
     yield engine
     left = leftovers(settings)
     engine.heal()
     for handle in await engine.list():
         await engine.delete(handle)
+    await engine.aclose()
     assert left == []
 
 

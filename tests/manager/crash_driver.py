@@ -1,6 +1,6 @@
 """A program with a manager under load, made to be killed. It tells what it was told, line by line.
 
-python -m manager.crash_driver DATA RUN STATE LOG SEED
+python -m manager.crash_driver ENGINE DATA RUN STATE LOG SEED
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from atoll.errors import SandboxError
-from atoll.manager import PoolSettings, SandboxManager
-from atoll.model import SandboxSpec
+from atoll.manager import PoolSettings, Record, SandboxManager
+from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 
 CAP = 10
@@ -61,18 +61,24 @@ async def work(manager: SandboxManager, log: Log, id: str, dice: random.Random) 
         log.say("started", id, text=text, command=command.id)
 
 
-async def main(data: str, run: str, state: str, log_path: str, seed: str) -> None:
+def _is_odd(record: Record) -> bool:
+    return record.state is not State.RUNNING
+
+
+async def main(engine: str, data: str, run: str, state: str, log_path: str, seed: str) -> None:
     log = Log(log_path)
     manager = SandboxManager(
         CAP,
-        engine="process",
+        engine=engine,
         settings=Settings(Path(data), Path(run)),
         state_dir=Path(state),
         pools=[PoolSettings(SandboxSpec(), size=1)],
     )
     log.say("opening", os.getpid())
-    await manager.start()
-    log.say("up", {record.id: record.state for record in await manager.list_sandboxes()})
+    recovered = await manager.start()
+    records = await manager.list_sandboxes()
+    odd = [f"{record.id} {record.state} {record.act}: {record.reason}" for record in records if _is_odd(record)]
+    log.say("up", {record.id: record.state for record in records}, odd=odd, failed=recovered.failed)
     await asyncio.gather(*(client(manager, log, random.Random(f"{seed} {number}")) for number in range(CLIENTS)))
 
 

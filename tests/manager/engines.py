@@ -1,24 +1,32 @@
-"""The real `process` engine, which can be told to be slow, to fail or to hang, and to pause by stopping processes."""
+"""Real engines, which can be told to be slow, to fail or to hang."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections import Counter
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from atoll.engines.local.processes import ProcessRef, descendants, kill
+from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.oci import OciEngine
+from atoll.engines.local.processes import ProcessRef, kill
+from atoll.engines.local.record import Records
 from atoll.engines.local.waiting import Deadline
 from atoll.engines.process import ProcessEngine
 from atoll.errors import EngineError
-from atoll.model import Capability, Handle, Observation, SandboxSpec, State
+from atoll.model import Handle, Limits, Observation, SandboxSpec
 from atoll.settings import Settings
 
+if TYPE_CHECKING:
+    _Real = ProcessEngine
+else:
+    _Real = object
 
-class TroubledEngine(ProcessEngine):
+
+class TroubledEngine(_Real):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.settings = settings
         self.calls: Counter[str] = Counter()
         self.failing: set[str] = set()
         self.hanging: set[str] = set()
@@ -69,39 +77,54 @@ class TroubledEngine(ProcessEngine):
         assert await kill({agent}, Deadline.after(20))
 
     def agent_pid(self, sandbox_id: str) -> int:
-        record = self._records.read(sandbox_id)
+        record = self.records().read(sandbox_id)
         assert record is not None
         assert record.init is not None
         return record.init.pid
 
+    def records(self) -> Records:
+        """What the engine has written down of its sandboxes."""
+        return self._records
 
-class PausableEngine(TroubledEngine):
-    """Pauses for real, by stopping every process from outside."""
 
-    capabilities = TroubledEngine.capabilities | {Capability.PAUSE}
+class TroubledProcess(TroubledEngine, ProcessEngine):
+    pass
+
+
+class _Kernel(TroubledEngine):
+    """Those that pause."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.paused: set[str] = set()
+        # The next test would only have to mount the empty pool again.
+        self._places.close = lambda: None  # type: ignore[attr-defined]
+
+    def records(self) -> Records:
+        return self._places.records  # type: ignore[attr-defined, no-any-return]
 
     async def pause(self, handle: Handle) -> None:
         await self._trouble("pause")
-        self._signal(handle, signal.SIGSTOP)
-        self.paused.add(handle.sandbox_id)
+        await super().pause(handle)  # type: ignore[misc]
+
+    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+        await self._trouble("set_limits")
+        await super().set_limits(handle, limits)  # type: ignore[misc]
 
     async def resume(self, handle: Handle) -> None:
         await self._trouble("resume")
-        self._signal(handle, signal.SIGCONT)
-        self.paused.discard(handle.sandbox_id)
+        await super().resume(handle)  # type: ignore[misc]
 
-    async def inspect(self, handle: Handle) -> Observation:
-        seen = await super().inspect(handle)
-        if seen.state is State.RUNNING and handle.sandbox_id in self.paused:
-            return Observation(State.PAUSED)
-        return seen
 
-    def _signal(self, handle: Handle, number: signal.Signals) -> None:
-        first = self.agent_pid(handle.sandbox_id)
-        for pid in [first, *descendants(first)]:
-            with suppress(ProcessLookupError):  # it ended by itself meanwhile
-                os.kill(pid, number)
+class TroubledNative(_Kernel, NativeEngine):  # type: ignore[misc]
+    pass
+
+
+class TroubledOci(_Kernel, OciEngine):  # type: ignore[misc]
+    pass
+
+
+TROUBLED: dict[str, type[TroubledEngine]] = {
+    "native": TroubledNative,
+    "process": TroubledProcess,
+    "oci": TroubledOci,
+}

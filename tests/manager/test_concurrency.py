@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 
 import pytest
 
 from atoll.errors import SandboxError, SandboxNotFoundError
-from atoll.manager import ConflictError, LimitReachedError, SandboxManager
+from atoll.manager import LimitReachedError, SandboxManager
 from manager.engines import TroubledEngine
 from manager.waiting import until
 
@@ -115,67 +114,6 @@ async def test_unknown_ids_leave_nothing_behind(manager: SandboxManager) -> None
     parts = manager._parts
     assert parts is not None
     assert len(parts.core.members) == 0
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_random_operations_by_many_clients_agree_with_a_model(
-    make_manager: Make, engine: TroubledEngine, seed: int
-) -> None:
-    """16 clients, 64 names: never two of a name, never more than the cap, and in the end exactly what the model has."""
-    cap, clients, steps = 12, 16, 20
-    manager = make_manager(max_sandboxes=cap)
-    dice = random.Random(seed)
-    live: dict[str, str] = {}
-    created: set[str] = set()
-    ever: set[str] = set()
-    deleted: set[str] = set()
-
-    async def client(number: int) -> None:
-        for _ in range(steps):
-            # Each client has names of its own besides those that all share.
-            name = f"n{dice.randrange(60)}" if dice.random() < 0.7 else f"own-{number % 4}"
-            try:
-                match dice.choice(["create", "create", "get", "delete", "use", "list", "cancel"]):
-                    case "create":
-                        id = await manager.create_sandbox(name=name)
-                        assert id not in created
-                        created.add(id)
-                        ever.add(id)
-                        live[name] = id
-                    case "get":
-                        live[name] = id = await manager.get_or_create(name)
-                        ever.add(id)
-                    case "delete" if name in live:
-                        id = live.pop(name)
-                        await manager.delete_sandbox(id)
-                        deleted.add(id)
-                        assert id not in {record.id for record in await manager.list_sandboxes()}
-                    case "use" if name in live:
-                        await (await manager.get_sandbox(live[name])).exec(["true"])
-                    case "list":
-                        records = await manager.list_sandboxes()
-                        names = [record.name for record in records if record.name is not None]
-                        assert len(set(names)) == len(names)
-                        assert len(records) <= cap
-                        assert len(await engine.list()) <= cap
-                    case "cancel":
-                        task = asyncio.ensure_future(manager.create_sandbox())
-                        await asyncio.sleep(dice.random() * 0.03)
-                        task.cancel()
-                        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-                        if isinstance(outcome, str):
-                            await manager.delete_sandbox(outcome)
-            except (LimitReachedError, ConflictError, SandboxError):
-                continue
-
-    await asyncio.gather(*(client(number) for number in range(clients)))
-    records = await manager.list_sandboxes()
-    held = {record.id for record in records}
-    assert held == {handle.sandbox_id for handle in await engine.list()}
-    assert held == ever - deleted
-    assert len(held) == len(records)
-    for record in records:
-        assert (await (await manager.get_sandbox(record.id)).exec(["true"])).success
 
 
 async def test_a_delete_while_others_connect_looks_like_an_end_to_them_and_not_like_their_own_cancellation(

@@ -47,8 +47,10 @@ async def test_a_delete_that_fails_is_reported_still_counted_and_tried_again(
         await manager.create_sandbox()
     with pytest.raises(KeyError):
         await manager.get_sandbox(id)
+    await until(lambda: any(left <= 1 for left in clock.sleeps()))  # it will be tried again without anybody asking
     clock.advance(1)
-    await manager.cleanup_idle()
+    await until(lambda: engine.calls["delete"] == 2)
+    await until(lambda: any(1 < left <= 2 for left in clock.sleeps()))
     clock.advance(1)
     before = engine.calls["delete"]
     await manager.cleanup_idle()
@@ -97,7 +99,7 @@ async def test_a_creation_that_fails_and_cannot_be_undone_is_remembered(
     [record] = await manager.list_sandboxes()
     assert record.state is State.ERROR
     engine.heal()
-    await manager.cleanup_idle()
+    await manager.wait_until(record.id, State.MISSING, timeout=30)  # tried again without anybody asking
     assert await manager.list_sandboxes() == []
 
 
@@ -222,7 +224,7 @@ from atoll.manager import SandboxManager
 from atoll.settings import Settings
 async def main():
     settings = Settings(Path({str(settings.data_dir)!r}), Path({str(settings.run_dir)!r}))
-    manager = SandboxManager(engine="process", settings=settings, state_dir=Path({str(folder / "state")!r}),
+    manager = SandboxManager(engine="{engine.name}", settings=settings, state_dir=Path({str(folder / "state")!r}),
         at_exit={"keep" if keep else "delete"!r})
     sandbox = await manager.get_sandbox(await manager.create_sandbox())
     manager.stop_on_signals(drain=20)

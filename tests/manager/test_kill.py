@@ -34,6 +34,11 @@ def _adopts_orphans() -> Iterator[None]:
     libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     yield
     libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+    reap()
+
+
+def reap() -> None:
+    """Sandboxes whose maker was killed are our children, and somebody has to wait for those that ended."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     for pid in map(int, children):
         fields = _stat_fields(pid)
@@ -68,7 +73,7 @@ class History:
                 case {"up": listed}:
                     assert made - ending <= set(listed), "a sandbox that was acknowledged is lost"
                     assert not ended & set(listed), "a sandbox that was deleted came back"
-                    assert all(state == State.RUNNING for state in listed.values())
+                    assert all(state == State.RUNNING for state in listed.values()), line["odd"]
         return made - ending
 
     def contents(self, alive: set[str]) -> Iterator[tuple[str, str, str | None]]:
@@ -85,8 +90,9 @@ async def killed_again_and_again(
     async with make() as first:  # the engine makes its base files once, and not under fire
         await first.create_sandbox()
     log, until_then, done = folder / "log", time.monotonic() + seconds, 0
-    arguments = [str(settings.data_dir), str(settings.run_dir), str(folder / "state"), str(log)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    arguments = [engine.name, str(settings.data_dir), str(settings.run_dir), str(folder / "state"), str(log)]
+    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     while done < kills and time.monotonic() < until_then:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "manager.crash_driver", *arguments, str(dice.random()), env=environment
@@ -103,6 +109,8 @@ async def killed_again_and_again(
         process.kill()
         await process.wait()
         done += 1
+        reap()
+        History(log).check()
         database = sqlite3.connect(folder / "state" / "manager.db")
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         database.close()
@@ -133,7 +141,7 @@ async def verify(manager: SandboxManager, engine: TroubledEngine, history: Histo
 async def test_killing_the_manager_at_any_moment_loses_and_leaks_nothing(
     make_manager: Make, engine: TroubledEngine, settings: Settings, folder: Path
 ) -> None:
-    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=12, seconds=30) >= 1
+    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=6, seconds=20) >= 1
 
 
 @pytest.mark.slow
@@ -142,4 +150,5 @@ async def test_killing_the_manager_at_any_moment_loses_and_leaks_nothing(
 async def test_two_hundred_kills_lose_and_leak_nothing(
     make_manager: Make, engine: TroubledEngine, settings: Settings, folder: Path
 ) -> None:
-    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=200, seconds=1500) == 200
+    kills = int(os.environ.get("ATOLL_TEST_KILLS", "200"))
+    assert await killed_again_and_again(make_manager, engine, settings, folder, kills=kills, seconds=1500) == kills

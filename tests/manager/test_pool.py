@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import SpecError
+from atoll.engines.base import Resizable
+from atoll.errors import EngineError, SpecError, UnsupportedError
 from atoll.manager import LimitReachedError, PoolSettings, SandboxManager
 from atoll.manager.pool_size import PoolSize
-from atoll.model import Limits, SandboxSpec, Volume
+from atoll.model import Cause, Limits, SandboxSpec, Volume
 from manager.engines import TroubledEngine
 from manager.times import ManualClock
 from manager.waiting import until
@@ -70,6 +71,40 @@ async def test_settings_are_applied_when_it_is_claimed(make_manager: Make) -> No
     assert (await command.wait()).stdout == "two words\n"
     terminal = await sandbox.open_terminal(["sh", "-c", 'echo "$EXTRA"'])
     assert b"two words" in b"".join([piece async for piece in terminal])
+
+
+async def test_limits_are_applied_when_it_is_claimed_where_the_engine_can(
+    make_manager: Make, engine: TroubledEngine
+) -> None:
+    manager = await filled(make_manager)
+    if not isinstance(engine, Resizable):
+        with pytest.raises(UnsupportedError):
+            await manager.create_sandbox({"limits": {"pids": 16}})
+        assert figures(manager)["hits"] == 0
+        return
+    id = await manager.create_sandbox({"limits": {"pids": 16, "memory_bytes": 64 << 20, "cpus": 0.5}}, lifetime=100)
+    assert figures(manager)["hits"] == 1
+    sandbox = await manager.get_sandbox(id)
+    assert (await sandbox.exec(["tail", "/dev/zero"], timeout=30)).cause is Cause.OUT_OF_MEMORY
+    bomb = "i=0; while [ $i -lt 40 ]; do sleep 60 & i=$((i+1)); done; wait"
+    assert (await sandbox.exec(bomb, timeout=20)).cause is Cause.PIDS
+    [handle] = [handle for handle in await engine.list() if handle.sandbox_id == id]
+    assert (handle.spec.limits.pids, handle.spec.limits.cpus) == (16, 0.5)
+    assert (await manager.describe(id)).spec.limits == handle.spec.limits
+
+
+async def test_limits_that_cannot_be_set_fail_the_creation_and_leave_nothing(
+    make_manager: Make, engine: TroubledEngine
+) -> None:
+    if not isinstance(engine, Resizable):
+        pytest.skip("this engine sets no limits later")
+    manager = await filled(make_manager, size=1)
+    [spare] = await engine.list()
+    engine.failing.add("set_limits")
+    with pytest.raises(EngineError, match="Failed to create sandbox: the engine is told to fail to set_limits"):
+        await manager.create_sandbox({"limits": {"pids": 16}}, name="mine")
+    assert await manager.list_sandboxes() == []
+    assert spare.sandbox_id not in {handle.sandbox_id for handle in await engine.list()}
 
 
 @pytest.mark.parametrize(

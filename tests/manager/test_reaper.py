@@ -157,11 +157,12 @@ async def test_one_that_died_is_noticed_kept_with_its_cause_and_removed_later(
     await engine.kill_agent(id)
     await manager.cleanup_idle()
     [record] = await manager.list_sandboxes()
-    assert (record.state, record.cause) == (State.STOPPED, Cause.KILLED)
+    assert record.state is State.STOPPED
+    assert record.cause in (Cause.KILLED, Cause.LOST)  # not every engine can tell
     clock.advance(101)
     await manager.cleanup_idle()
     assert await manager.list_sandboxes() == []
-    assert (await manager.describe(id)).cause is Cause.KILLED
+    assert (await manager.describe(id)).cause is record.cause
 
 
 async def test_one_broken_sandbox_does_not_delay_the_others(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engines import registry
 from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.native.probing import broken_walls
 from atoll.engines.linux.oci import OciEngine
@@ -126,15 +127,28 @@ async def test_a_launcher_that_waited_and_died_is_replaced(engine: NativeEngine)
 
 
 def test_probe_says_what_is_missing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("platform.release", lambda: "5.4.0-generic")
     found = NativeEngine.probe(settings, thorough=False)
     assert not found.available
-    assert "root" in found.reasons[0]
+    assert "5.12" in found.reasons[0]
+
+
+def test_the_walls_are_tried_before_the_engine_is_first_chosen(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("atoll.engines.linux.native.probing.broken_walls", lambda process, wanted: ["a hole"])
+        engine, reasons = registry.auto(settings)
+        assert engine.name != "native"
+        assert "a hole" in reasons[0]
+    assert registry.auto(settings)[0].name == "native"
+    monkeypatch.setattr("atoll.engines.linux.native.probing.try_walls", None)  # and not tried again
+    assert registry.auto(settings)[0].name == "native"
 
 
 def test_probe_tries_the_walls(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert NativeEngine.probe(settings, thorough=True).available
-    monkeypatch.setattr("atoll.engines.linux.native.probing.broken_walls", lambda process: ["a hole"])
+    monkeypatch.setattr("atoll.engines.linux.native.probing.broken_walls", lambda process, wanted: ["a hole"])
     found = NativeEngine.probe(settings, thorough=True)
     assert not found.available
     assert "a hole" in found.reasons[0]

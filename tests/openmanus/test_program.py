@@ -67,3 +67,22 @@ def test_it_runs_after_its_imports_were_changed(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert done.stdout == "0\n1\n4\ntoo slow\n012\nFile not found: missing.txt\nterm\nclient\n"
     assert docker("ps", "-aq", "--filter", "label=atoll.sandbox_id") == before
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "openmanus_program.py"
+
+
+def test_the_example_runs() -> None:
+    before = docker("ps", "-aq", "--filter", "label=atoll.sandbox_id")
+    command = [sys.executable, str(EXAMPLE), DEBIAN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        *("0", "1", "4"),
+        "too slow, and the shell goes on: yes",
+        "terminal",
+        "client",
+        "(3, '2\\n', 'oh\\n')",
+        *("sandbox", "sandbox"),
+    ]
+    assert docker("ps", "-aq", "--filter", "label=atoll.sandbox_id") == before

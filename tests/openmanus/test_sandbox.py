@@ -24,7 +24,7 @@ from docker.private_engine import BUSYBOX, docker
 Config = SandboxSettings
 
 
-# --- commands: what they print is what is returned (D1 to D11) --------------------------------------------------------
+# --- commands: what they print is what is returned --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_a_terminal_is_there_too(sandbox: DockerSandbox) -> None:
     assert sandbox.container.status == "running"
 
 
-# --- walls (D12, D13) -------------------------------------------------------------------------------------------------
+# --- walls ------------------------------------------------------------------------------------------------------------
 
 
 async def test_commands_have_few_rights(sandbox: DockerSandbox) -> None:
@@ -161,7 +161,7 @@ async def test_volumes_can_be_read_only(config: Config, tmp_path: Path) -> None:
     assert (tmp_path / "rw" / "made").read_text() == "inside"
 
 
-# --- files (D14 to D17) -----------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 async def test_files_are_written_and_read(sandbox: DockerSandbox) -> None:
@@ -214,6 +214,29 @@ async def test_a_file_and_a_directory_go_in_and_out(sandbox: DockerSandbox, tmp_
     assert (tmp_path / "new" / "parents" / "script").read_text().startswith("#!")
 
 
+async def test_a_copy_that_fails_says_so(sandbox: DockerSandbox, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in ("/proc/version", "/.atoll/x; true"):
+        with pytest.raises(RuntimeError, match="Failed to copy file: "):
+            await sandbox.copy_to(tmp_path / "file", path)
+    await sandbox.copy_to(tmp_path / "file", "a b; touch injected/$(x)")
+    assert await sandbox.read_file("a b; touch injected/$(x)") == "x"
+
+
+async def test_bytes_can_be_written_and_a_mode_is_kept(sandbox: DockerSandbox) -> None:
+    await sandbox.write_file("data.bin", bytes(range(256)))
+    assert await sandbox.sandbox.read_bytes("data.bin") == bytes(range(256))
+    await sandbox.run_command("printf '#!/bin/sh\\necho old\\n' >tool; chmod 750 tool")
+    await sandbox.write_file("tool", "#!/bin/sh\necho new\n")
+    assert await sandbox.run_command("./tool; stat -c %a tool") == "new\n750"
+
+
+async def test_links_made_inside_lead_to_what_is_inside(sandbox: DockerSandbox) -> None:
+    """A path is resolved in the sandbox: whatever a link says, it never reads a file of the host."""
+    await sandbox.run_command("ln -sf /etc/hostname host-name")
+    assert (await sandbox.read_file("host-name")).strip() == "sandbox"
+
+
 async def test_links_made_inside_do_not_lead_out(sandbox: DockerSandbox, tmp_path: Path) -> None:
     await sandbox.run_command(f"mkdir evil; ln -s {tmp_path} evil/out; ln -s /etc/shadow evil/shadow")
     await sandbox.copy_from("evil", tmp_path / "copy")
@@ -228,7 +251,7 @@ async def test_a_large_file_is_streamed(sandbox: DockerSandbox, tmp_path: Path) 
     await sandbox.exec("rm large")
 
 
-# --- life (D23 to D28) ------------------------------------------------------------------------------------------------
+# --- life -------------------------------------------------------------------------------------------------------------
 
 
 async def test_before_create_and_after_cleanup_it_says_so(config: Config, tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+import atoll
+from atoll import openmanus
 from atoll.errors import SpecError
 from atoll.openmanus import SandboxSettings
 
@@ -19,6 +23,18 @@ def test_names_and_defaults_are_those_of_openmanus() -> None:
         "timeout": 300,
         "network_enabled": False,
     }
+
+
+def test_every_name_can_be_imported_from_atoll_and_is_only_then_loaded() -> None:
+    later = sorted(set(openmanus.__all__) & set(atoll.__all__))
+    assert {"DockerSandbox", "SANDBOX_CLIENT", "SandboxFileOperator", "refuse"} <= set(later)
+    for name in later:
+        assert getattr(atoll, name) is getattr(openmanus, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = atoll.nothing  # type: ignore[attr-defined]
+    code = "import atoll, sys; print([n for n in sys.modules if 'openmanus' in n or 'docker' in n])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
 
 
 def test_a_section_of_a_file_is_read(tmp_path: Path) -> None:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
 from atoll.cli import checkpoints
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
+from atoll.cli.life import copy, create, execute, logs, pause, resume, stats
 from atoll.cli.run import run
 from atoll.cli.sandboxes import gc, list_sandboxes, remove
+from atoll.cli.serve import serve
+from atoll.cli.server import config, events, key_app, spec_app
 from atoll.cli.shell import shell
 from atoll.errors import SandboxError
 
 app = typer.Typer(
-    help="Isolated Linux sandboxes for AI agents.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -40,6 +42,28 @@ for command in (
     app.command()(command)
 app.add_typer(checkpoints.snapshots, name="snapshot")
 app.command()(demo)
+app.command()(serve)
+app.command()(create)
+app.command("exec")(execute)
+app.command("cp")(copy)
+app.command()(logs)
+app.command()(stats)
+app.command()(pause)
+app.command()(resume)
+app.command()(events)
+app.command()(config)
+app.add_typer(spec_app, name="spec")
+app.add_typer(key_app, name="key")
+
+
+@app.callback()
+def options(
+    server: Annotated[str | None, typer.Option(help="Use this server; default: ATOLL_URL, else this machine.")] = None,
+) -> None:
+    """Isolated Linux sandboxes for AI agents."""
+    if server is not None:
+        os.environ["ATOLL_URL"] = server
+
 
 _FAILED = 125
 """As with `docker run`: the sandbox failed, not the command."""

@@ -1,4 +1,4 @@
-"""`atoll demo`: one look at what a sandbox does; `make run` shows it."""
+"""`atoll demo`: one look at what a sandbox does; `make demo` shows it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
         try:
             async with sandbox:
                 running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)
-                code = await _relay(running)
+                code = await relay(running)
                 if code in (1, 2, 126, 127):
                     await _hint(sandbox, command)
                 return code
@@ -69,7 +69,8 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
             return 128 + received[0]
 
 
-async def _relay(running: AsyncCommand) -> int:
+async def relay(running: AsyncCommand) -> int:
+    """Our input to the command, its output to ours; its exit code."""
     feeding = asyncio.create_task(_feed(running))
     try:
         async for output in running:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from atoll.cli.target import JsonOption, server_url, show, the_server
 from atoll.engines import registry
 from atoll.engines.base import Collecting, Engine
-from atoll.errors import SandboxNotFoundError
+from atoll.errors import EngineUnavailableError, SandboxNotFoundError
 from atoll.model import Handle
 from atoll.settings import Settings
 
 
-def list_sandboxes() -> None:
-    """List the sandboxes of this installation."""
-    asyncio.run(_list())
+def list_sandboxes(as_json: JsonOption = False) -> None:
+    """List the sandboxes of this installation, or yours on the server."""
+    show(asyncio.run(_list_server() if server_url() else _list()), as_json)
 
 
 def remove(
@@ -29,7 +30,8 @@ def remove(
     """Delete sandboxes and everything in them."""
     if not sandbox_ids and not all_of_them:
         raise typer.BadParameter("name the sandboxes to delete, or give --all")
-    asyncio.run(_remove(None if all_of_them else sandbox_ids))
+    wanted = None if all_of_them else sandbox_ids
+    asyncio.run(_remove_from_server(wanted) if server_url() else _remove(wanted))
 
 
 def gc() -> None:
@@ -55,18 +57,51 @@ async def _gc() -> None:
 async def _everything() -> list[tuple[Engine, Handle]]:
     settings = Settings.load()
     engines = [registry.get(name, settings) for name in registry.names()]
-    return [(engine, handle) for engine in engines for handle in await engine.list()]
+    found: list[tuple[Engine, Handle]] = []
+    for engine in engines:
+        try:
+            found += [(engine, handle) for handle in await engine.list()]
+        except EngineUnavailableError as error:
+            print(f"{engine.name}: not looked at: {error.reason}", file=sys.stderr)
+    return found
 
 
-async def _list() -> None:
-    table = Table(box=None, padding=(0, 2))
-    for column in ("id", "engine", "image", "state", "age"):
-        table.add_column(column, header_style="bold")
+async def _list_server() -> list[dict[str, object]]:
+    server = the_server()
+    rows: list[dict[str, object]] = []
+    page: str | None = None
+    while True:
+        query = {"limit": "100"} | ({"page_id": page} if page else {})
+        answer = await server.call("GET", "/sandboxes/search", params=query)
+        for info in answer["items"]:
+            state = f"{info['state']} ({info['cause']})" if info["cause"] else info["state"]
+            age = _age(time.time() - datetime.fromisoformat(info["created_at"]).timestamp())
+            rows.append(
+                {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state, "age": age}
+            )
+        page = answer["next_page_id"]
+        if page is None:
+            await server.aclose()
+            return rows
+
+
+async def _list() -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
     for engine, handle in await _everything():
         seen = await engine.inspect(handle)
         state = f"{seen.state} ({seen.cause})" if seen.cause else str(seen.state)
-        table.add_row(handle.sandbox_id, engine.name, handle.spec.image, state, _age(time.time() - handle.created_at))
-    Console(highlight=False).print(table)
+        age = _age(time.time() - handle.created_at)
+        image = handle.spec.image
+        rows.append({"id": handle.sandbox_id, "engine": engine.name, "image": image, "state": state, "age": age})
+    return rows
+
+
+async def _remove_from_server(ids: list[str] | None) -> None:
+    server = the_server()
+    for id in ids if ids is not None else [str(row["id"]) for row in await _list_server()]:
+        await server.call("DELETE", f"/sandboxes/{id}")
+        print(id)
+    await server.aclose()
 
 
 async def _remove(ids: list[str] | None) -> None:

@@ -11,6 +11,9 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator
+from typing import Annotated
+
+import typer
 
 from atoll.cli.options import (
     CpusOption,
@@ -22,12 +25,16 @@ from atoll.cli.options import (
     VolumeOption,
     make_sandbox,
 )
+from atoll.cli.target import attach
 from atoll.errors import SandboxError
 from atoll.sandbox import AsyncSandbox
 from atoll.terminal import AsyncTerminal
 
 
 def shell(
+    sandbox_id: Annotated[
+        str | None, typer.Argument(help="One that exists; default: a fresh one, deleted at the end.", metavar="[ID]")
+    ] = None,
     engine: EngineOption = "auto",
     image: ImageOption = "host",
     memory: MemoryOption = None,
@@ -36,10 +43,30 @@ def shell(
     env: EnvOption = None,
     volume: VolumeOption = None,
 ) -> None:
-    """Open an interactive shell in a fresh sandbox. It is deleted when the shell ends."""
+    """Open an interactive shell in a fresh sandbox, which is deleted when the shell ends, or in one that exists."""
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise SandboxError("`atoll shell` needs a terminal", hint="For scripts use: atoll run -- sh -c '...'")
+    if sandbox_id is not None:
+        raise SystemExit(asyncio.run(_visit(sandbox_id)))
     raise SystemExit(asyncio.run(_shell(make_sandbox(engine, image, memory, cpus, pids, env, volume))))
+
+
+async def _visit(sandbox_id: str) -> int:
+    sandbox = await attach(sandbox_id)
+    try:
+        return await _interact(sandbox)
+    finally:
+        await sandbox.detach()
+
+
+async def _interact(sandbox: AsyncSandbox) -> int:
+    rows, columns = _size()
+    variables = {"TERM": os.environ.get("TERM", "xterm-256color")}
+    terminal = await sandbox.open_terminal(rows=rows, columns=columns, env=variables)
+    with _raw(), _relayed(terminal):
+        async for data in terminal:
+            _write(data)
+        return await terminal.wait()
 
 
 async def _shell(sandbox: AsyncSandbox) -> int:
@@ -51,13 +78,7 @@ async def _shell(sandbox: AsyncSandbox) -> int:
     try:
         async with sandbox:
             print(f"sandbox {sandbox.id} on engine {sandbox.engine_name}; Ctrl-D or `exit` ends it", file=sys.stderr)
-            rows, columns = _size()
-            variables = {"TERM": os.environ.get("TERM", "xterm-256color")}
-            terminal = await sandbox.open_terminal(rows=rows, columns=columns, env=variables)
-            with _raw(), _relayed(terminal):
-                async for data in terminal:
-                    _write(data)
-                return await terminal.wait()
+            return await _interact(sandbox)
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
 

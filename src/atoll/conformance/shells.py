@@ -47,6 +47,14 @@ async def exit_codes_are_known(bench: Bench) -> None:
 
 
 @check()
+async def a_command_that_dies_of_a_signal_is_no_trouble_of_the_shell(bench: Bench) -> None:
+    """The shell may say that it was killed, but complains of nothing else."""
+    async with bench.sandbox() as sandbox:
+        text = await sandbox.run_command("sh -c 'kill -9 $$'; echo $?", 10)
+        must_equal(text.replace("Killed", "").strip(), "137", "what a killed command leaves")
+
+
+@check()
 async def both_streams_come_in_order(bench: Bench) -> None:
     """The text is what a person would see: standard output and errors together."""
     async with bench.sandbox() as sandbox:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.errors import UnsupportedError
-from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, Stats
+from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, Stats
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 
@@ -88,6 +88,23 @@ class NetworkPolicies(Protocol):
 
 
 @runtime_checkable
+class Resizable(Protocol):
+    """An engine that can give limits to a sandbox that runs without them."""
+
+    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+        """From now on these hold for memory, processors and processes. Raises UnsupportedError for what it cannot
+        enforce, and for limits that were there before or are set when a sandbox is made."""
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """An engine that can get an image ready before a sandbox is made from it."""
+
+    async def ensure_image(self, image: str) -> None:
+        """Pull or build it if it is not here. Raises ImageError if it cannot be had."""
+
+
+@runtime_checkable
 class Collecting(Protocol):
     """An engine that can remove what nobody owns any more: the remains of calls that were killed in the middle."""
 
@@ -147,6 +164,13 @@ class Checkpointing(Protocol):
         """Checked against its own digest; hostile content does no harm."""
 
 
+@runtime_checkable
+class Finding(Protocol):
+    """An engine that can look for one sandbox, which is quicker than listing all, or finds more than it lists."""
+
+    async def find(self, sandbox_id: str) -> Handle | None: ...
+
+
 _DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
@@ -182,8 +206,15 @@ class LimitReporting(Protocol):
         """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing."""
 
 
-def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: SandboxSpec) -> None:
-    """Raise UnsupportedError if the spec asks for a control that is not among the capabilities."""
+LATER = ("memory_bytes", "cpus", "pids")
+"""The limits that a `Resizable` engine can set later."""
+
+
+def refuse_unsupported(
+    engine: str, capabilities: frozenset[Capability], spec: SandboxSpec, why: Mapping[Capability, str] | None = None
+) -> None:
+    """Raise UnsupportedError if the spec asks for a control that is not among the capabilities. `why`: what is missing
+    for each, as far as it is known."""
     limits = spec.limits
     asked = {
         Capability.MEMORY: limits.memory_bytes,
@@ -197,7 +228,8 @@ def refuse_unsupported(engine: str, capabilities: frozenset[Capability], spec: S
     }
     for capability, value in asked.items():
         if value is not None and capability not in capabilities:
+            reason = (why or {}).get(capability)
             raise UnsupportedError(
-                f"engine '{engine}' cannot enforce {capability.value} here",
+                f"engine '{engine}' cannot enforce {capability.value} here{f': {reason}' if reason else ''}",
                 hint="Leave it out, or choose another engine: 'atoll doctor' lists what each one can enforce.",
             )

@@ -26,9 +26,14 @@ _STRONGEST_FIRST = {
     "process": "atoll.engines.process:ProcessEngine",
 }
 _ONLY_BY_NAME = {
+    "docker": "atoll.engines.docker:DockerEngine",
     "unsafe-none": "atoll.engines.unsafe:UnsafeEngine",
 }
 _ENGINES = _STRONGEST_FIRST | _ONLY_BY_NAME
+_ELSEWHERE = {
+    "remote": "atoll.engines.remote:RemoteEngine",
+}
+"""Those that are not of this machine are found by name alone."""
 
 
 def names() -> list[str]:
@@ -38,6 +43,17 @@ def names() -> list[str]:
 def get(name: str, settings: Settings) -> Engine:
     """The engine of that name. It may still refuse to work on this machine, when it is used."""
     return _engine_class(name)(settings)
+
+
+def remote(settings: Settings, url: str | None, api_key: str | None) -> Engine:
+    """The sandboxes of a server; what is not given comes from ATOLL_URL and ATOLL_API_KEY."""
+    try:
+        from atoll.engines.remote import RemoteEngine
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"using a server needs more packages: {error}", hint="pip install 'atoll[client]'"
+        ) from error
+    return cast(Engine, RemoteEngine(settings, url=url, api_key=api_key))
 
 
 def auto(settings: Settings, *, thorough: bool = False) -> tuple[Engine, list[str]]:
@@ -66,7 +82,7 @@ def probe_all(settings: Settings, *, thorough: bool = True) -> list[Availability
 
 
 def _engine_class(name: str) -> EngineClass:
-    location = _ENGINES.get(name)
+    location = (_ENGINES | _ELSEWHERE).get(name)
     if location is None:
         raise EngineNotFoundError(
             f"there is no engine '{name}'",

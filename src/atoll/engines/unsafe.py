@@ -17,7 +17,7 @@ from atoll.engines.local import Launch, LocalEngine, Record, clean_environment
 from atoll.engines.local.erasing import kill_all
 from atoll.engines.local.processes import ProcessRef, descendants, each_process
 from atoll.engines.local.waiting import Deadline
-from atoll.errors import EngineUnavailableError, ImageNotFoundError, UnsupportedError
+from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 from atoll.settings import Settings
 
@@ -44,10 +44,7 @@ class UnsafeEngine(LocalEngine):
         return Availability(cls.name, True, ("no isolation: never chosen automatically, only by its name",))
 
     def _check(self, spec: SandboxSpec) -> None:
-        if spec.image != "host":
-            raise ImageNotFoundError(
-                f"engine '{self.name}' has no image '{spec.image}'", hint="Its only image is 'host'."
-            )
+        self._check_image(spec.image)
         if spec.isolation is not None:
             raise UnsupportedError(f"engine '{self.name}' isolates nothing", hint="Choose another engine.")
         logging.getLogger(__name__).warning(_WARNING)

@@ -33,8 +33,9 @@ from atoll.guest.frames import (
 )
 
 _BUFFER = 4 * (HEADER.size + MAX_PAYLOAD)
-FILE_CHUNK = 128 * 1024
-"""Half of the credit that a stream starts with: one half is on the way while the agent works on the other."""
+_SEND_BUFFER = 1 << 20
+"""All of the credit that an upload gets may be on the way. With less each side waits for the other much more often."""
+FILE_CHUNK = MAX_PAYLOAD
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -73,6 +74,7 @@ class BulkConnection:
         limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
 
     def abort(self) -> None:
         """From another thread: whoever is waiting for the agent fails now."""

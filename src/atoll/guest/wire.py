@@ -1,7 +1,8 @@
 """Frames in and out of one socket, on one event loop.
 
-The socket is watched with `add_reader`; what arrives is received into one buffer of two frames' size, cut into frames
-in place and handed over by a direct call: no task, no queue and no copy on the way. Writes go to the socket at once,
+The socket is watched with `add_reader`; what arrives is received into one buffer, cut into frames in place and
+handed over by a direct call: no task, no queue and no copy on the way. The buffer begins small, for most connections
+hardly carry anything, and has two frames' size from the first time that it was filled. Writes go to the socket at once,
 only what the kernel does not take is kept. asyncio's transports are not used because a connection must also be closable
 from another event loop than its own, and after that loop is gone, which a transport cannot do cleanly.
 """
@@ -17,6 +18,7 @@ from atoll.guest.frames import HEADER, MAX_PAYLOAD
 from atoll.guest.stream import Signal
 
 _BUFFER = 2 * (HEADER.size + MAX_PAYLOAD)
+_FIRST_BUFFER = 4096
 _MAX_BACKLOG = 64 << 20
 _FRAMES_AT_ONCE = 1024
 """A flood of tiny frames gives way to the other users of the event loop after this many."""
@@ -41,7 +43,7 @@ class Wire:
         self._loop = loop
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._buffer = memoryview(bytearray(_BUFFER))
+        self._buffer = memoryview(bytearray(_FIRST_BUFFER))
         self._start = 0
         self._end = 0
         self._backlog = bytearray()
@@ -113,7 +115,14 @@ class Wire:
             self._lose("the agent closed the connection")
             return
         self._end += size
+        if self._end == len(self._buffer) < _BUFFER:
+            self._grow()
         self._deliver()
+
+    def _grow(self) -> None:
+        larger = memoryview(bytearray(_BUFFER))
+        larger[: self._end] = self._buffer[: self._end]
+        self._buffer = larger
 
     def _deliver(self) -> None:
         try:

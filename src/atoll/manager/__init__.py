@@ -3,19 +3,19 @@
 `SandboxManager` is the whole of it for its users; the rest are the values it takes and gives.
 """
 
-from atoll.manager.clock import Clock, SystemClock
-from atoll.manager.core import Rules
-from atoll.manager.manager import SandboxManager
-from atoll.manager.pool import PoolSettings
-from atoll.manager.record import Act, Event, Record
-from atoll.manager.recovery import Recovered
-from atoll.manager.refusals import (
+from atoll.errors import (
     ConflictError,
     LimitReachedError,
     ManagerClosedError,
     StateError,
     StateInUseError,
 )
+from atoll.manager.clock import Clock, SystemClock
+from atoll.manager.core import Rules
+from atoll.manager.manager import SandboxManager
+from atoll.manager.pool import PoolSettings
+from atoll.manager.record import Act, Event, Record
+from atoll.manager.recovery import Recovered
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.shutdown import Shutdown
 from atoll.manager.usage import Usage

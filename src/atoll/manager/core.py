@@ -6,18 +6,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from atoll.engines.base import Engine
-from atoll.errors import SandboxGoneError
+from atoll.errors import ManagerClosedError, SandboxGoneError
 from atoll.manager.clock import Clock
+from atoll.manager.engines import Engines
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger
+from atoll.manager.lines import Lines
 from atoll.manager.members import Member, Members
 from atoll.manager.metrics import Metrics
 from atoll.manager.record import Act, Record
-from atoll.manager.refusals import ManagerClosedError
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.tasks import Tasks
 from atoll.manager.usage import Usage
 from atoll.model import Cause, State
+from atoll.sandbox import DEFAULT_TIMEOUT_S
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class Rules:
 @dataclass(slots=True)
 class Core:
     rules: Rules
-    engine: Engine
+    engines: Engines
     settings: Settings
     clock: Clock
     journal: Journal
@@ -71,18 +73,28 @@ class Core:
     """The manager's name."""
     tasks: Tasks = field(default_factory=Tasks)
     metrics: Metrics = field(default_factory=Metrics)
+    lines: Lines = field(default_factory=Lines)
     closing: bool = False
     ending: Ending = field(init=False)
     health: Health = field(init=False)
     pausing: Pausing = field(init=False)
+
+    @property
+    def engine(self) -> Engine:
+        """The one for sandboxes that ask for none in particular."""
+        return self.engines.default
+
+    def engine_of(self, member: Member) -> Engine:
+        return self.engines.get(member.record.engine)
 
     def member(self, record: Record) -> Member:
         """A new one for this record. It is not among the members yet."""
         usage = Usage(self.clock.now)
         member = Member(record, usage)
         care = Care(self, member)
-        member.sandbox = ManagedSandbox(record.id, record.spec, self.engine, self.settings, care)
+        member.sandbox = ManagedSandbox(record.id, record.spec, self.engines.get(record.engine), self.settings, care)
         member.sandbox.env = record.env
+        member.sandbox.timeout_s = record.timeout_s or DEFAULT_TIMEOUT_S
         if record.act is not Act.CREATE:
             member.sandbox.adopt(record.handle())
         return member
@@ -133,6 +145,16 @@ class Care:
     def suspect(self) -> None:
         if self._member.usable and not self._core.closing:
             self._core.tasks.spawn(self._core.health.look(self._member), f"look at {self._member.id}")
+
+    def connected(self) -> None:
+        for sandbox in self._core.lines.opened(self._member.sandbox):
+            self._core.tasks.spawn(sandbox.rest(), f"rest {sandbox.id}")
+
+    def disconnected(self) -> None:
+        self._core.lines.closed(self._member.sandbox)
+
+    def is_wanted(self) -> bool:
+        return self.usage.active > 0 or self._member.waits_in_pool or self._member.making is not None
 
     def executed(self, seconds: float) -> None:
         self._core.metrics.exec_s.add(seconds)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.errors import EngineError, SandboxError, SandboxGoneError, SpecError
+from atoll.engines.base import Resizable
+from atoll.errors import ConflictError, EngineError, SandboxError, SandboxGoneError, SpecError, StateError
 from atoll.manager.core import Core
+from atoll.manager.ending import FIRST_RETRY_S
 from atoll.manager.members import Making, Member
 from atoll.manager.pools import Pools
 from atoll.manager.record import Act
-from atoll.manager.refusals import ConflictError, StateError
 from atoll.manager.request import Request
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish
 from atoll.model import Cause, State
+from atoll.sandbox import DEFAULT_TIMEOUT_S
 
 _ANSWER_S = 30.0
 
@@ -92,8 +94,15 @@ class Creating:
         old = member.record.spec.env
         extra = {name: value for name, value in request.spec.env.items() if old.get(name) != value}
         update = {"env": extra, **request.belongings(self._core)}
-        written = self._core.ledger.change(member, reason="it was claimed from its pool", update=update)
+        spec = member.record.spec
+        limits = request.spec.limits.model_copy(update={"lifetime_s": None})
+        if limits != spec.limits:
+            update["spec"] = spec.model_copy(update={"limits": limits})
+        # Until its limits hold it is on its way, as a new one would be.
+        act = Act.CREATE if limits != spec.limits else None
+        written = self._core.ledger.change(member, act=act, reason="it was claimed from its pool", update=update)
         member.sandbox.env = extra
+        member.sandbox.timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
         member.usage.touch()
         self._core.members.register(member)
         self._start(member, written)
@@ -130,9 +139,11 @@ class Creating:
     async def _make(self, member: Member, written: asyncio.Future[None]) -> None:
         try:
             await written
-            if member.record.state is State.STARTING:  # else it is a spare, and all is done
+            if member.record.state is State.STARTING:
                 async with self._starting:
                     await self._in_engine(member)
+            elif member.record.act is Act.CREATE:  # a spare; without an act all is done
+                await self._limit(member)
         except BaseException as error:
             await finish(self._undo(member, error))
             if isinstance(error, SandboxError):
@@ -143,14 +154,24 @@ class Creating:
         finally:
             member.making = None
             member.notify()
+            if member.doomed:
+                self._core.ending.on_failure()
 
     async def _in_engine(self, member: Member) -> None:
         core = self._core
-        work = core.engine.create(member.id, member.record.spec)
+        work = core.engine_of(member).create(member.id, member.record.spec)
         handle = await core.tasks.bounded(work, core.rules.create_s, f"create {member.id}")
         member.sandbox.adopt(handle)
         await core.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
         await core.ledger.change(member, State.RUNNING, update={"details": handle.details})
+
+    async def _limit(self, member: Member) -> None:
+        core, engine = self._core, self._core.engine_of(member)
+        assert isinstance(engine, Resizable)
+        handle = member.record.handle()
+        await core.tasks.bounded(engine.set_limits(handle, handle.spec.limits), core.rules.inspect_s, "set limits")
+        member.sandbox.change(handle)
+        await core.ledger.change(member)
 
     async def _undo(self, member: Member, error: BaseException) -> None:
         """It is not known how far it came, so whatever may be there is deleted, which is always safe."""
@@ -161,12 +182,12 @@ class Creating:
         reason = f"it was not made: {error}" if isinstance(error, Exception) else "its caller was gone"
         try:
             if not isinstance(error, SpecError):
-                work = core.engine.delete(member.record.handle())
+                work = core.engine_of(member).delete(member.record.handle())
                 await core.tasks.bounded(work, core.rules.delete_s, f"undo {member.id}")
         except Exception as leftover:
             error.add_note(f"and cleaning up failed: {leftover}")
             member.doomed = True
-            member.next_try = core.clock.now()
+            member.next_try = core.clock.now() + FIRST_RETRY_S
             why = f"it was not made, and what there is of it cannot be deleted: {leftover}"
             writing = core.ledger.change(member, State.ERROR, act=Act.DELETE, cause=Cause.HOST, reason=why)
         else:

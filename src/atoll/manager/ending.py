@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
-from atoll.errors import EngineError, SandboxError
+from atoll.errors import EngineError, SandboxError, StateError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
 from atoll.manager.record import Act
-from atoll.manager.refusals import StateError
 from atoll.manager.tasks import outcome
 from atoll.model import Cause, State
 
-_FIRST_RETRY_S = 1.0
+FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 300.0
 _log = logging.getLogger(__name__)
 
 
 class Ending:
     def __init__(self, core: Core) -> None:
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when one has to be tried again later; set by whoever does that."""
         self._core = core
 
     async def delete(self, member: Member, cause: Cause, reason: str) -> None:
@@ -46,6 +48,8 @@ class Ending:
             await self._destroy(member, cause, reason)
         finally:
             member.ending = None
+            if member.tries:
+                self.on_failure()
 
     async def _destroy(self, member: Member, cause: Cause, reason: str) -> None:
         core, record = self._core, member.record
@@ -53,11 +57,13 @@ class Ending:
         await _written(core.ledger.change(member, act=Act.DELETE, cause=cause, reason=reason), core)
         await member.sandbox.let_go()
         try:
-            await core.tasks.bounded(core.engine.delete(record.handle()), core.rules.delete_s, f"delete {member.id}")
+            await core.tasks.bounded(
+                core.engine_of(member).delete(record.handle()), core.rules.delete_s, f"delete {member.id}"
+            )
         except Exception as error:
             core.metrics.failures["delete"] += 1
             member.tries += 1
-            wait = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2 ** (member.tries - 1))
+            wait = min(_LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** (member.tries - 1))
             member.next_try = core.clock.now() + wait
             why = f"it cannot be deleted: {error}"
             await _written(core.ledger.change(member, State.ERROR, act=Act.DELETE, cause=cause, reason=why), core)

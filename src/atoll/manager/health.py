@@ -20,9 +20,8 @@ class Health:
     async def look(self, member: Member) -> None:
         """Ask the engine, and believe it. Never raises: an engine that cannot say makes the state ERROR."""
         try:
-            seen = await self._core.tasks.bounded(
-                self._core.engine.inspect(member.record.handle()), self._core.rules.inspect_s, f"inspect {member.id}"
-            )
+            work = self._core.engine_of(member).inspect(member.record.handle())
+            seen = await self._core.tasks.bounded(work, self._core.rules.inspect_s, f"inspect {member.id}")
         except SandboxError as error:
             self._core.metrics.failures["inspect"] += 1
             seen = Observation(State.ERROR, None, f"the engine cannot say how it is: {error.reason}")
@@ -52,7 +51,7 @@ class Health:
 
     async def background(self, member: Member) -> Background | None:
         """What goes on in it without us. Asking is not a use. None: it cannot say."""
-        guest = Guest(lambda: self._core.engine.connect(member.record.handle()), connect_timeout_s=5.0)
+        guest = Guest(lambda: self._core.engine_of(member).connect(member.record.handle()), connect_timeout_s=5.0)
 
         async def ask() -> Background:
             processes, stats = await guest.processes.list(), await guest.stats()

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from atoll.errors import StateError
 from atoll.manager import journal_tables
 from atoll.manager.record import Act, Event, Record
-from atoll.manager.refusals import StateError
 from atoll.model import Cause, State
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ class Journal:
         self.path = path
         self.rebuilt: Path | None = None
         """Where the old journal was put because it was damaged."""
+        self.is_new = False
+        """Nobody ever wrote to it: it is the first start here, or it was lost or damaged."""
         self._power_safe = power_safe
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -176,6 +178,7 @@ class Journal:
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version > journal_tables.VERSION:
                 raise StateError(f"the journal '{self.path}' was written by a newer version of Atoll")
+            self.is_new = version == 0
             database.executescript(
                 f"BEGIN IMMEDIATE; {journal_tables.SCHEMA} PRAGMA user_version = {journal_tables.VERSION}; COMMIT;"
             )

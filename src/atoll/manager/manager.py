@@ -34,15 +34,27 @@ class SandboxManager(Opening):
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         lifetime: float | None = None,
+        timeout: float | None = None,
         key: str | None = None,
+        engine: str | None = None,
     ) -> str:
         """Make a sandbox, or claim one from a pool; returns its id when it answers.
 
         A name is taken once for each owner: ConflictError. Asking again with the same idempotency `key` and the same
-        request gives the same sandbox. LimitReachedError when there is no room. Cancelling leaves nothing behind.
+        request gives the same sandbox. LimitReachedError when there is no room. `timeout` is how long a command may
+        take by default; `engine` the name of another engine than the manager's own. Cancelling leaves nothing behind.
         """
         request = Request.of(
-            config, volume_bindings, labels=labels, env=env, name=name, owner=owner, key=key, lifetime=lifetime
+            config,
+            volume_bindings,
+            labels=labels,
+            env=env,
+            name=name,
+            owner=owner,
+            key=key,
+            lifetime=lifetime,
+            timeout=timeout,
+            engine=engine,
         )
         return await self._create(request, or_get=False)
 
@@ -56,10 +68,21 @@ class SandboxManager(Opening):
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         lifetime: float | None = None,
+        timeout: float | None = None,
+        engine: str | None = None,
     ) -> str:
         """The id of the owner's sandbox of that name, whatever it was made from; if there is none it is made."""
         request = Request.of(
-            config, volume_bindings, labels=labels, env=env, name=name, owner=owner, key=None, lifetime=lifetime
+            config,
+            volume_bindings,
+            labels=labels,
+            env=env,
+            name=name,
+            owner=owner,
+            key=None,
+            lifetime=lifetime,
+            timeout=timeout,
+            engine=engine,
         )
         return await self._create(request, or_get=True)
 
@@ -122,9 +145,9 @@ class SandboxManager(Opening):
         """Do now what the cleanup task does from time to time, and wait until it is done."""
         await asyncio.gather(*await (await self._open()).reaper.sweep(), return_exceptions=True)
 
-    async def ensure_image(self, image: str) -> bool:
-        """Whether sandboxes can be made from this image; it is fetched if the engine can do that."""
-        return await (await self._open()).queries.ensure_image(image)
+    async def ensure_image(self, image: str, *, engine: str | None = None) -> bool:
+        """Whether sandboxes can be made from this image. One that is missing is pulled or built now."""
+        return await (await self._open()).queries.ensure_image(image, engine)
 
     # --- knowing --------------------------------------------------------------------------------------------------
 
@@ -177,9 +200,7 @@ class SandboxManager(Opening):
 
     async def _create(self, request: Request, *, or_get: bool) -> str:
         parts = await self._open()
-        sandbox_id = await parts.creating.create(request, or_get=or_get)
-        parts.reaper.hurry()
-        return sandbox_id
+        return await parts.creating.create(request, or_get=or_get)
 
     async def _member(self, sandbox_id: str) -> Member:
         parts = await self._open()

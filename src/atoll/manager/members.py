@@ -72,6 +72,11 @@ class Member:
         return self.record.act is None and self.making is None and not self.doomed
 
     @property
+    def waits_for_deletion(self) -> bool:
+        """It could not be deleted, and nobody is trying to just now."""
+        return self.record.act is Act.DELETE and self.ending is None and self.making is None
+
+    @property
     def waits_in_pool(self) -> bool:
         return self.record.pool is not None
 

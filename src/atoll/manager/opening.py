@@ -9,15 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from atoll.engines import registry
 from atoll.engines.base import Engine
+from atoll.errors import ManagerClosedError
 from atoll.manager.clock import Clock, SystemClock
 from atoll.manager.core import Rules
+from atoll.manager.engines import Engines
 from atoll.manager.ledger import OnEvent
 from atoll.manager.parts import Parts
 from atoll.manager.pool import PoolSettings
 from atoll.manager.recovery import Recovered
-from atoll.manager.refusals import ManagerClosedError
 from atoll.manager.shutdown import Shutdown, shut_down
 from atoll.settings import Settings
 
@@ -128,11 +128,13 @@ class Opening:
         return await asyncio.shield(self._starting)
 
     async def _open_parts(self) -> Parts:
-        engine = self._engine
-        if isinstance(engine, str):
-            engine = registry.auto(self._settings)[0] if engine == "auto" else registry.get(engine, self._settings)
-        parts = Parts(self._rules, engine, self._settings, self._clock, self._state_dir, self._pools, self._power_safe)
-        await parts.open(self._on_event)
+        engines = Engines(self._engine, self._settings)
+        parts = Parts(self._rules, engines, self._settings, self._clock, self._state_dir, self._pools, self._power_safe)
+        try:
+            await parts.open(self._on_event)
+        except BaseException:
+            await engines.aclose()
+            raise
         return parts
 
     def _opened(self, task: asyncio.Task[Parts]) -> None:
@@ -147,6 +149,5 @@ class Opening:
         if self._parts is None:
             return Shutdown()
         report = await shut_down(self._parts, keep=keep, timeout=timeout, drain=drain)
-        if isinstance(self._engine, str):
-            await self._parts.core.engine.aclose()
+        await self._parts.core.engines.aclose()
         return report

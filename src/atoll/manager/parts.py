@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from atoll.engines.base import Engine
 from atoll.errors import SandboxError
 from atoll.manager.clock import Clock
 from atoll.manager.core import Core, Rules
 from atoll.manager.creating import Creating
 from atoll.manager.ending import Ending
+from atoll.manager.engines import Engines
 from atoll.manager.health import Health
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger, OnEvent
@@ -33,7 +33,7 @@ class Parts:
     def __init__(
         self,
         rules: Rules,
-        engine: Engine,
+        engines: Engines,
         settings: Settings,
         clock: Clock,
         state_dir: Path,
@@ -46,7 +46,7 @@ class Parts:
         self._journal = Journal(state_dir / "manager.db", power_safe=power_safe)
         members = Members()
         ledger = Ledger(self._journal, members, clock)
-        core = self.core = Core(rules, engine, settings, clock, self._journal, members, ledger)
+        core = self.core = Core(rules, engines, settings, clock, self._journal, members, ledger)
         core.health, core.ending = Health(core), Ending(core)
         room = Room(core)
         core.pausing = Pausing(core, room)

@@ -26,13 +26,13 @@ class Pausing:
 
     async def pause(self, member: Member) -> None:
         """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot."""
-        self._engine()
+        self._engine(member)
         if await self._reaches(member, State.RUNNING, State.PAUSED):
             await outcome(self.begin_pause(member))
 
     async def wake(self, member: Member) -> None:
         """Let its processes go on. May be repeated. LimitReachedError when there is no room for it."""
-        engine = self._engine()
+        engine = self._engine(member)
         while await self._reaches(member, State.PAUSED, State.RUNNING):
             if not self._room.free_for_waking():
                 await self._room.make()
@@ -44,7 +44,7 @@ class Pausing:
     def begin_pause(self, member: Member) -> asyncio.Task[None]:
         """It must be usable. From now on it is being paused, whatever becomes of the caller."""
         written = self._core.ledger.change(member, act=Act.PAUSE)
-        work = self._carry_out(member, State.PAUSED, written, self._engine().pause)
+        work = self._carry_out(member, State.PAUSED, written, self._engine(member).pause)
         return self._core.tasks.spawn(work, f"pause {member.id}")
 
     async def _carry_out(self, member: Member, goal: State, written: asyncio.Future[None], act: _Act) -> None:
@@ -81,8 +81,8 @@ class Pausing:
             raise SandboxGoneError(f"sandbox {member.id} is {record.state}, not {before}: {record.reason}", cause=cause)
         return True
 
-    def _engine(self) -> Pausable:
-        engine = self._core.engine
+    def _engine(self, member: Member) -> Pausable:
+        engine = self._core.engine_of(member)
         if Capability.PAUSE not in engine.capabilities or not isinstance(engine, Pausable):
             raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox", hint="Choose another engine.")
         return engine

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from atoll.engines.base import LATER, Resizable
 from atoll.errors import SandboxError, SpecError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
@@ -44,6 +45,8 @@ class PoolSettings:
     """Older ones are replaced."""
     window_s: float = 60.0
     """How long less must be asked for until the size shrinks."""
+    engine: str | None = None
+    """The name of one; None: the manager's own."""
 
     def __post_init__(self) -> None:
         if self.spec.labels:
@@ -55,7 +58,7 @@ class PoolSettings:
 
     @property
     def key(self) -> str:
-        return fingerprint(*base(self.spec))
+        return fingerprint(*base(self.spec), self.engine or "")
 
 
 def base(spec: SandboxSpec) -> tuple[str, str]:
@@ -69,6 +72,7 @@ class Pool:
     def __init__(self, core: Core, settings: PoolSettings, make_spare: MakeSpare) -> None:
         self.settings = settings
         self.key = settings.key
+        self._base, self._env = base(settings.spec)[0], settings.spec.env
         self.hits = self.misses = self.discarded = self.refills = self.failures = 0
         self._core = core
         self._make_spare = make_spare
@@ -81,9 +85,22 @@ class Pool:
         for number in range(self.settings.parallel):
             self._core.tasks.spawn(self._refill(), f"refill {self.key[:8]} {number}")
 
-    def fits(self, spec: SandboxSpec) -> bool:
-        wanted = self.settings.spec
-        return base(wanted)[0] == base(spec)[0] and wanted.env.items() <= spec.env.items()
+    def fits(self, request: Request) -> bool:
+        own = self._core.engine.name
+        if (request.engine or own) != (self.settings.engine or own):
+            return False
+        spec = request.spec
+        if not self._env.items() <= spec.env.items():
+            return False
+        return spec == self.settings.spec or self._base == base(self._without_later_limits(spec))[0]
+
+    def _without_later_limits(self, spec: SandboxSpec) -> SandboxSpec:
+        """Without limits that can still be set when a sandbox is claimed."""
+        if not isinstance(self._core.engines.get(self.settings.engine or self._core.engine.name), Resizable):
+            return spec
+        mine = self.settings.spec.limits
+        free = {name: None for name in LATER if getattr(mine, name) is None}
+        return spec.model_copy(update={"limits": spec.limits.model_copy(update=free)})
 
     def target(self) -> int:
         return self._size.target(self._core.clock.now())
@@ -167,7 +184,7 @@ class Pool:
             try:
                 if self._ready:
                     await self._core.clock.sleep(self.settings.pace_s)
-                member = await self._make_spare(Request(self.settings.spec, pool=self.key))
+                member = await self._make_spare(Request(self.settings.spec, pool=self.key, engine=self.settings.engine))
             except SandboxError as error:
                 if self._core.closing:
                     return

@@ -35,7 +35,7 @@ class Pools:
 
     async def take(self, request: Request) -> Member | None:
         """A spare for this request; it must be used or put back. None: there is none, or no pool is for it."""
-        fitting = [pool for pool in self._pools.values() if pool.fits(request.spec)]
+        fitting = [pool for pool in self._pools.values() if pool.fits(request)]
         for pool in fitting:
             member = await pool.take()
             if member is not None:

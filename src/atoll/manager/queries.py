@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
+from atoll.engines.base import ImageSource
 from atoll.errors import ImageError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
@@ -17,16 +18,9 @@ from atoll.manager.record import Record
 from atoll.model import State, Stats
 
 _LOOK_EVERY_S = 0.25
+_log = logging.getLogger(__name__)
 _ENDED = 5_000
 _AT_ONCE = 32
-
-
-@runtime_checkable
-class ImageSource(Protocol):
-    """An engine that can fetch images ahead of time."""
-
-    async def ensure_image(self, image: str) -> None:
-        """Raises ImageError if it cannot be had."""
 
 
 class Queries:
@@ -47,8 +41,8 @@ class Queries:
             records = await self._core.journal.ended(_ENDED)
         else:
             records = [member.record for member in self._core.members if not member.waits_in_pool]
-            records.sort(key=lambda record: record.created_at, reverse=True)
-        return [record for record in records if record.matches(state=state, owner=owner, name=name, labels=labels)]
+        found = [record for record in records if record.matches(state=state, owner=owner, name=name, labels=labels)]
+        return found if ended else sorted(found, key=lambda record: record.created_at, reverse=True)
 
     async def describe(self, sandbox_id: str) -> Record:
         member = self._core.members.find(sandbox_id)
@@ -102,7 +96,7 @@ class Queries:
 
         async def ask(member: Member) -> tuple[str, Stats]:
             async with slots:
-                work = self._core.engine.stats(member.record.handle())
+                work = self._core.engine_of(member).stats(member.record.handle())
                 try:
                     return member.id, await self._core.tasks.bounded(work, self._core.rules.inspect_s, "measure")
                 except SandboxError:
@@ -111,13 +105,14 @@ class Queries:
         running = [member for member in self._core.members if member.usable and not member.waits_in_pool]
         return dict(await asyncio.gather(*(ask(member) for member in running)))
 
-    async def ensure_image(self, image: str) -> bool:
-        engine = self._core.engine
+    async def ensure_image(self, image: str, engine_name: str | None) -> bool:
+        engine = self._core.engine if engine_name is None else self._core.engines.get(engine_name)
         if not isinstance(engine, ImageSource):
             return image == "host"
         try:
             await engine.ensure_image(image)
-        except ImageError:
+        except ImageError as error:
+            _log.warning("engine '%s' has no image %r: %s", engine.name, image, error)
             return False
         return True
 

@@ -10,7 +10,7 @@ from atoll.errors import SandboxError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
 from atoll.manager.pools import Pools
-from atoll.manager.record import Act
+from atoll.manager.record import Event
 from atoll.model import Cause, State
 
 _AT_ONCE = 32
@@ -25,6 +25,8 @@ class Reaper:
         self._pools = pools
         self._sooner = asyncio.Event()
         self._looks = asyncio.Semaphore(_AT_ONCE)
+        core.ledger.listeners.append(self._on_event)
+        core.ending.on_failure = self.hurry
 
     async def run(self) -> None:
         """Never returns. It comes at least every `cleanup_interval`, and when a lifetime is over."""
@@ -39,6 +41,14 @@ class Reaper:
         """A lifetime has changed, or a deletion failed."""
         self._sooner.set()
 
+    def _on_event(self, event: Event) -> None:
+        """Not for every change: to find what is due next, all members are looked at."""
+        member = self._core.members.find(event.sandbox_id)
+        if member is None:
+            return
+        if event.act is None and event.after is State.RUNNING and member.record.expires_now is not None:
+            self.hurry()
+
     async def sweep(self) -> list[asyncio.Task[None]]:
         """Look at all of them. What has to end is on its way afterwards: the tasks that see to it."""
         members = list(self._core.members)
@@ -50,7 +60,7 @@ class Reaper:
     async def _consider(self, member: Member) -> None:
         core, now = self._core, self._core.clock.now()
         begin, record = core.ending.begin, member.record
-        if record.act is Act.DELETE and member.ending is None and now >= member.next_try:
+        if member.waits_for_deletion and now >= member.next_try:
             begin(member, record.cause or Cause.HOST, record.reason)
         if not member.free:
             return
@@ -106,7 +116,7 @@ class Reaper:
             self._sooner.clear()
             members = list(self._core.members)
             due = [member.record.expires_now or math.inf for member in members if member.free]
-            due += [member.next_try for member in members if member.record.act is Act.DELETE and member.ending is None]
+            due += [member.next_try for member in members if member.waits_for_deletion]
             seconds = max(0.0, min([interval, *due]) - self._core.clock.now())
             if await self._slept(seconds):
                 return

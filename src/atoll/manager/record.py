@@ -45,6 +45,8 @@ class Record(BaseModel):
     """Of that request: the same key with another request is a conflict."""
     created_at: float = 0.0
     ended_at: float | None = None
+    timeout_s: float | None = None
+    """How long a command may take unless it says otherwise."""
     lifetime_s: float | None = None
     expires_at: float | None = None
     expires_now: float | None = None

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.errors import SandboxError
+from atoll.engines import registry
+from atoll.errors import EngineNotFoundError, SandboxError
 from atoll.manager.core import MARK, Core
 from atoll.manager.members import Member
 from atoll.manager.pools import Pools
 from atoll.manager.record import Act, Record
-from atoll.manager.request import expiry
+from atoll.manager.request import LIFETIME, expiry
 from atoll.model import Cause, Handle, State
 
 _AT_ONCE = 32
@@ -50,6 +52,8 @@ class Recovery:
         self._pools = pools
         self._report = Recovered()
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._silent: set[str] = set()
+        """Engines that do not answer."""
 
     async def run(self) -> Recovered:
         """Raises what the engine says if it cannot even list what it has."""
@@ -58,19 +62,51 @@ class Recovery:
             self._report.journal_put_aside = str(core.journal.rebuilt)
             _log.error("the journal was damaged and put aside as '%s'", core.journal.rebuilt)
         records, damaged = await core.journal.living()
-        listed = await core.tasks.bounded(core.engine.list(), _LIST_S, "list sandboxes")
-        handles = {handle.sandbox_id: handle for handle in listed}
+        handles = await self._list_all({record.engine for record in records})
         known = {record.id for record in records}
         strangers = [
             self._from_engine(handle)
             for id, handle in handles.items()
             if id not in known and (handle.spec.labels.get(MARK) == core.mark or id in damaged)
         ]
-        mine = [record for record in records if record.engine == core.engine.name]
-        for record in (*mine, *strangers):  # all at once, so that every limit counts all of them from the start
+        for record in (
+            *self._of_known_engines(records),
+            *strangers,
+        ):  # all at once, so that every limit counts all of them from the start
             core.members.add(core.member(self._without_doubles(record)))
         await asyncio.gather(*(self._settle(member, handles.get(member.id)) for member in core.members))
         return self._report
+
+    def _of_known_engines(self, records: list[Record]) -> Iterator[Record]:
+        for record in records:
+            try:
+                self._core.engines.get(record.engine)
+            except EngineNotFoundError as error:
+                _log.warning("sandbox %s is left alone: %s", record.id, error)
+            else:
+                yield record
+
+    async def _list_all(self, names: set[str]) -> dict[str, Handle]:
+        """What the engines have that the journal speaks of; if it is new, what any engine has."""
+        core = self._core
+        names -= {core.engine.name}
+        if core.journal.is_new:
+            names |= set(registry.names()) - {core.engine.name}
+        found = {}
+        for handle in await core.tasks.bounded(core.engine.list(), _LIST_S, "list sandboxes"):
+            found[handle.sandbox_id] = handle
+        for name in sorted(names):
+            try:
+                listed = await core.tasks.bounded(core.engines.get(name).list(), _LIST_S, f"list sandboxes of {name}")
+            except SandboxError as error:
+                # That an engine is away of which nobody has asked for anything is no news.
+                level = logging.DEBUG if name in registry.names() and core.journal.is_new else logging.WARNING
+                _log.log(level, "engine '%s' cannot say what it has: %s", name, error)
+                self._silent.add(name)
+            else:
+                # Of two engines that share a place, one may name a broken sandbox that is the other's.
+                found.update({handle.sandbox_id: handle for handle in listed if handle.sandbox_id not in found})
+        return found
 
     async def _settle(self, member: Member, handle: Handle | None) -> None:
         async with self._slots:
@@ -88,6 +124,9 @@ class Recovery:
         elif record.act is Act.DELETE:
             self._report.deleted.append(member.id)
             await core.ending.delete(member, record.cause or Cause.USER, record.reason)
+        elif record.engine in self._silent:
+            self._report.failed.append(member.id)
+            await core.health.look(member)
         elif handle is None:
             self._report.lost.append(member.id)
             cause, reason = self._why_gone(record)
@@ -119,9 +158,9 @@ class Recovery:
         return {**expiry(self._core, left), "lifetime_s": record.lifetime_s}
 
     def _from_engine(self, handle: Handle) -> Record:
-        labels, limits = handle.spec.labels, handle.spec.limits
-        most = self._core.rules.max_lifetime
-        lifetime = limits.lifetime_s if most is None else min(limits.lifetime_s or most, most)
+        labels, most = handle.spec.labels, self._core.rules.max_lifetime
+        lifetime = float(labels[LIFETIME]) if LIFETIME in labels else None
+        lifetime = lifetime if most is None else min(lifetime or most, most)
         record = Record(
             id=handle.sandbox_id,
             engine=handle.engine,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from atoll.errors import SpecError
 from atoll.manager.core import MARK, Core
@@ -15,7 +16,21 @@ from atoll.sandbox import new_sandbox_id
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LONGEST = 512
 _OWN = "atoll."
-Config = SandboxSpec | Mapping[str, object] | None
+_PLAIN = SandboxSpec()
+LIFETIME = f"{_OWN}lifetime"
+"""The label that says how long a sandbox may live, should the journal be lost."""
+
+
+class SpecSource(Protocol):
+    """Settings that know what to ask an engine for, such as those of `atoll.openmanus`."""
+
+    timeout: int
+    """How long a command may take by default, in seconds."""
+
+    def spec(self) -> SandboxSpec: ...
+
+
+Config = SandboxSpec | SpecSource | Mapping[str, object] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +41,13 @@ class Request:
     owner: str | None = None
     key: str | None = None
     lifetime_s: float | None = None
+    timeout_s: float | None = None
+    """How long a command may take by default."""
     pool: str | None = None
-    fingerprint: str = field(init=False)
+    engine: str | None = None
+    """None: the manager's own choice."""
+    fingerprint: str = field(init=False, default="")
+    """Of everything that was asked for; only with a key."""
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
@@ -45,10 +65,12 @@ class Request:
                 )
             if label.startswith(_OWN):
                 raise SpecError(f"labels that begin with '{_OWN}' are Atoll's own: {label!r}")
-        if self.lifetime_s is not None and not self.lifetime_s > 0:
-            raise SpecError(f"a lifetime must be more than 0 seconds, not {self.lifetime_s!r}")
-        mark = fingerprint(self.spec.model_dump_json(), self.name, self.owner, self.lifetime_s)
-        object.__setattr__(self, "fingerprint", mark)
+        for what, seconds in (("lifetime", self.lifetime_s), ("timeout", self.timeout_s)):
+            if seconds is not None and not seconds > 0:
+                raise SpecError(f"a {what} must be more than 0 seconds, not {seconds!r}")
+        if self.key is not None:
+            others = (self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine)
+            object.__setattr__(self, "fingerprint", fingerprint(self.spec.model_dump_json(), *others))
 
     @classmethod
     def of(
@@ -62,25 +84,39 @@ class Request:
         owner: str | None,
         key: str | None,
         lifetime: float | None,
+        timeout: float | None,
+        engine: str | None,
     ) -> Request:
         """Raises SpecError for what makes no sense."""
-        spec = config if isinstance(config, SandboxSpec) else SandboxSpec.of(**(config or {}))
-        volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
-        values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
-        values["volumes"] = (*spec.volumes, *volumes)
-        values["labels"] = {**spec.labels, **(labels or {})}
-        values["env"] = {**spec.env, **(env or {})}
-        spec = SandboxSpec.of(**values)
-        return cls(spec, name, owner, key, spec.limits.lifetime_s if lifetime is None else lifetime)
+        if config is None or isinstance(config, Mapping):
+            spec = SandboxSpec.of(**config) if config else _PLAIN
+        elif isinstance(config, SandboxSpec):
+            spec = config
+        else:
+            spec = config.spec()
+            timeout = config.timeout if timeout is None else timeout
+        if volume_bindings or labels or env:
+            volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
+            values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
+            values["volumes"] = (*spec.volumes, *volumes)
+            values["labels"] = {**spec.labels, **(labels or {})}
+            values["env"] = {**spec.env, **(env or {})}
+            spec = SandboxSpec.of(**values)
+        seconds = spec.limits.lifetime_s if lifetime is None else lifetime
+        return cls(spec, name, owner, key, seconds, timeout_s=timeout, engine=engine)
 
     def record(self, core: Core) -> Record:
         """Of a sandbox that is to be made for it."""
         marks = {MARK: core.mark, f"{_OWN}name": self.name, f"{_OWN}owner": self.owner}
+        if self.pool is None and self.lifetime_s is not None:
+            marks[LIFETIME] = f"{self.lifetime_s!r}"
         labels = {**self.spec.labels, **{label: value for label, value in marks.items() if value is not None}}
+        # The manager ends it in time: an engine would not know of a lifetime that was extended.
+        limits = self.spec.limits.model_copy(update={"lifetime_s": None})
         record = Record(
             id=new_sandbox_id(),
-            engine=core.engine.name,
-            spec=self.spec.model_copy(update={"labels": labels}),
+            engine=self.engine or core.engine.name,
+            spec=self.spec.model_copy(update={"labels": labels, "limits": limits}),
             act=Act.CREATE,
             pool=self.pool,
             created_at=core.clock.wall(),
@@ -98,6 +134,7 @@ class Request:
             "owner": self.owner,
             "labels": self.spec.labels,
             "key": self.key,
+            "timeout_s": self.timeout_s,
             "fingerprint": self.fingerprint,
             "created_at": core.clock.wall(),
             **expiry(core, lifetime),

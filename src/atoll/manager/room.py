@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from atoll.errors import LimitReachedError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
-from atoll.manager.refusals import LimitReachedError
 from atoll.manager.tasks import outcome
 from atoll.model import Cause
 

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from atoll.checkpoint import Checkpoint
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import ByteStream, Engine
-from atoll.errors import AgentUnreachableError, SandboxGoneError
+from atoll.errors import AgentUnreachableError, SandboxGoneError, UnsupportedError
 from atoll.guest.guest import Guest
 from atoll.guest.processes import Completed, Processes, ProcessStream, StartRequest
 from atoll.manager.usage import MeteredSocket, Usage
@@ -44,6 +45,15 @@ class Keeper(Protocol):
 
     def ended(self) -> SandboxGoneError | None:
         """Why it can never be used again, if that is so."""
+
+    def connected(self) -> None:
+        """A connection to it was opened."""
+
+    def disconnected(self) -> None:
+        """It has none any more."""
+
+    def is_wanted(self) -> bool:
+        """Whether its connection is in use, or has to be there when somebody comes."""
 
     def executed(self, seconds: float) -> None:
         """A command took this long."""
@@ -108,9 +118,16 @@ class ManagedSandbox(AsyncSandbox):
         self._handle, self.spec = handle, handle.spec
         self._renew_guest()
 
+    def change(self, handle: Handle) -> None:
+        """The same one, with another spec."""
+        self._handle, self.spec = handle, handle.spec
+
     async def answer(self) -> None:
         """Return when its agent has answered. Not a use."""
-        await self._guest.hello()
+        if self._guest.current_channel() is None:
+            await self._guest.channel()  # the first thing that it is asked is whether it is there
+        else:
+            await self._guest.hello()
 
     def is_connected(self) -> bool:
         """Whether its agent holds the other end of the connection right now. The kernel says so, without a question."""
@@ -127,11 +144,13 @@ class ManagedSandbox(AsyncSandbox):
         """Close the connection if nothing is open on it. The next use connects again."""
         channel = self._guest.current_channel()
         if channel is not None and not channel._streams:
+            self.keeper.disconnected()
             await self._guest.aclose()
 
     async def let_go(self) -> None:
         """Close the connection; what waits on it fails. Not the end of the sandbox."""
         self._shells.clear()
+        self.keeper.disconnected()
         await self._guest.aclose()
 
     async def create(self) -> Self:
@@ -164,6 +183,11 @@ class ManagedSandbox(AsyncSandbox):
                 gone = AgentUnreachableError("the connection to the sandbox was closed")
                 raise self.keeper.ended() or gone from None
 
+    async def connect_agent(self) -> ByteStream:
+        """A new stream to its agent, for a client elsewhere. The sandbox is in use with each byte."""
+        async with self.use():
+            return await self._connect()
+
     # --- everything that uses it ----------------------------------------------------------------------------------
 
     exec = counted(timed(AsyncSandbox.exec))
@@ -185,6 +209,14 @@ class ManagedSandbox(AsyncSandbox):
     chmod = counted(AsyncSandbox.chmod)
     copy_to = counted(AsyncSandbox.copy_to)
     copy_from = counted(AsyncSandbox.copy_from)
+    checkpoint = counted(AsyncSandbox.checkpoint)
+    checkpoints = counted(AsyncSandbox.checkpoints)
+    delete_checkpoint = counted(AsyncSandbox.delete_checkpoint)
+    diff = counted(AsyncSandbox.diff)
+    rollback = counted(AsyncSandbox.rollback)
+    restart = counted(AsyncSandbox.restart)
+    undo = counted(AsyncSandbox.undo)
+    snapshot = counted(AsyncSandbox.snapshot)
     connect_port = counted(AsyncSandbox.connect_port)
     connect_socket = counted(AsyncSandbox.connect_socket)
 
@@ -196,8 +228,25 @@ class ManagedSandbox(AsyncSandbox):
 
     async def command(self, *args: Any, **options: Any) -> AsyncCommand:
         limit = options.get("max_output_bytes", DEFAULT_OUTPUT_BYTES)
+        asked = options.get("offsets", (0, 0))
         async with self.use():
-            return _Followed(self, await super().command(*args, **options), limit)
+            return _Followed(self, await super().command(*args, **options), limit, asked)
+
+    async def fork(
+        self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False
+    ) -> list[Self]:
+        """Refused: the manager has to know every sandbox that there is."""
+        raise UnsupportedError(
+            "a sandbox that a manager keeps is not forked by itself",
+            hint="Make a snapshot, and then sandboxes with the image 'snapshot:NAME'.",
+        )
+
+    async def pause(self, *, memory: str = "ram") -> None:
+        """Refused, as `fork`."""
+        raise UnsupportedError("a manager pauses its sandboxes itself", hint="Use `pause_sandbox` of the manager.")
+
+    async def resume(self) -> None:
+        raise UnsupportedError("a manager resumes its sandboxes itself", hint="Use `resume_sandbox` of the manager.")
 
     def shell(self, name: str = "default") -> AsyncShell:
         self._created()
@@ -215,10 +264,12 @@ class ManagedSandbox(AsyncSandbox):
 
     async def _connect(self) -> ByteStream:
         self._line = MeteredSocket.of(await super()._connect(), self.keeper.usage)
+        self.keeper.connected()
         return self._line
 
     def _renew_guest(self) -> None:
-        self._guest = Guest(self._connect, work_dir=self.spec.work_dir)
+        # Without a work directory of its own: where that really is, only the agent knows.
+        self._guest = Guest(self._connect)
         self._guest.processes = _WithVariables(self._guest, self)
 
 
@@ -244,8 +295,14 @@ class _WithVariables(Processes):
 class _Followed(AsyncCommand):
     """A background command: the sandbox is in use while somebody waits for it or reads what it writes."""
 
-    def __init__(self, sandbox: ManagedSandbox, command: AsyncCommand, limit_bytes: int) -> None:
-        super().__init__(command._guest, command.id, command._stream, limit_bytes, command._explain)
+    def __init__(
+        self,
+        sandbox: ManagedSandbox,
+        command: AsyncCommand,
+        limit_bytes: int,
+        asked: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(command._guest, command.id, command._stream, limit_bytes, command._explain, asked)
         self._sandbox = sandbox
 
     async def __aiter__(self) -> AsyncIterator[Output]:
@@ -256,7 +313,7 @@ class _Followed(AsyncCommand):
 
 class _CountedShell(AsyncShell):
     def __init__(self, sandbox: ManagedSandbox, name: str) -> None:
-        super().__init__(sandbox._guest, name, sandbox.spec.work_dir, DEFAULT_OUTPUT_BYTES, sandbox._explain)
+        super().__init__(sandbox._guest, name, None, DEFAULT_OUTPUT_BYTES, sandbox._explain)
         self._sandbox = sandbox
 
     async def run(self, command: str, timeout: float) -> ExecutionResult:

@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from atoll.errors import EngineUnavailableError
-from atoll.manager.refusals import StateError, StateInUseError
+from atoll.errors import EngineUnavailableError, StateError, StateInUseError
 from atoll.settings import owned_directory
 
 

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from atoll.engines.local.waiting import finish
-from atoll.errors import SandboxTimeoutError
-from atoll.manager.refusals import ManagerClosedError
+from atoll.errors import ManagerClosedError, SandboxTimeoutError
+from atoll.finishing import finish
 
 __all__ = ["Tasks", "finish", "outcome"]
 

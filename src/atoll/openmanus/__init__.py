@@ -14,6 +14,7 @@ from atoll.openmanus.client import (
 )
 from atoll.openmanus.failures import CommandRefusedError, OperationError, ToolError
 from atoll.openmanus.file_operator import FileOperator, SandboxFileOperator
+from atoll.openmanus.manager import SandboxManager
 from atoll.openmanus.policy import ALLOW, Policy, Verdict, ask, refuse
 from atoll.openmanus.sandbox import Container, DockerSandbox
 from atoll.openmanus.settings import SandboxSettings
@@ -34,6 +35,7 @@ __all__ = [
     "SandboxError",
     "SandboxFileOperations",
     "SandboxFileOperator",
+    "SandboxManager",
     "SandboxResourceError",
     "SandboxSettings",
     "SandboxTimeoutError",

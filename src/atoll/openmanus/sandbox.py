@@ -13,7 +13,7 @@ from typing import Self
 
 from atoll.engines.docker import DockerEngine
 from atoll.errors import SandboxError, SandboxResourceError
-from atoll.model import Cause, ExecutionResult, SandboxSpec
+from atoll.model import Capability, Cause, ExecutionResult, SandboxSpec
 from atoll.openmanus import policy as policies
 from atoll.openmanus.failures import NOT_INITIALIZED, OperationError, failing_to
 from atoll.openmanus.policy import Asker, Policy
@@ -73,7 +73,7 @@ class DockerSandbox:
             raise OperationError("Failed to create sandbox: it was already created")
         with failing_to("create sandbox"):
             sandbox = AsyncSandbox(
-                self._spec(), engine=self.client, timeout=self.config.timeout, settings=self._settings
+                await self._spec(), engine=self.client, timeout=self.config.timeout, settings=self._settings
             )
             self._sandbox = await sandbox.create()
             try:
@@ -164,8 +164,11 @@ class DockerSandbox:
 
     async def copy_to(self, src_path: str | Path, dst_path: str) -> None:
         """Copy a file or a directory from the host; a directory becomes `dst_path`. FileNotFoundError if missing."""
-        with failing_to("copy file", tells_missing=True):
-            await self.sandbox.copy_to(src_path, dst_path)
+        sandbox = self.sandbox
+        if not os.path.exists(src_path):
+            raise FileNotFoundError(f"Source file not found: {src_path}")
+        with failing_to("copy file"):
+            await sandbox.copy_to(src_path, dst_path)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -178,8 +181,12 @@ class DockerSandbox:
             self.container, self.config.work_dir, self.config.timeout, sandbox.shell(), self._may_run
         )
 
-    def _spec(self) -> SandboxSpec:
-        return self.config.spec(self.volume_bindings)
+    async def _spec(self) -> SandboxSpec:
+        """A limit on processes that nobody asked for is left out where the engine has none, as under gVisor."""
+        spec = self.config.spec(self.volume_bindings)
+        if "pids_limit" in self.config.model_fields_set or await self.client.can(Capability.PIDS):
+            return spec
+        return spec.model_copy(update={"limits": spec.limits.model_copy(update={"pids": None})})
 
     async def _may_run(self, command: str) -> None:
         await policies.apply(self._policy, self._asker, command)

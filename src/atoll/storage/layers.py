@@ -125,7 +125,7 @@ class PlainLayers:
         if disk_bytes is not None:
             raise EngineError("a plain directory cannot keep a disk limit")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.directory / checked(layer_id)
+        path = self.path(layer_id)
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
@@ -133,8 +133,11 @@ class PlainLayers:
         make_parts(path)
         return Layer(layer_id, path)
 
+    def path(self, layer_id: str) -> Path:
+        return self.directory / checked(layer_id)
+
     def delete_layer(self, layer_id: str) -> None:
-        tree.remove(self.directory / checked(layer_id))
+        tree.remove(self.path(layer_id))
 
     def replace_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None) -> Replacement:
         raise _cannot_save()

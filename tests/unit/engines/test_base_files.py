@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from atoll.engines.process import base_files as module
-from atoll.engines.process.base_files import base_files
+from atoll.engines.process.base_files import base_files, sweep
 
 
 @pytest.fixture
@@ -83,3 +84,13 @@ def test_those_of_earlier_boots_are_removed(host: Path, monkeypatch: pytest.Monk
     new = make(host)
     assert [path.name for path in new.parent.iterdir()] == [new.name]
     assert not old.exists()
+
+
+def test_what_a_killed_process_was_copying_is_removed_and_that_of_a_living_one_is_not(host: Path) -> None:
+    base = make(host)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (base.parent / f".0123.{dead.pid}" / "etc").mkdir(parents=True)
+    (base.parent / f".4567.{os.getpid()}").mkdir()
+    sweep(base.parent.parent)
+    assert sorted(path.name for path in base.parent.iterdir()) == [f".4567.{os.getpid()}", base.name]

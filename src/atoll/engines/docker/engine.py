@@ -11,6 +11,7 @@ import builtins
 import functools
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,6 +38,8 @@ from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, Sta
 from atoll.settings import Settings
 
 _CONNECT_S = 10.0
+_ENDING_S = 5.0
+_ENDING_PAUSE_S = 0.01
 
 
 class DockerEngine:
@@ -113,8 +116,13 @@ class DockerEngine:
             raise _gone(handle, seen) from error
 
     async def inspect(self, handle: Handle) -> Observation:
-        found = await self._containers.inspect(self._who(handle.sandbox_id).container)
-        return observing.MISSING if found is None else observing.observe(found)
+        name = self._who(handle.sandbox_id).container
+        found = await self._containers.inspect(name)
+        seen = observing.MISSING if found is None else observing.observe(found)
+        lifetime_s = handle.spec.limits.lifetime_s
+        if seen.state is State.PAUSED and lifetime_s is not None and handle.created_at + lifetime_s <= time.time():
+            return await self._let_end(name)
+        return seen
 
     async def list(self) -> list[Handle]:
         installation = self._settings.installation_id()
@@ -145,6 +153,14 @@ class DockerEngine:
         """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
         images.check_name(image)
         await images.pull(self._http, image, on_progress)
+
+    async def can(self, capability: Capability) -> bool:
+        """As `capabilities` says, without holding up the event loop. Raises EngineUnavailableError."""
+        return capability in (await facts.learn(self._http)).capabilities
+
+    async def ensure_image(self, image: str) -> None:
+        """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
+        await images.ensure(self._http, image)
 
     async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
         """Whether anything in it was killed for its memory limit since that moment, as `time.time()` gives it."""
@@ -193,6 +209,18 @@ class DockerEngine:
         if found is None or not found["State"]["Running"]:
             raise AgentUnreachableError("it does not run")
         return await self._streams.open(Target.of(found))
+
+    async def _let_end(self, name: str) -> Observation:
+        """Its lifetime passed while it was paused: it ends as soon as it goes on."""
+        with suppress(RefusedError):
+            await self._containers.switch(name, "unpause")
+        deadline = time.monotonic() + _ENDING_S
+        while True:
+            found = await self._containers.inspect(name)
+            seen = observing.MISSING if found is None else observing.observe(found)
+            if seen.state is not State.RUNNING or time.monotonic() > deadline:
+                return seen
+            await asyncio.sleep(_ENDING_PAUSE_S)
 
     async def _switch(self, handle: Handle, verb: str, wanted: State) -> None:
         try:

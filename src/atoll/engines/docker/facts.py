@@ -53,7 +53,8 @@ class Facts:
         asked = {
             Capability.MEMORY: self.memory,
             Capability.CPUS: self.cpus,
-            Capability.PIDS: self.pids,
+            # The host counts the threads of such a kernel, not the processes inside.
+            Capability.PIDS: self.pids and not has_own_kernel(self.default_runtime),
             Capability.DISK: self.disk,
         }
         return _ALWAYS | {capability for capability, there in asked.items() if there}
@@ -65,6 +66,11 @@ class Facts:
         wanted = {"namespaces": _NAMESPACES, "gvisor": _GVISOR, "vm": _VIRTUAL}[spec.isolation]
         for name in (self.default_runtime, *wanted):
             if name in wanted and name in self.runtimes:
+                if has_own_kernel(name) and spec.limits.pids is not None:
+                    raise UnsupportedError(
+                        f"engine 'docker' cannot enforce pids under {name}: the host does not see the processes inside",
+                        hint="Leave that limit out: whatever they are, they share the sandbox's memory and processors.",
+                    )
                 return name
         raise UnsupportedError(
             f"engine 'docker' cannot isolate by {spec.isolation}: the Docker engine has no runtime {wanted[0]}",
@@ -122,9 +128,13 @@ def machine(architecture: str) -> str:
     return _ARCHITECTURES.get(architecture, architecture)
 
 
+def is_gvisor(runtime: str) -> bool:
+    return runtime in _GVISOR
+
+
 def has_own_kernel(runtime: str) -> bool:
     """Whether containers of this runtime are processes of another kernel than the host's."""
-    return runtime in _GVISOR or runtime in _VIRTUAL
+    return is_gvisor(runtime) or runtime in _VIRTUAL
 
 
 def parse(info: Any) -> Facts:

@@ -13,6 +13,7 @@ _SIGNAL_BASE = 128
 _KILLED = _SIGNAL_BASE + signal.SIGKILL
 _MAKING_S = 120.0
 _ENGINE_LOST_IT = 255
+_LIFETIME_OVER = 75
 MISSING = Observation(State.MISSING, Cause.USER, "it was deleted or never existed")
 
 
@@ -38,6 +39,8 @@ def _unfinished(container: dict[str, Any]) -> Observation:
 
 def _ending(container: dict[str, Any], state: dict[str, Any]) -> Observation:
     code = int(state.get("ExitCode") or 0)
+    if code == _LIFETIME_OVER:  # nobody inside can make the first process end like this
+        return Observation(State.STOPPED, Cause.TIMEOUT, "its lifetime was over")
     if state.get("OOMKilled") and code == _KILLED:
         limit = (container.get("HostConfig") or {}).get("Memory")
         text = f" of {limit >> 20} MiB" if limit else ""

@@ -8,7 +8,8 @@ On top of them, and why:
 * Our own system call filter, which refuses more than Docker's.
 * Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
 * No network but loopback.
-* The agent is PID 1, from a volume that is read-only inside. Its socket is in a tmpfs of 64 KiB that only root inside
+* The agent is PID 1, from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and with it
+  everything inside, whether anybody of ours still runs or not. Its socket is in a tmpfs of 64 KiB that only root inside
   can look into, so nothing of the host is mounted for it.
 * The image's own entry point, user and health check are not used: nothing of it runs unless asked for.
 * The log, which only the agent could write to, is bounded.
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.engines.docker import agent_volume, seccomp
-from atoll.engines.docker.facts import Facts
+from atoll.engines.docker.facts import Facts, is_gvisor
 from atoll.engines.docker.images import Image
 from atoll.engines.local.environment import clean_environment
 from atoll.errors import SpecError
@@ -85,6 +86,10 @@ def container(
     argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
     if spec.limits.open_files is not None:
         argv += ["--rlimit-nofile", str(spec.limits.open_files)]
+    if spec.limits.lifetime_s is not None:
+        argv += ["--lifetime-ms", str(max(1, round(spec.limits.lifetime_s * 1000)))]
+    if is_gvisor(facts.runtime(spec)):
+        argv.append("--gvisor")
     return {
         "Image": image.id,
         "Hostname": spec.hostname,

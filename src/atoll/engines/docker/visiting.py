@@ -173,8 +173,9 @@ class Visit:
         return await connect_directly(self._target.pid, self._target.container_id, self._paths[1], first=False)
 
     async def _runs(self) -> bool:
+        """Also before it runs: the engine answers us first and starts it then."""
         state = await self._http.call("GET", f"/exec/{self._exec_id}/json")
-        return bool(state.get("Running"))
+        return bool(state.get("Running")) or state.get("ExitCode") is None
 
     async def _await_end(self) -> None:
         """Until the agent is gone, or for a while: a container that is paused ends it later."""

@@ -97,14 +97,17 @@ class Group:
 
     def create(self, limits: CgroupLimits) -> None:
         """Make it with its limits. Raises OSError if one cannot be set; what was made is for `remove`."""
-        for directory in dict.fromkeys(self.directory(name) for name in self.hierarchy.controllers):
-            assert directory is not None
+        for mount in dict.fromkeys(self.hierarchy.controllers.values()):
             try:
-                os.mkdir(directory)
+                os.mkdir(f"{mount}{self.path}")
             except FileNotFoundError:  # the first one of this installation
-                directory.mkdir(parents=True, exist_ok=True)
+                Path(f"{mount}{self.path}").mkdir(parents=True, exist_ok=True)
             except FileExistsError:
                 pass
+        self.limit(limits)
+
+    def limit(self, limits: CgroupLimits) -> None:
+        """From now on these hold; a limit that was there before may only become smaller. Raises OSError."""
         for controller, name, value in settings(self.hierarchy.mode, limits):
             found = self.directory(controller)
             if found is None:

@@ -30,7 +30,7 @@ USR = Path("/usr")
 _DIRECTORIES = _words(
     """
     boot dev etc etc/pam.d home home/user media mnt opt proc root run srv sys usr
-    var var/cache var/lib var/log var/spool
+    var var/cache var/lib var/log var/spool workspace
     """
 )
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -115,7 +115,8 @@ def _make(top: Path, etc: Path) -> None:
     for name, mode in (("tmp", 0o1777), ("var/tmp", 0o1777), ("root", 0o700)):
         (root / name).mkdir(exist_ok=True)
         (root / name).chmod(mode)
-    os.chown(root / "home/user", 1000, 1000)
+    with contextlib.suppress(PermissionError):  # an ordinary user owns everything in its sandboxes
+        os.chown(root / "home/user", 1000, 1000)
     (root / "var/run").symlink_to("/run")
     for name in _MERGED:
         if (USR / name).is_dir():

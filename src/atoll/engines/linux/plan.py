@@ -30,7 +30,7 @@ from typing import Literal
 from atoll.engines.linux import masks
 from atoll.engines.linux.seccomp import Profile, default_profile
 from atoll.errors import SpecError
-from atoll.model import SandboxSpec
+from atoll.model import Limits, SandboxSpec
 
 Namespace = Literal["user", "mount", "pid", "ipc", "uts", "net", "cgroup"]
 Flag = Literal["ro", "nosuid", "nodev", "noexec"]
@@ -59,6 +59,17 @@ class IdRange:
 
     first: int
     count: int = RANGE
+    inner: int = 0
+    """The sandbox's id that the first one is."""
+    first_alone: bool = False
+    """The first one comes from elsewhere than the rest: the kernel wants a line for each."""
+
+    @property
+    def mapping(self) -> str:
+        """As the kernel reads it."""
+        if self.first_alone:
+            return f"{self.inner} {self.first} 1\n{self.inner + 1} {self.first + 1} {self.count - 1}\n"
+        return f"{self.inner} {self.first} {self.count}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,11 @@ class CgroupLimits:
     cpu_period_us: int = CPU_PERIOD_US
     pids: int | None = None
 
+    @classmethod
+    def of(cls, limits: Limits) -> CgroupLimits:
+        quota = None if limits.cpus is None else max(1000, math.ceil(limits.cpus * CPU_PERIOD_US))
+        return cls(limits.memory_bytes, quota, pids=limits.pids)
+
 
 @dataclass(frozen=True, slots=True)
 class Rlimit:
@@ -182,6 +198,8 @@ class Plan:
     hide_unified_cgroup: bool = False
     lets_go_of_loops: bool = False
     """Whoever runs it keeps a copy of the host's mounts: file systems on loop devices must not be among them."""
+    ordinary_user: bool = False
+    """Whoever makes it has no rights on the host: see `for_ordinary_user`."""
     labels: dict[str, str] = field(default_factory=dict)
     network_path: str | None = None
     """A network namespace that is there already. None: an empty one of its own."""
@@ -241,11 +259,7 @@ def make_plan(
         seccomp=default_profile(),
         masked_paths=masks.masked_paths(facts.cpus),
         shadows=(*SHADOWS, _boot_id(sandbox_id)),
-        cgroup=CgroupLimits(
-            memory_bytes=limits.memory_bytes,
-            cpu_quota_us=None if limits.cpus is None else max(1000, math.ceil(limits.cpus * CPU_PERIOD_US)),
-            pids=limits.pids,
-        ),
+        cgroup=CgroupLimits.of(limits),
         rlimits=(
             Rlimit("CORE", 0),
             Rlimit("NOFILE", limits.open_files or OPEN_FILES),
@@ -279,6 +293,34 @@ def for_virtual_kernel(plan: Plan, agent: Path, target: str) -> Plan:
         cgroup=dataclasses.replace(plan.cgroup, pids=VIRTUAL_KERNEL_THREADS),
         lets_go_of_loops=True,
     )
+
+
+def for_ordinary_user(plan: Plan) -> Plan:
+    """The same sandbox, made by a user without rights, in a user namespace in which that user is root.
+
+    Ids are that namespace's. With a range of them the sandbox's root is the user who made it, and the other ids are
+    those that the machine gave to that user. With a single one there is nobody else inside, so nobody needs to be root:
+    it is an ordinary user there too, without capabilities. Devices are the host's own: only its root can make nodes.
+    """
+    single = plan.ids.count == 1
+    groups = f"{plan.ids.first} {plan.ids.first + plan.ids.count - 1}"
+    mounts = tuple(_without_tty_group(mount) if single else mount for mount in plan.mounts)
+    home = ("HOME=/home/user", "USER=user") if single else ()
+    return dataclasses.replace(
+        plan,
+        ordinary_user=True,
+        mounts=mounts,
+        capabilities=() if single else plan.capabilities,
+        sysctls=tuple((name, groups if name.endswith("ping_group_range") else value) for name, value in plan.sysctls),
+        env=(*(variable for variable in plan.env if not (single and variable == "HOME=/root")), *home),
+        directories=tuple(each for each in plan.directories if not (single and each.path == "/root")),
+    )
+
+
+def _without_tty_group(mount: Mount) -> Mount:
+    if isinstance(mount, Kernel) and mount.kind == "devpts":
+        return dataclasses.replace(mount, options=mount.options.replace("gid=5,", ""))
+    return mount
 
 
 def _standard_mounts() -> tuple[Mount, ...]:

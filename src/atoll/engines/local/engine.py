@@ -18,7 +18,14 @@ from atoll.engines.local.observing import observe
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.record import Record, Records
 from atoll.engines.local.waiting import Deadline, finish
-from atoll.errors import AgentUnreachableError, EngineError, SandboxError, SandboxGoneError, SpecError
+from atoll.errors import (
+    AgentUnreachableError,
+    EngineError,
+    ImageNotFoundError,
+    SandboxError,
+    SandboxGoneError,
+    SpecError,
+)
 from atoll.model import Capability, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
 
@@ -123,10 +130,21 @@ class LocalEngine(ABC):
 
         return [*await asyncio.to_thread(find)]
 
+    async def ensure_image(self, image: str) -> None:
+        """There is nothing to fetch."""
+        self._check_image(image)
+
     async def aclose(self) -> None:  # noqa: B027
         """Nothing is held: a sandbox is a directory and processes, which outlive this object."""
 
     # --- its parts ----------------------------------------------------------------------------------------
+
+    def _check_image(self, image: str) -> None:
+        if image != "host":
+            raise ImageNotFoundError(
+                f"engine '{self.name}' has no image '{image}'",
+                hint="Its only image is 'host', this machine's own programs.",
+            )
 
     def _make_home(self, sandbox_id: str) -> Path:
         home = self._records.home(sandbox_id)

@@ -49,21 +49,29 @@ def _try_connect(stream: socket.socket, path: Path) -> bool:
 
 
 async def knock(path: Path, process: int, deadline: Deadline) -> bool:
-    """Wait until an agent serves the socket. False: the process (a pidfd) ended before. Raises TimeoutError.
-
-    Connecting succeeds as soon as the socket listens, which says nothing about the agent. So we hang up at once: an
-    agent that accepts sees the end and closes its side in order, while the kernel resets a connection that nobody will
-    ever accept.
-    """
+    """Wait until an agent serves the socket. False: the process (a pidfd) ended before. Raises TimeoutError."""
     try:
         with await connect(path, deadline) as stream:
-            stream.shutdown(socket.SHUT_WR)
+            hang_up(stream)
             ready = await readable({stream.fileno(), process}, deadline)
             if not ready:
                 raise TimeoutError
-            if stream.fileno() not in ready:
-                return False
-            stream.recv(1)
-            return True
+            return stream.fileno() in ready and was_answered(stream)
     except (ConnectionResetError, ConnectionRefusedError, BrokenPipeError):
         return False
+
+
+def hang_up(stream: socket.socket) -> None:
+    """Connecting succeeds as soon as the socket listens, which says nothing about the agent. So we hang up at once: an
+    agent that accepts sees the end and closes its side in order, while the kernel resets a connection that nobody will
+    ever accept."""
+    stream.shutdown(socket.SHUT_WR)
+
+
+def was_answered(stream: socket.socket) -> bool:
+    """Of a stream that can be read: whether it was an agent who closed it, and not the kernel."""
+    try:
+        stream.recv(1)
+    except (ConnectionResetError, BrokenPipeError):
+        return False
+    return True

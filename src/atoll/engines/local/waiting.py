@@ -1,14 +1,15 @@
-"""Waiting in an event loop for descriptors, and finishing what must be finished."""
+"""Waiting in an event loop for descriptors, up to a moment."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-T = TypeVar("T")
+from atoll.finishing import finish
+
+__all__ = ["Deadline", "finish", "readable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +49,3 @@ async def readable(fds: Iterable[int], deadline: Deadline) -> set[int]:
         for fd in watched:
             loop.remove_reader(fd)
     return ready
-
-
-async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-        except BaseException:
-            break
-    if cancelled is not None:
-        task.exception()
-        raise cancelled
-    return task.result()

@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.engines.local.processes import boot_id
+from atoll.engines.local.processes import ProcessRef, boot_id
 from atoll.engines.local.removal import remove_tree
 from atoll.settings import owned_directory
 
@@ -67,7 +67,7 @@ def base_files(engine_dir: Path, agent: Path, host_etc: Path = Path("/etc")) -> 
     path = parent / f"{boot_id()[:8]}-{_state(agent, host_etc)}"
     if not path.is_dir():
         owned_directory(parent, 0o711)
-        draft = parent / f".{secrets.token_hex(8)}"
+        draft = parent / f".{secrets.token_hex(8)}.{os.getpid()}"
         try:
             _make(draft, agent, host_etc)
             with suppress(OSError):  # another process was faster; its copy is the same
@@ -76,6 +76,14 @@ def base_files(engine_dir: Path, agent: Path, host_etc: Path = Path("/etc")) -> 
             remove_tree(draft)
         _remove_those_of_earlier_boots(parent)
     return path
+
+
+def sweep(engine_dir: Path) -> None:
+    """Remove what was being copied when a process of ours died: its number is the end of a draft's name."""
+    for draft in (engine_dir / ".base").glob(".*"):
+        writer = draft.name.rpartition(".")[2]
+        if not writer.isdecimal() or ProcessRef.of(int(writer)) is None:
+            remove_tree(draft)
 
 
 def _state(agent: Path, host_etc: Path) -> str:

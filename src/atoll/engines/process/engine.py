@@ -13,7 +13,7 @@ from atoll.engines.availability import Availability
 from atoll.engines.local import Launch, LocalEngine, Record, clean_environment
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.process import probing, searching
-from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts
+from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
 from atoll.engines.process.plan import (
     Descriptors,
     Surroundings,
@@ -24,7 +24,7 @@ from atoll.engines.process.plan import (
     volumes,
 )
 from atoll.engines.process.users import Users
-from atoll.errors import EngineUnavailableError, ImageNotFoundError, SpecError, UnsupportedError
+from atoll.errors import EngineUnavailableError, SpecError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 from atoll.settings import Settings
 
@@ -46,11 +46,7 @@ class ProcessEngine(LocalEngine):
         return probing.probe(cls.name, thorough=thorough)
 
     def _check(self, spec: SandboxSpec) -> None:
-        if spec.image != "host":
-            raise ImageNotFoundError(
-                f"engine '{self.name}' has no image '{spec.image}'",
-                hint="Its only image is 'host', this machine's own programs.",
-            )
+        self._check_image(spec.image)
         if spec.isolation not in (None, "namespaces"):
             raise UnsupportedError(
                 f"engine '{self.name}' cannot isolate by {spec.isolation}",
@@ -70,6 +66,7 @@ class ProcessEngine(LocalEngine):
 
     def _sweep(self) -> None:
         self._users.sweep(self._records)
+        sweep(self._settings.data_dir / self.name)
 
     def _launch(self, record: Record, home: Path, listener: int, resources: ExitStack) -> Launch:
         bubblewrap, agent = probing.find_bubblewrap(), agent_binary.path()

@@ -7,6 +7,7 @@ import asyncio
 import functools
 import os
 import platform
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,15 +16,15 @@ from pathlib import Path
 from atoll.engines.linux import bpf, host_view
 from atoll.engines.linux.native import words
 from atoll.engines.linux.native.launcher import Launchers
+from atoll.engines.linux.native.ordinary import UserNamespace
 from atoll.engines.linux.oci import checkpoints
 from atoll.engines.linux.oci.building import Builder, check_volumes
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
-from atoll.engines.linux.plan import HostFacts, Plan, Root, make_plan
-from atoll.engines.linux.seccomp import Profile
+from atoll.engines.linux.plan import HostFacts, Plan, Root, for_ordinary_user, make_plan
+from atoll.engines.linux.seccomp import Profile, default_profile
 from atoll.engines.local import sockets
-from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import EngineError
 from atoll.images import Image
@@ -34,8 +35,10 @@ _FRESH_S = 2.0
 
 
 class NativeBuilder(Builder):
-    def __init__(self, places: Places, runtime: Runtime) -> None:
+    def __init__(self, places: Places, runtime: Runtime, namespace: UserNamespace | None) -> None:
+        """`namespace`: that in which an ordinary user is root."""
         super().__init__(places)
+        self._namespace = namespace
         self.runtime = runtime
         self._launchers = Launchers()
         self._program = str(runtime.program)
@@ -44,8 +47,9 @@ class NativeBuilder(Builder):
         self._host: Path
         self._agent: Path
 
-    async def make(self, record: Record, started: Callable[[ProcessRef], None], deadline: Deadline) -> None:
-        """`started` is called as soon as its first process is there, while the agent begins its work."""
+    async def make(self, record: Record, started: Callable[[int], bool], deadline: Deadline) -> None:
+        """`started` is called with its first process, which has been told all that it needs to become the agent;
+        it says whether there still is one."""
         check_volumes(record.spec)
         image = await checkpoints.acquire(self._places, record)
         with ExitStack() as opened:
@@ -61,23 +65,36 @@ class NativeBuilder(Builder):
             agent = os.open(self._agent, os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, agent)
             lists = (*words.operations(plan, joining), _filter(plan.seccomp, plan.machine))
+            known = False
+            if plan.ordinary_user and (first := await chosen.wait_for_first(deadline)) is not None:
+                # In no control group, it is found by its number alone: written down before it is told to go on.
+                known = started(first)
             chosen.tell(lists, (listener.fileno(), agent), deadline)
-            init = ProcessRef.of(await chosen.report(deadline))
-        if init is None:
-            raise EngineError("the sandbox ended while it was being made")
-        started(init)
-        await self._knock(plan, init, deadline)
+            listener.close()  # it is the agent's alone: if there is none, the caller hears of it
+            # The agent finds a caller waiting as soon as it looks.
+            caller = opened.enter_context(await _call(self._places.socket(record.sandbox_id), deadline))
+            # There is time to write it down while the rest is made.
+            known = known or ((first := chosen.first()) is not None and started(first))
+            first = await chosen.outcome(caller, deadline)
+            if not known and not started(first):
+                raise EngineError("the sandbox ended while it was being made")
         self._launchers.prepare_soon(self._program)
+
+    def rest(self) -> None:
+        """A sandbox is gone and nobody waits: the moment to prepare for the next."""
+        self._launchers.prepare_now(self._program)
 
     def close(self) -> None:
         self._launchers.close()
+        if self._namespace is not None:
+            self._namespace.close()
 
     def _prepare(self, record: Record, image: Image | None) -> tuple[Plan, words.Joining]:
         """Claim what the sandbox needs. In a thread: the file system of the layers may be busy."""
         places, sandbox_id = self._places, record.sandbox_id
         self._look()
         self._make_run(sandbox_id)
-        ids = places.ids.claim(sandbox_id)
+        ids = places.ids.claim(sandbox_id) if self._namespace is None else self._namespace.ids
         inner = host_view.INNER if image is None or image.root is None else image.root.name
         layer = checkpoints.layer_for(places, record, inner)
         if image is None or image.root is None:
@@ -86,9 +103,13 @@ class NativeBuilder(Builder):
         else:
             root = Root((image.root.parent,), layer.path, image.root.name)
             env = image.config.env
-        argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
+        # Its name tells whoever looks at the processes of this machine which sandbox it is.
+        argv = (f"atoll-agent {sandbox_id}", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
         files = places.network_files(record.spec, root)
         plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
+        if self._namespace is not None:
+            plan = for_ordinary_user(plan)
+            self._launchers.fds = (self._namespace.open(),)
         places.group(sandbox_id).create(plan.cgroup)
         return plan, self._joining(sandbox_id)
 
@@ -118,11 +139,22 @@ class NativeBuilder(Builder):
         return words.Joining(lists, devices=group.directory("devices"))
 
 
+async def _call(path: Path, deadline: Deadline) -> socket.socket:
+    caller = await sockets.connect(path, deadline)
+    sockets.hang_up(caller)
+    return caller
+
+
 @functools.cache
 def _facts() -> HostFacts:
     return HostFacts(platform.machine(), os.cpu_count() or 1)
 
 
-@functools.lru_cache(maxsize=8)
 def _filter(profile: Profile, machine: str) -> bytes:
-    return bpf.assemble(profile, machine)
+    # To compare profiles takes longer than all that is saved, so only one is remembered.
+    return _default_filter(machine) if profile is default_profile() else bpf.assemble(profile, machine)
+
+
+@functools.cache
+def _default_filter(machine: str) -> bytes:
+    return bpf.assemble(default_profile(), machine)

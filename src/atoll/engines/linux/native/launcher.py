@@ -19,12 +19,15 @@ from pathlib import Path
 from atoll import agent_binary
 from atoll.engines.linux.native.words import Early
 from atoll.engines.linux.oci import start
+from atoll.engines.local import sockets
 from atoll.engines.local.waiting import Deadline, readable
 from atoll.errors import EngineError, EngineUnavailableError, ImageError, SandboxError
 
 _LONGEST_REPORT = 2048
-_SOON_S = 0.002
-"""After a sandbox was made the next launcher is started, but not before its maker had a chance to use it."""
+_FAILURES = (b"failed ", b"killed ")
+_SOON_S = 0.025
+"""After a sandbox was made the next launcher is started, but not before its maker had a chance to use it: the start of
+a program takes time from whatever the sandbox does first."""
 _IMAGE_STEPS = frozenset(("put", "move", "mount", "root", "directory", "base", "cwd"))
 """Steps that resolve a path of the image: if one fails, the image is to blame."""
 
@@ -42,12 +45,17 @@ class Launcher:
     channel: socket.socket
     early: Early
     """What it makes before it is told the rest."""
+    said: bytes = b""
+    """Its report, as far as it has come."""
+    ended: bool = False
+    """Nothing more will come."""
 
     @classmethod
-    def start(cls, program: str, early: Early) -> Launcher:
+    def start(cls, program: str, early: Early, fds: Sequence[int] = ()) -> Launcher:
+        """It finds `fds` from 4 on."""
         ours, theirs = socket.socketpair()
         try:
-            pid = start.spawn((program,), (theirs.fileno(),))
+            pid = start.spawn((program,), (theirs.fileno(), *fds))
         except OSError as error:
             ours.close()
             raise EngineUnavailableError(f"cannot run '{program}': {error.strerror}") from error
@@ -69,15 +77,56 @@ class Launcher:
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended, and perhaps it said why
 
-    async def report(self, deadline: Deadline) -> int:
-        """The process number of the sandbox's first process, which executes the agent."""
+    async def wait_for_first(self, deadline: Deadline) -> int | None:
+        """As `first`, but not before it is known. None: there is none, and `outcome` says why."""
+        self._read()
+        while not self.ended and self.first() is None:
+            if not await readable({self.channel.fileno()}, deadline):
+                return None
+            self._read()
+        return self.first()
+
+    def first(self) -> int | None:
+        """The process number of the sandbox's first process, as soon as the launcher has said it."""
+        self._read()
+        match self.said.partition(b"\n")[0].split():
+            case [b"first", pid] if pid.isdigit() and b"\n" in self.said:
+                return int(pid)
+        return None
+
+    async def outcome(self, caller: socket.socket, deadline: Deadline) -> int:
+        """Wait until the agent has answered the caller. The number of the first process, which became the agent.
+
+        Raises EngineError or ImageError with the step that failed."""
+        unheard = False
+        while not (self.ended and unheard):
+            watched = {fd for fd, over in ((self.channel.fileno(), self.ended), (caller.fileno(), unheard)) if not over}
+            ready = await readable(watched, deadline)
+            if not ready:
+                raise EngineError("the launcher did not end in time", hint="The machine may be overloaded.")
+            if caller.fileno() in ready:
+                if sockets.was_answered(caller):
+                    break
+                unheard = True  # nobody will answer: the launcher says why, or just ends
+            self._read()
+            if (self.ended and not self.said.endswith(b"ok")) or self.said.rpartition(b"\n")[2].startswith(_FAILURES):
+                raise _failure(self.said)
+        first = self.first()
+        if unheard or first is None:
+            raise EngineError("the sandbox ended while it was being made")
+        return first
+
+    def _read(self) -> None:
         self.channel.setblocking(False)
-        if not await readable({self.channel.fileno()}, deadline):
-            raise EngineError("the launcher did not end in time", hint="The machine may be overloaded.")
         try:
-            return _understood(self.channel.recv(_LONGEST_REPORT))
+            while not self.ended:
+                piece = self.channel.recv(_LONGEST_REPORT)
+                self.said += piece
+                self.ended = not piece or len(self.said) >= _LONGEST_REPORT
+        except BlockingIOError:
+            return
         except ConnectionResetError:
-            return _understood(b"")
+            self.ended = True
 
     def has_ended(self) -> bool:
         """And is reaped, if so."""
@@ -99,6 +148,8 @@ class Launchers:
     Only for use in the thread of the event loop."""
 
     def __init__(self) -> None:
+        self.fds: tuple[int, ...] = ()
+        """What every launcher gets."""
         self._spare: Launcher | None = None
         self._ending: list[Launcher] = []
         self._early: Early | None = None
@@ -113,7 +164,7 @@ class Launchers:
             return spare
         if spare is not None:
             spare.channel.close()
-        return Launcher.start(program, self._early) if self._early is not None else None
+        return Launcher.start(program, self._early, self.fds) if self._early is not None else None
 
     def fitting(self, taken: Launcher | None, program: str, early: Early) -> Launcher:
         """The one taken, if it makes what this plan asks for, else another."""
@@ -122,7 +173,7 @@ class Launchers:
             return taken
         if taken is not None:
             self.put_away(taken)
-        return Launcher.start(program, early)
+        return Launcher.start(program, early, self.fds)
 
     def put_away(self, launcher: Launcher) -> None:
         launcher.close()
@@ -130,18 +181,25 @@ class Launchers:
         self._ending = [each for each in self._ending if not each.has_ended()]
 
     def prepare_soon(self, program: str) -> None:
+        """In a while; a sandbox that was deleted is a good moment for the next (`prepare_now`)."""
         loop = asyncio.get_running_loop()
         if self._spare is None and (self._soon is None or self._loop is not loop):
             self._loop = loop
             self._soon = loop.call_later(_SOON_S, self._prepare, program)
 
+    def prepare_now(self, program: str) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+        self._prepare(program)
+
     def _prepare(self, program: str) -> None:
         self._soon = None
         if self._spare is None and self._early is not None:
             with suppress(EngineUnavailableError, OSError):  # the next sandbox finds out why
-                self._spare = Launcher.start(program, self._early)
+                self._spare = Launcher.start(program, self._early, self.fds)
 
     def close(self) -> None:
+        self._early = None  # nothing is prepared any more until another sandbox is made
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -159,21 +217,23 @@ def _frame(content: bytes) -> bytes:
     return struct.pack("<I", len(content)) + content
 
 
-def _understood(report: bytes) -> int:
-    text = "".join(char if char.isprintable() else " " for char in report.decode(errors="replace"))
+def understood(said: bytes) -> str:
+    return _failure(said).reason
+
+
+def _failure(said: bytes) -> SandboxError:
+    """What the last line of a report means."""
+    line = said.rpartition(b"\n")[2].decode(errors="replace")
+    text = "".join(char if char.isprintable() else " " for char in line)
     match text.split(" ", 3):
-        case ["ok", pid] if pid.isdecimal():
-            return int(pid)
         case ["failed", number, step, detail] if number.isdecimal():
-            raise _failure(step, f"{step} {detail}".strip(), int(number))
+            kind = ImageError if step in _IMAGE_STEPS else EngineError
+            return kind(f"the sandbox could not be made: {f'{step} {detail}'.strip()}: {os.strerror(int(number))}")
         case ["killed", *step]:
-            raise EngineError(
+            return EngineError(
                 f"the sandbox's first process was killed while it was being made ({' '.join(step)})",
                 hint="Its memory limit may be too small.",
             )
-    raise EngineError("the launcher ended without a word", hint="'atoll doctor' checks what is needed on this machine.")
-
-
-def _failure(step: str, what: str, number: int) -> SandboxError:
-    kind = ImageError if step in _IMAGE_STEPS else EngineError
-    return kind(f"the sandbox could not be made: {what}: {os.strerror(number)}")
+    return EngineError(
+        "the launcher ended without a word", hint="'atoll doctor' checks what is needed on this machine."
+    )

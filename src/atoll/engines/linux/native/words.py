@@ -25,7 +25,9 @@ _FLAGS = {"uts": CLONE_NEWUTS, "ipc": CLONE_NEWIPC, "net": CLONE_NEWNET}
 _RLIMITS = {"CORE": 4, "NOFILE": 7, "MEMLOCK": 8, "MSGQUEUE": 12, "RTPRIO": 14}
 _TERMINALS = (136, None)
 _PTMX = (5, 2)
-_STAGE, _SYS, _FIRST_OWN = "0", "1", 2
+USER_NAMESPACE_FD = 4
+"""Where the launcher of an ordinary user finds the namespace in which that user is root."""
+_STAGE, _SYS, _QUEUES, _FIRST_OWN = "0", "1", "2", 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class Early:
 
 
 def early(plan: Plan, joining: Joining) -> Early:
-    host, inside = ["unshare", str(sum(_FLAGS[name] for name in plan.host_owned))], [_STAGE]
+    host = ["enter", str(USER_NAMESPACE_FD)] if plan.ordinary_user else []
+    host += ["unshare", str(sum(_FLAGS[name] for name in plan.host_owned))]
+    inside = [_STAGE]
     if "net" in plan.host_owned:
         host.append("loopback")
         for name, value in plan.sysctls:
@@ -79,6 +83,8 @@ def early(plan: Plan, joining: Joining) -> Early:
     inside += ["proc", "proc", ",".join(_kernel(plan, "proc").flags), *_covers(plan.masked_paths, "/proc/")]
     inside += ["leave", "the host"]
     host += ["filesystem", "sysfs", _SYS, ",".join(_kernel(plan, "sysfs").flags), ""]
+    queues = _kernel(plan, "mqueue")
+    host += ["filesystem", "mqueue", _QUEUES, ",".join(queues.flags), queues.options]
     inside += ["sys", "sys", _SYS, *_covers(plan.masked_paths, "/sys/")]
     return Early(encode(host), encode(inside))
 
@@ -94,6 +100,7 @@ def operations(plan: Plan, joining: Joining) -> tuple[bytes, bytes]:
     _root(plan, lists)
     for mount in plan.mounts:
         _mount(plan, mount, lists)
+    _device_rules(plan, joining, lists.host)
     _end(plan, lists)
     return encode(lists.host), encode(lists.inside)
 
@@ -113,12 +120,17 @@ def _begin(plan: Plan, joining: Joining, lists: _Lists) -> None:
         host += ["group", str(path)]
     if joining.born_in is not None:
         host += ["born-in", str(joining.born_in), "first"]
-    mapping = f"0 {plan.ids.first} {plan.ids.count}\n"
-    host += ["map", mapping, mapping]
-    if joining.devices is not None:
-        host += ["write", f"{joining.devices}/devices.deny", "a"]
-        for major, minor in _allowed_devices(plan.mounts):
-            host += ["write", f"{joining.devices}/devices.allow", f"c {major}:{'*' if minor is None else minor} rw"]
+    single = plan.ids.count == 1
+    host += ["identity", str(plan.ids.inner), "1" if single else "0", "map", plan.ids.mapping, plan.ids.mapping]
+
+
+def _device_rules(plan: Plan, joining: Joining, host: list[str]) -> None:
+    """Last: the first process waits for them only when it is about to execute the agent."""
+    if joining.devices is None:
+        return
+    rules = [f"c {major}:{'*' if minor is None else minor} rw" for major, minor in _allowed_devices(plan.mounts)]
+    host += ["write", f"{joining.devices}/devices.deny", "a"]
+    host += ["rules", f"{joining.devices}/devices.allow", str(len(rules)), *rules]
 
 
 def _allowed_devices(mounts: Sequence[object]) -> Iterator[tuple[int, int | None]]:
@@ -141,22 +153,27 @@ def _root(plan: Plan, lists: _Lists) -> None:
         lists.inside += ["shadow", f"null-{number}", shadow.path.removeprefix("/proc/"), shadow.content]
     names = [str(number) for number in range(len(root.lowers))]
     for name, lower in zip(names, root.lowers, strict=True):
-        _stage(lists, lower, name, "ro,nosuid,nodev")
-    _stage(lists, root.upper, "w", "nosuid,nodev")
+        _stage(plan, lists, lower, name, "ro,nosuid,nodev")
+    _stage(plan, lists, root.upper, "w", "nosuid,nodev")
     options = f"lowerdir={':'.join(names)},upperdir=w/upper,workdir=w/work,volatile,{OVERLAY}"
     lists.inside += ["mkdir", "root", "overlay", "root", "nosuid,nodev", options, "root", f"root/{root.inner}"]
     if root.usr is not None:
-        _stage(lists, root.usr, "u", "ro,nosuid,nodev")
+        _stage(plan, lists, root.usr, "u", "ro,nosuid,nodev")
         lists.inside += ["mkdir", "e", "mkdir", "usr", "overlay", "usr", "ro,nosuid,nodev", f"lowerdir=u:e,{OVERLAY}"]
         lists.inside += ["move", "/usr", "usr"]
     for directory in plan.directories:
         lists.inside += ["directory", directory.path, str(directory.mode)]
 
 
-def _stage(lists: _Lists, source: Path, name: str, flags: str) -> None:
+def _stage(plan: Plan, lists: _Lists, source: Path, name: str, flags: str) -> None:
+    lists.inside += ["stage", name, _clone(plan, lists, str(source), flags)]
+
+
+def _clone(plan: Plan, lists: _Lists, source: str, flags: str) -> str:
+    """The slot in which the tree of the host comes. An ordinary user's ids are on the disk already."""
     slot = lists.slots.new()
-    lists.host += ["clone", str(source), slot, flags]
-    lists.inside += ["stage", name, slot]
+    lists.host += ["clone", source, slot, flags if plan.ordinary_user else f"{flags},mapped"]
+    return slot
 
 
 def _mount(plan: Plan, mount: DeviceDirectory | Kernel | Bind, lists: _Lists) -> None:
@@ -164,26 +181,28 @@ def _mount(plan: Plan, mount: DeviceDirectory | Kernel | Bind, lists: _Lists) ->
     match mount:
         case DeviceDirectory():
             slot = lists.slots.new()
+            nodes = () if plan.ordinary_user else mount.devices
             options = f"mode=755,size={mount.size_bytes},nr_inodes=1024,uid={owner},gid={owner}"
-            lists.host += ["devices", slot, flags, options, owner, str(len(mount.devices)), str(len(mount.links))]
-            for device in mount.devices:
+            lists.host += ["devices", slot, flags, options, owner, str(len(nodes)), str(len(mount.links))]
+            for device in nodes:
                 lists.host += [device.name, str(device.major), str(device.minor)]
             for name, target in mount.links:
                 lists.host += [name, target]
             lists.inside += ["put", mount.target, slot, "strict"]
+            if plan.ordinary_user:
+                for device in mount.devices:
+                    lists.inside += ["put", f"{mount.target}/{device.name}"]
+                    lists.inside += [_clone(plan, lists, f"/dev/{device.name}", flags), "strict"]
         case Kernel(kind="proc" | "sysfs"):
             lists.inside += ["move", mount.target, "proc" if mount.kind == "proc" else "sys"]
         case Kernel(kind="mqueue"):
-            # Of a namespace that belongs to the host, so only the host's root can mount it.
-            slot = lists.slots.new()
-            lists.host += ["filesystem", mount.kind, slot, flags, mount.options]
-            lists.inside += ["put", mount.target, slot, "strict"]
+            # Of a namespace that belongs to the host, so only the host's root can mount it: see `early`.
+            lists.inside += ["put", mount.target, _QUEUES, "strict"]
         case Kernel():
             lists.inside += ["mount", mount.target, mount.kind, flags, mount.options]
         case Bind():
-            slot = lists.slots.new()
-            lists.host += ["clone", mount.source, slot, flags if mount.through_links else f"{flags},nolinks"]
-            lists.inside += ["put", mount.target, slot, ""]
+            more = "" if mount.through_links else ",nolinks"
+            lists.inside += ["put", mount.target, _clone(plan, lists, mount.source, f"{flags}{more}"), ""]
 
 
 def _end(plan: Plan, lists: _Lists) -> None:

@@ -22,10 +22,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
-from atoll.engines.base import ByteStream, LimitEvents, refuse_unsupported
+from atoll.engines.base import LATER, ByteStream, LimitEvents, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import links, runtimes
 from atoll.engines.linux.oci.building import Builder
@@ -37,6 +38,7 @@ from atoll.engines.linux.oci.record import Ended, Record
 from atoll.engines.linux.oci.runtimes import Isolation, Runtime
 from atoll.engines.linux.oci.saved import Saved
 from atoll.engines.linux.oci.streams import Streams
+from atoll.engines.linux.plan import CgroupLimits
 from atoll.engines.local import processes, sockets
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
@@ -50,7 +52,7 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.images import tree
-from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
+from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, State, Stats
 from atoll.network import client as network
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -80,7 +82,7 @@ class OciEngine:
     def __init__(self, settings: Settings, runtime: str | None = None) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._places = Places(settings, Hierarchy.find())
+        self._places = self._find_places(settings)
         self._builder = Builder(self._places)
         self._checkpoints = Checkpoints(self._places)
         self._ending = Ending(self._places, self._checkpoints)
@@ -221,7 +223,10 @@ class OciEngine:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
         await self._streams.aclose()
-        await asyncio.to_thread(self._places.close)
+        try:
+            await asyncio.to_thread(self._places.close)
+        except RuntimeError:  # the program is ending, and starts no threads any more
+            self._places.close()
 
     # --- pausing, and more -----------------------------------------------------------------------------------------
 
@@ -301,6 +306,27 @@ class OciEngine:
         if handle.spec.limits.disk_bytes is None:
             return events
         return dataclasses.replace(events, disk_full=self._places.layers.is_full(handle.sandbox_id))
+
+    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+        record = self._places.records.read(handle.sandbox_id)
+        if record is None or not record.is_alive():
+            await self._existing(handle)
+            raise EngineError(f"sandbox '{handle.sandbox_id}' is not ready")
+        old = record.spec.limits
+        for name in Limits.model_fields:
+            if getattr(old, name) not in ((None, getattr(limits, name)) if name in LATER else (getattr(limits, name),)):
+                raise UnsupportedError(f"the limit '{name}' of a sandbox that runs cannot be changed")
+        spec = record.spec.model_copy(update={"limits": limits})
+        isolation = handle.details.get("isolation", "namespaces")
+        refuse_unsupported(self.name, _capabilities(self._places, cast(Isolation, isolation)), spec)
+        try:
+            self._places.group(handle.sandbox_id).limit(CgroupLimits.of(limits))
+            self._places.records.write(record.model_copy(update={"spec": spec}))
+        except OSError as error:
+            raise EngineError(f"the limits of sandbox '{handle.sandbox_id}' cannot be set: {error}") from error
+
+    async def ensure_image(self, image: str) -> None:
+        await self._places.images.ensure(image)
 
     # --- saved states ----------------------------------------------------------------------------------------------
 
@@ -385,6 +411,9 @@ class OciEngine:
         return await finish(self._ending.collect(Deadline.after(_DELETE_S)))
 
     # --- its parts -------------------------------------------------------------------------------------------------
+
+    def _find_places(self, settings: Settings) -> Places:
+        return Places(settings, Hierarchy.find())
 
     def _choose(self, spec: SandboxSpec) -> Runtime:
         problems = _problems(self._settings, needs_runtime=False)

@@ -27,13 +27,13 @@ _STAGES = ("/mnt", "/media", "/srv", "/opt", "/home")
 
 
 class Places:
-    def __init__(self, settings: Settings, hierarchy: Hierarchy) -> None:
+    def __init__(self, settings: Settings, hierarchy: Hierarchy, layers: Layers | None = None) -> None:
         self.settings = settings
         self.hierarchy = hierarchy
         self.data = settings.data_dir / "oci"
         self.records = Records(self.data / "sandboxes")
         self.ids = IdRanges(self.data / "ids")
-        self.layers: Layers = open_layers(settings.data_dir)
+        self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
         self.gateway = Gateway(settings)
 

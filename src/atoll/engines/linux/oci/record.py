@@ -45,6 +45,8 @@ class Record(BaseModel):
     """Our process that makes it: as long as it lives, an incomplete record means that it is still at work."""
     init: ProcessRef | None = None
     """The sandbox's first process. None: not complete."""
+    half_made: bool = False
+    """There is a first process, but it is not sure that it ever became the agent."""
     ended: Ended | None = None
     base: Base | None = None
     """What its layer stands on, if that is not simply the spec's image."""
@@ -71,14 +73,17 @@ class Record(BaseModel):
         return (
             self.ended is None
             and not self.asleep
-            and self.init is None
+            and self.is_incomplete()
             and self.is_of_this_boot()
             and self.creator.is_alive()
         )
 
+    def is_incomplete(self) -> bool:
+        return self.init is None or self.half_made
+
     def was_never_made(self) -> bool:
         """Whoever was making it died before it ran for the first time."""
-        return self.init is None and self.restoring is None and not self.asleep and not self.is_being_made()
+        return self.is_incomplete() and self.restoring is None and not self.asleep and not self.is_being_made()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,81 @@
+/* Removing a tree that a sandbox of an ordinary user left. Its files belong to ids that only the user's namespace maps, and its
+ * directories may forbid everything. No link is followed: each step is a name in a directory that is open. */
+#include <linux/fcntl.h>
+
+#include "native.h"
+
+enum { O_CLOEXEC_ = 02000000, O_DIRECTORY_ = 0200000, O_NOFOLLOW_ = 0400000, ENTRIES = 8192, DT_DIRECTORY = 4 };
+
+struct entry { /* struct linux_dirent64 */
+    uint64_t inode;
+    int64_t offset;
+    unsigned short length;
+    unsigned char type;
+    char name[];
+};
+
+static int open_directory(int at, const char *name)
+{
+    return (int)CALL(openat, at, name, O_RDONLY | O_DIRECTORY_ | O_NOFOLLOW_ | O_CLOEXEC_, 0);
+}
+
+static bool is_itself_or_parent(const char *name)
+{
+    return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]));
+}
+
+/* Whether one entry of the directory, a full one itself, was moved up: `..` leads to the next. */
+static long empty_one(struct worker *worker, int directory, char *name)
+{
+    static char entries[ENTRIES] __attribute__((aligned(8)));
+    for (;;) {
+        need(worker, CALL(lseek, directory, 0, 0));
+        long got = need(worker, CALL(getdents64, directory, entries, ENTRIES)), removed = 0;
+        for (long at = 0; at < got;) {
+            struct entry *entry = (struct entry *)(void *)(entries + at);
+            at += entry->length;
+            if (is_itself_or_parent(entry->name))
+                continue;
+            long error = CALL(unlinkat, directory, entry->name, 0);
+            if (error == -EISDIR || error == -EPERM)
+                error = CALL(unlinkat, directory, entry->name, AT_REMOVEDIR);
+            if (error == -ENOTEMPTY) {
+                size_t length = strlen(entry->name);
+                if (length > LONGEST_NAME)
+                    worker->give_up(worker, ENAMETOOLONG);
+                memcpy(name, entry->name, length + 1);
+                return 1;
+            }
+            if (error != -ENOENT)
+                need(worker, error);
+            removed++;
+        }
+        if (!removed)
+            return 0;
+    }
+}
+
+/* However deep it is, two descriptors and one name are enough: we go down to a directory that holds only files, and start again. */
+void remove_tree(struct worker *worker, const char *path)
+{
+    char name[LONGEST_NAME + 1];
+    for (;;) {
+        int here = open_directory(AT_FDCWD, path), deeper;
+        if (here == -ENOENT)
+            return;
+        need(worker, here);
+        bool top = true;
+        while (empty_one(worker, here, name)) {
+            deeper = (int)need(worker, open_directory(here, name));
+            CALL(close, here);
+            here = deeper;
+            top = false;
+        }
+        CALL(close, here);
+        if (top)
+            break;
+    }
+    long error = CALL(unlinkat, AT_FDCWD, path, AT_REMOVEDIR);
+    if (error != -ENOENT)
+        need(worker, error);
+}

@@ -1,0 +1,39 @@
+"""`atoll serve`: sandboxes for many users, over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.errors import EngineUnavailableError
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port; 0: any that is free.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Which engine makes the sandboxes.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file; see `atoll config`.")] = None,
+) -> None:
+    """Serve sandboxes over HTTP until SIGTERM. State is kept in ATOLL_STATE_DIR."""
+    try:
+        from atoll.server.serve import serve as run
+        from atoll.server.settings import ServerSettings
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
+        ) from error
+    settings = ServerSettings.load(file=config, host=host, port=port, engine=engine)
+    run(settings, _ready)
+
+
+def _ready(url: str, first_key: str | None) -> None:
+    print(f"Atoll listens on {url}", flush=True)
+    if first_key is None:
+        return
+    print(
+        f"\nThis is the first run. The administrator's key, shown only now:\n\n    {first_key}\n\n"
+        f"To use it:\n\n    export ATOLL_URL={url} ATOLL_API_KEY={first_key}\n",
+        flush=True,
+    )

@@ -1,0 +1,117 @@
+"""`atoll spec`, `key`, `events`, `config`: what only a server has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+import typer
+
+from atoll.cli.target import JsonOption, print_json, show, the_server
+from atoll.errors import EngineUnavailableError
+
+spec_app = typer.Typer(help="The server's catalogue of specs.", no_args_is_help=True, rich_markup_mode=None)
+key_app = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def _call(method: str, path: str, **options: Any) -> Any:
+    async def ask() -> Any:
+        server = the_server()
+        try:
+            return await server.call(method, path, **options)
+        finally:
+            await server.aclose()
+
+    return asyncio.run(ask())
+
+
+@spec_app.command("ls")
+def list_specs(as_json: JsonOption = False) -> None:
+    """List the specs that sandboxes can be made from."""
+    found = _call("GET", "/sandbox-specs/search")["items"]
+    columns = ("id", "image", "image_status", "working_dir", "owner_id", "is_default")
+    show(found if as_json else [{name: spec[name] for name in columns} for spec in found], as_json)
+
+
+@spec_app.command("create")
+def create_spec(
+    id: Annotated[str, typer.Argument(help="A name for it.")],
+    image: Annotated[str, typer.Option(help="The root file system.")] = "host",
+    memory: Annotated[str | None, typer.Option(help="Most memory, for example 512m.")] = None,
+    cpus: Annotated[float | None, typer.Option(help="Most CPUs.")] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="For everybody.")] = False,
+) -> None:
+    """Add a spec to the catalogue."""
+    limits = {name: value for name, value in (("memory_bytes", memory), ("cpus", cpus)) if value is not None}
+    body = {"id": id, "settings": {"image": image, "limits": limits}, "shared": shared}
+    print(_call("POST", "/sandbox-specs", safe=False, json=body)["id"])
+
+
+@spec_app.command("rm")
+def remove_spec(id: Annotated[str, typer.Argument(help="Its name.")]) -> None:
+    """Remove a spec. Sandboxes that were made from it stay."""
+    _call("DELETE", f"/sandbox-specs/{id}")
+    print(id)
+
+
+@key_app.command("ls")
+def list_keys(as_json: JsonOption = False) -> None:
+    """List keys, without their secrets."""
+    show(_call("GET", "/keys"), as_json)
+
+
+@key_app.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="What it is for.")],
+    user: Annotated[str | None, typer.Option(help="Whose; for administrators.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="What it is good for; may be repeated.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and print it: it is never shown again."""
+    body = {"name": name, **({"user_id": user} if user else {}), **({"scopes": scope} if scope else {})}
+    made = _call("POST", "/keys", safe=False, json=body)
+    if as_json:
+        print_json(made)
+    else:
+        print(made["key"])
+
+
+@key_app.command("revoke")
+def revoke_key(id: Annotated[str, typer.Argument(help="Its id, as listed.")]) -> None:
+    """Refuse a key from now on."""
+    _call("DELETE", f"/keys/{id}", safe=False)
+    print(id)
+
+
+def events(
+    after: Annotated[int, typer.Option(help="Only what comes after this number.")] = 0,
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened to your sandboxes on the server."""
+    found = _call("GET", "/events", params={"after": after, "limit": limit})["items"]
+    columns = ("number", "at", "sandbox_id", "before", "after", "cause", "reason")
+    show(found if as_json else [{name: event[name] for name in columns} for event in found], as_json)
+
+
+def config(as_json: JsonOption = False) -> None:
+    """Show every setting of `atoll serve`: its value here, and how to set it."""
+    try:
+        from atoll.server.settings import PREFIX, ServerSettings
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
+        ) from error
+    settings = ServerSettings.load()
+    values = json.loads(settings.model_dump_json())
+    if as_json:
+        print_json(values)
+        return
+    show(
+        [
+            {"setting": name, "value": values[name], "variable": PREFIX + name.upper(), "meaning": field.description}
+            for name, field in ServerSettings.model_fields.items()
+        ],
+        False,
+    )

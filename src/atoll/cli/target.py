@@ -1,0 +1,78 @@
+"""Where commands work: on a server if ATOLL_URL or --server names one, else on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from atoll.engines import registry
+from atoll.engines.base import Engine
+from atoll.errors import SandboxError, SandboxNotFoundError
+from atoll.sandbox import AsyncSandbox
+from atoll.settings import Settings
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+SandboxArgument = Annotated[str, typer.Argument(help="The id of the sandbox; `atoll ls` lists them.", metavar="ID")]
+
+
+def server_url() -> str | None:
+    return os.environ.get("ATOLL_URL") or None
+
+
+def the_server() -> Any:
+    """The server's engine. SandboxError if none is named."""
+    if server_url() is None:
+        raise SandboxError(
+            "this needs a server", hint="Set ATOLL_URL and ATOLL_API_KEY, or start one here with `atoll serve`."
+        )
+    return registry.remote(Settings.load(), None, None)
+
+
+async def attach(sandbox_id: str) -> AsyncSandbox:
+    """An existing sandbox of the server, or of whichever engine of this machine has it."""
+    if server_url() is not None:
+        return await AsyncSandbox.attach(sandbox_id)
+    for engine, known in await everything():
+        if known == sandbox_id:
+            return await AsyncSandbox.attach(sandbox_id, engine=engine)
+    raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", hint="`atoll ls` lists them.")
+
+
+async def everything() -> list[tuple[Engine, str]]:
+    """All sandboxes of this machine, with their engines."""
+    settings = Settings.load()
+    engines = [registry.get(name, settings) for name in registry.names()]
+    return [(engine, handle.sandbox_id) for engine in engines for handle in await engine.list()]
+
+
+def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
+    """The same for people and for programs."""
+    if as_json:
+        print_json(list(rows))
+        return
+    table = Table(box=None, padding=(0, 2))
+    for column in rows[0] if rows else ():
+        table.add_column(column.replace("_", " "), header_style="bold")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    # What comes from a sandbox or a server is shown, never obeyed by the terminal.
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value))

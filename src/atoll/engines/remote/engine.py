@@ -1,0 +1,237 @@
+"""Sandboxes of an Atoll server, as any other engine's.
+
+The life cycle is REST, the byte stream is a WebSocket. On the server the sandbox has another id; our own is its name
+there, so whatever became of an answer, the sandbox is found again. A label with the
+name of this installation tells our sandboxes from those that others made with the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from atoll.engines.availability import Availability
+from atoll.engines.base import ByteStream, LimitEvents
+from atoll.engines.remote.server import Server
+from atoll.engines.remote.tunnel import Tunnels
+from atoll.errors import (
+    EngineError,
+    EngineUnavailableError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxNotFoundError,
+    SpecError,
+)
+from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
+from atoll.settings import Settings
+
+_MARK = "atoll-client"
+_LABEL = "client."
+_AT_ONCE = 16
+_UNDO_S = 60.0
+
+
+class RemoteEngine:
+    name = "remote"
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str | None = None,
+        api_key: str | None = None,
+        resource_factor: float = 1.0,
+        start_timeout: float = 120.0,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        found = url or environ.get("ATOLL_URL")
+        if not found:
+            raise EngineUnavailableError("no server is named", hint="Set ATOLL_URL, or give server='http://…'.")
+        if not found.startswith(("http://", "https://")):
+            raise EngineUnavailableError(f"'{found}' is not the URL of a server", hint="Write http://HOST:PORT.")
+        if not resource_factor > 0:
+            raise ValueError(f"a resource factor is more than 0, not {resource_factor!r}")
+        self._settings = settings
+        self._factor = resource_factor
+        self._start_timeout = start_timeout
+        self._server = Server(found, api_key or environ.get("ATOLL_API_KEY", ""), start_timeout)
+        self._tunnels = Tunnels(self._server.url, self._server.headers)
+
+    @classmethod
+    def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
+        try:
+            engine = cls(settings)
+            version = engine._server.ask("/info")["version"] if thorough else None
+        except SandboxError as error:
+            return Availability(cls.name, False, (error.reason,), (error.hint,) if error.hint else ())
+        return Availability(cls.name, True, (f"the server {engine._server.url}",), version=version)
+
+    @cached_property
+    def capabilities(self) -> frozenset[Capability]:
+        """Those of the server's engine. The first look asks the server, and waits for its answer."""
+        known = {capability.value: capability for capability in Capability}
+        return frozenset(known[name] for name in self._server.ask("/info")["capabilities"] if name in known)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
+        making = asyncio.create_task(self._post(sandbox_id, spec))
+        try:
+            info = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The server goes on whether we listen or not: so what it makes is waited for, and deleted.
+            await self._undo(making)
+            raise
+        return _handle(info, sandbox_id, spec)
+
+    async def delete(self, handle: Handle) -> None:
+        try:
+            remote_id = await self._remote_id(handle)
+            await self._server.call("DELETE", f"/sandboxes/{remote_id}")
+        except (SandboxNotFoundError, SandboxGoneError):
+            return
+
+    async def pause(self, handle: Handle) -> None:
+        await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/pause")
+
+    async def resume(self, handle: Handle) -> None:
+        await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/resume")
+
+    async def aclose(self) -> None:
+        await self._tunnels.aclose()
+        await self._server.aclose()
+
+    # --- knowing --------------------------------------------------------------------------------------------------
+
+    async def connect(self, handle: Handle) -> ByteStream:
+        try:
+            return await self._tunnels.open(await self._remote_id(handle))
+        except SandboxNotFoundError as error:
+            raise SandboxGoneError(error.reason, cause=Cause.USER) from error
+
+    async def inspect(self, handle: Handle) -> Observation:
+        try:
+            info = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}")
+        except SandboxNotFoundError as error:
+            return Observation(State.MISSING, reason=error.reason)
+        except SandboxGoneError as error:
+            return Observation(State.MISSING, _cause(error.cause), error.reason)
+        return Observation(State(info["state"]), _cause(info["cause"]), str(info["reason"]))
+
+    async def list(self) -> list[Handle]:
+        found: list[dict[str, Any]] = []
+        page: str | None = None
+        while True:
+            query = {"limit": "100", "label": f"{_MARK}={self._settings.installation_id()}"}
+            answer = await self._server.call(
+                "GET", "/sandboxes/search", params=query | ({"page_id": page} if page else {})
+            )
+            found += answer["items"]
+            page = answer["next_page_id"]
+            if page is None:
+                break
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def whole(info: dict[str, Any]) -> Handle | None:
+            async with slots:
+                try:
+                    settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
+                except (SandboxNotFoundError, SandboxGoneError):
+                    return None  # it went away between being listed and being looked at
+            return _handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=_labels(info)))
+
+        handles = await asyncio.gather(*(whole(info) for info in found))
+        return [handle for handle in handles if handle is not None]
+
+    async def find(self, sandbox_id: str) -> Handle | None:
+        """One of the caller's on the server, by our id or by the server's, whoever made it."""
+        page = await self._server.call("GET", "/sandboxes/search", params={"name": sandbox_id, "limit": "1"})
+        try:
+            info = page["items"][0] if page["items"] else await self._server.call("GET", f"/sandboxes/{sandbox_id}")
+            settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
+        except (SandboxNotFoundError, SandboxGoneError, SpecError):
+            return None
+        return _handle(info, sandbox_id, SandboxSpec.of(**settings, labels=_labels(info)))
+
+    async def stats(self, handle: Handle) -> Stats:
+        try:
+            used = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/stats")
+        except (SandboxNotFoundError, SandboxGoneError):
+            return Stats()
+        return Stats(used["memory_bytes"], used["cpu_s"], used["pids"], used["disk_bytes"])
+
+    async def limit_events(self, handle: Handle) -> LimitEvents:
+        try:
+            used = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/stats")
+        except (SandboxNotFoundError, SandboxGoneError):
+            return LimitEvents()
+        return LimitEvents(used["oom_kills"] or 0, used["pids_refused"] or 0, bool(used["disk_full"]))
+
+    async def call(self, method: str, path: str, **options: Any) -> Any:
+        """A call to the server that no engine has: its catalogue, its keys, its events."""
+        return await self._server.call(method, path, **options)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _post(self, sandbox_id: str, spec: SandboxSpec) -> dict[str, Any]:
+        settings = spec.model_dump(mode="json", exclude={"labels", "network"})
+        for limit in ("memory_bytes", "cpus"):
+            value = settings["limits"][limit]
+            if value is not None:
+                settings["limits"][limit] = type(value)(value * self._factor)
+        body = {
+            "name": sandbox_id,
+            "settings": settings,
+            "labels": {
+                _MARK: self._settings.installation_id(),
+                **{f"{_LABEL}{name}": value for name, value in spec.labels.items()},
+            },
+        }
+        info = await self._server.call(
+            "POST", "/sandboxes", key=f"create-{secrets.token_hex(16)}", json=body, timeout_s=self._start_timeout
+        )
+        if not isinstance(info, dict):
+            raise EngineError("the server's answer makes no sense")
+        return info
+
+    async def _undo(self, making: asyncio.Task[dict[str, Any]]) -> None:
+        async def undo() -> None:
+            await asyncio.wait({making})
+            if not making.cancelled() and making.exception() is None:
+                await self._server.call("DELETE", f"/sandboxes/{making.result()['id']}")
+
+        undoing = asyncio.create_task(undo())
+        while not undoing.done():
+            try:
+                await asyncio.wait({undoing}, timeout=_UNDO_S)
+                break
+            except asyncio.CancelledError:
+                continue
+
+    async def _remote_id(self, handle: Handle) -> str:
+        known = handle.details.get("remote_id")
+        if known is not None:
+            return known
+        page = await self._server.call("GET", "/sandboxes/search", params={"name": handle.sandbox_id, "limit": "1"})
+        if not page["items"]:
+            raise SandboxNotFoundError(f"Sandbox {handle.sandbox_id} not found")
+        return str(page["items"][0]["id"])
+
+
+def _handle(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
+    created = datetime.fromisoformat(info["created_at"]).timestamp()
+    return Handle(RemoteEngine.name, sandbox_id, spec, created, {"remote_id": str(info["id"])})
+
+
+def _labels(info: Mapping[str, Any]) -> dict[str, str]:
+    return {name.removeprefix(_LABEL): value for name, value in info["labels"].items() if name.startswith(_LABEL)}
+
+
+def _cause(text: object) -> Cause | None:
+    return Cause(text) if text in {cause.value for cause in Cause} else None

@@ -1,0 +1,97 @@
+"""REST calls to an Atoll server. Asks again only where asking twice does no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from atoll.engines.remote.failures import error_of
+from atoll.errors import EngineUnavailableError, SandboxTimeoutError
+
+_PAUSES_S = (0.1, 0.3, 0.9, 2.0)
+_TRY_AGAIN = frozenset({502, 503, 504})
+_LARGEST = 64 << 20
+
+
+class Server:
+    """May be used from one event loop after another: each gets connections of its own."""
+
+    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
+        self.url = url.rstrip("/")
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = httpx.Timeout(timeout_s, connect=10.0)
+        self._used = False
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        safe: bool = True,
+        key: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """The answer's JSON. Raises what the server says, or EngineUnavailableError.
+
+        `safe` calls may be repeated: those that only look, those with an idempotency key, and those that are the same
+        done twice.
+        """
+        headers = {"Idempotency-Key": key} if key is not None else {}
+        pauses = iter(_PAUSES_S if safe else ())
+        if timeout_s is not None:
+            options["timeout"] = timeout_s
+        while True:
+            try:
+                answer = await self._client().request(method, f"{self.url}/api/v1{path}", headers=headers, **options)
+            except httpx.ConnectError as error:
+                failure: Exception = EngineUnavailableError(
+                    f"the server {self.url} cannot be reached: {error}", hint="Is it running? Check ATOLL_URL."
+                )
+            except httpx.TimeoutException:
+                failure = SandboxTimeoutError(f"the server {self.url} did not answer in time")
+            except httpx.HTTPError as error:
+                failure = EngineUnavailableError(f"the connection to {self.url} broke: {error!r}")
+            else:
+                if answer.is_success:
+                    return answer.json()
+                failure = error_of(answer.status_code, answer.content[:_LARGEST])
+                if answer.status_code not in _TRY_AGAIN:
+                    raise failure
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise failure
+            await asyncio.sleep(pause_s * (0.5 + random.random()))  # noqa: S311
+
+    def ask(self, path: str) -> Any:
+        """A question from outside of any event loop; blocks."""
+        try:
+            answer = httpx.get(f"{self.url}/api/v1{path}", headers=self.headers, timeout=10.0)
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError(
+                f"the server {self.url} cannot be reached: {error}", hint="Is it running? Check ATOLL_URL."
+            ) from error
+        if not answer.is_success:
+            raise error_of(answer.status_code, answer.content)
+        return answer.json()
+
+    async def aclose(self) -> None:
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def _client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            # Connections are kept only in the first loop. One that ends without a word would leave them open.
+            limits = httpx.Limits(max_connections=100, max_keepalive_connections=0 if self._used else 20)
+            self._used = True
+            client = httpx.AsyncClient(headers=self.headers, timeout=self._timeout, limits=limits)
+            self._clients[loop] = client
+        return client

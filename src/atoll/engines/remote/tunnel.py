@@ -1,0 +1,90 @@
+"""The byte stream to an agent, through a WebSocket of the server, as a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+
+from atoll.engines.remote.failures import error_of
+from atoll.errors import AgentUnreachableError
+
+_CHUNK = 256 << 10
+_LARGEST = 8 << 20
+_OPEN_S = 30.0
+_CLOSE_S = 2.0
+
+
+class Tunnels:
+    """Each stream is one end of a socket pair; a task carries its bytes to the server and back."""
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        self._url = f"ws{url.removeprefix('http')}" if url.startswith("http") else url
+        self._headers = headers
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    async def open(self, sandbox_id: str) -> socket.socket:
+        """Raises what the server says, or AgentUnreachableError."""
+        address = f"{self._url}/api/v1/sandboxes/{sandbox_id}/agent"
+        try:
+            line = await connect(
+                address,
+                additional_headers=self._headers,
+                compression=None,
+                max_size=_LARGEST,
+                open_timeout=_OPEN_S,
+                close_timeout=_CLOSE_S,
+                ping_interval=20,
+                ping_timeout=60,
+            )
+        except InvalidStatus as refusal:
+            raise error_of(refusal.response.status_code, bytes(refusal.response.body or b"")) from refusal
+        except (OSError, TimeoutError, WebSocketException) as error:
+            raise AgentUnreachableError(f"the server cannot be reached: {error}") from error
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        task = asyncio.create_task(_carry(line, ours), name=f"tunnel to {sandbox_id}")
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+        return theirs
+
+    async def aclose(self) -> None:
+        loop = asyncio.get_running_loop()
+        mine = [task for task in self._carrying if task.get_loop() is loop]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+
+
+async def _carry(line: ClientConnection, ours: socket.socket) -> None:
+    """Until either side ends; then both do."""
+    directions = [asyncio.create_task(_out(line, ours)), asyncio.create_task(_back(line, ours))]
+    try:
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in directions:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*directions, return_exceptions=True)
+        ours.close()
+        with contextlib.suppress(Exception):
+            await line.close()
+
+
+async def _out(line: ClientConnection, ours: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, WebSocketException):
+        while data := await loop.sock_recv(ours, _CHUNK):
+            await line.send(data)
+
+
+async def _back(line: ClientConnection, ours: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, WebSocketException):
+        while True:
+            data = await line.recv(decode=False)
+            await loop.sock_sendall(ours, data if isinstance(data, bytes) else data.encode())

@@ -1,0 +1,103 @@
+"""The ASGI application: routes under /api/v1, limits around them, problems out of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from atoll.server import problems
+from atoll.server.limits import BodyLimits
+from atoll.server.routes import ROUTERS
+from atoll.server.services import Services, services
+from atoll.server.settings import ServerSettings
+from atoll.settings import Settings
+
+PREFIX = "/api/v1"
+
+
+def make_app(settings: ServerSettings, installation: Settings | None = None) -> FastAPI:
+    """Everything is opened when the application starts and closed when it ends."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with services(settings, installation) as made:
+            app.state.services = made
+            yield
+
+    app = bare_app(lifespan)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "X-Session-API-Key", "Range"],
+            expose_headers=["Content-Range", "ETag", "Retry-After"],
+        )
+    app.add_middleware(
+        BodyLimits,
+        max_body_bytes=settings.max_body_bytes,
+        max_upload_bytes=settings.max_upload_bytes,
+        slow_s=settings.slow_s,
+    )
+    app.add_middleware(Counting)
+    return app
+
+
+def bare_app(lifespan: object = None) -> FastAPI:
+    """The routes alone: enough to write openapi.json."""
+    app = FastAPI(
+        title="Atoll",
+        version=version("atoll"),
+        description="Isolated Linux sandboxes for AI agents.",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,  # type: ignore[arg-type]
+        redirect_slashes=False,
+    )
+    for router in ROUTERS:
+        app.include_router(router, prefix=PREFIX, responses=problems.RESPONSES)
+    problems.install(app)
+    app.add_exception_handler(ClientDisconnect, _nobody)
+    return app
+
+
+async def _nobody(_: Request, __: Exception) -> Response:
+    """The client went away in the middle of its request: nobody reads this."""
+    return Response(status_code=400)
+
+
+class Counting:
+    """Counts requests by the template of their route, never by what a client made up."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            route = scope.get("route")
+            made: Services | None = getattr(scope["app"].state, "services", None)
+            if made is not None:
+                path = getattr(route, "path", "none")
+                made.figures.count(scope["method"], path, status, time.perf_counter() - started)

@@ -1,0 +1,100 @@
+"""Who asks: every route names the scope that it needs, and gets the caller who has it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request, WebSocket
+from fastapi.security import APIKeyHeader, HTTPBearer
+from starlette.requests import HTTPConnection
+
+from atoll.errors import SandboxError
+from atoll.server.problems import respond
+from atoll.server.services import Services
+from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
+
+SESSION_HEADER = "X-Session-API-Key"
+_SUBPROTOCOL = "atoll.bearer."
+"""A page in a browser cannot set headers on a WebSocket: it sends the credential as a subprotocol."""
+
+_bearer = HTTPBearer(auto_error=False, description="An API key (`atoll_…`) or a token (JWT).")
+_session = APIKeyHeader(name=SESSION_HEADER, auto_error=False, description="The session key of one sandbox.")
+
+
+def services_of(connection: HTTPConnection) -> Services:
+    services = connection.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+async def identify(connection: HTTPConnection) -> Caller:
+    """Raises NotAuthenticatedError, or RateLimitedError."""
+    services = services_of(connection)
+    kind, _, credential = connection.headers.get("authorization", "").partition(" ")
+    session = connection.headers.get(SESSION_HEADER)
+    if kind.lower() == "bearer" and credential:
+        caller = await services.identities.caller(credential.strip())
+    elif session is not None:
+        caller = await services.sandboxes.by_session_key(session)
+    elif (offered := _offered(connection)) is not None:
+        is_session = offered.startswith("atolls_")
+        caller = await (services.sandboxes.by_session_key if is_session else services.identities.caller)(offered)
+    else:
+        raise NotAuthenticatedError(
+            "this needs a credential", hint="Send 'Authorization: Bearer' with an API key or a token."
+        )
+    services.rate.count(caller)
+    return caller
+
+
+def subprotocol(websocket: WebSocket) -> str | None:
+    """The one to answer with, if the credential came as one."""
+    return next((name for name in websocket.scope.get("subprotocols", []) if name.startswith(_SUBPROTOCOL)), None)
+
+
+def needs(scope: Scope, *, session: bool = False) -> Callable[..., Awaitable[Caller]]:
+    """The dependency of a route. With `session` a session key is good too, for its own sandbox."""
+
+    async def check(
+        request: Request,
+        bearer: Annotated[object, Depends(_bearer)] = None,
+        key: Annotated[object, Depends(_session)] = None,
+    ) -> Caller:
+        return allow(await identify(request), scope, session=session)
+
+    check.scope = scope  # type: ignore[attr-defined]
+    check.session = session  # type: ignore[attr-defined]
+    return check
+
+
+async def admit(websocket: WebSocket, scope: Scope) -> Caller | None:
+    """The same for a WebSocket into a sandbox. None: it was refused, and told so as any other request is."""
+    try:
+        return allow(await identify(websocket), scope, session=True)
+    except SandboxError as error:
+        await websocket.send_denial_response(respond(error))
+        return None
+
+
+def allow(caller: Caller, scope: Scope, *, session: bool) -> Caller:
+    if caller.sandbox_id is not None and not session:
+        raise ForbiddenError("the session key of a sandbox is not good for this")
+    caller.need(scope)
+    return caller
+
+
+def _offered(connection: HTTPConnection) -> str | None:
+    for name in connection.scope.get("subprotocols", []):
+        if name.startswith(_SUBPROTOCOL):
+            return str(name).removeprefix(_SUBPROTOCOL)
+    return None
+
+
+Reader = Annotated[Caller, Depends(needs(Scope.READ))]
+SandboxReader = Annotated[Caller, Depends(needs(Scope.READ, session=True))]
+SandboxUser = Annotated[Caller, Depends(needs(Scope.USE, session=True))]
+Manager = Annotated[Caller, Depends(needs(Scope.MANAGE))]
+KeyMaker = Annotated[Caller, Depends(needs(Scope.KEYS))]
+Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
+Services_ = Annotated[Services, Depends(services_of)]

@@ -1,0 +1,191 @@
+"""Errors as application/problem+json: the status says what kind, `code` is stable, `hint` says what to do."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from atoll.errors import (
+    AgentError,
+    EngineError,
+    ImageError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxNotFoundError,
+    SandboxResourceError,
+    SandboxTimeoutError,
+    SpecError,
+)
+from atoll.guest.failures import PartialCopyError
+from atoll.manager import ConflictError, LimitReachedError, ManagerClosedError, StateError
+from atoll.service import (
+    ForbiddenError,
+    KeyNotFoundError,
+    NotAuthenticatedError,
+    RateLimitedError,
+    SandboxSpecNotFoundError,
+    UserNotFoundError,
+)
+from atoll.store import AlreadyThereError, StoreError
+
+_log = logging.getLogger(__name__)
+MEDIA_TYPE = "application/problem+json"
+
+_STATUS: tuple[tuple[type[SandboxError], int], ...] = (
+    (NotAuthenticatedError, 401),
+    (ForbiddenError, 403),
+    (SandboxNotFoundError, 404),
+    (SandboxSpecNotFoundError, 404),
+    (UserNotFoundError, 404),
+    (KeyNotFoundError, 404),
+    (ConflictError, 409),
+    (AlreadyThereError, 409),
+    (SandboxGoneError, 410),
+    (SpecError, 422),
+    (ImageError, 422),
+    (LimitReachedError, 429),
+    (RateLimitedError, 429),
+    (ManagerClosedError, 503),
+    (StateError, 503),
+    (StoreError, 503),
+    (AgentError, 503),
+    (EngineError, 503),
+    (SandboxTimeoutError, 504),
+    (SandboxResourceError, 507),
+)
+_OF_FILES = {
+    errno.ENOENT: (404, "file_not_found"),
+    errno.ESRCH: (404, "not_running"),
+    errno.EACCES: (403, "permission_denied"),
+    errno.EPERM: (403, "permission_denied"),
+    errno.EROFS: (403, "permission_denied"),
+    errno.EEXIST: (409, "file_exists"),
+    errno.ENOTDIR: (409, "not_a_directory"),
+    errno.EISDIR: (409, "is_a_directory"),
+    errno.ENOTEMPTY: (409, "not_empty"),
+    errno.EBUSY: (409, "busy"),
+    errno.ESTALE: (409, "taken_over"),
+    errno.EPIPE: (409, "input_closed"),
+    errno.EXDEV: (409, "other_file_system"),
+    errno.ECONNREFUSED: (409, "connection_refused"),
+    errno.ENOSPC: (507, "disk_full"),
+    errno.EDQUOT: (507, "disk_full"),
+}
+_TITLES = {
+    400: "Bad request",
+    401: "Not authenticated",
+    403: "Forbidden",
+    404: "Not found",
+    405: "Method not allowed",
+    408: "Too slow",
+    409: "Conflict",
+    410: "Gone",
+    413: "Too large",
+    415: "Unsupported media type",
+    416: "Range not satisfiable",
+    422: "Unprocessable",
+    429: "Too many",
+    500: "Server error",
+    503: "Unavailable",
+    504: "Timeout",
+    507: "No room",
+}
+
+
+class Problem(BaseModel):
+    """What went wrong. `code` is stable; `detail` and `hint` are for people."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    hint: str | None = None
+    cause: str | None = None
+    errors: list[dict[str, Any]] | None = None
+
+
+def problem(status: int, code: str, detail: str, **more: object) -> Problem:
+    title = _TITLES.get(status, "Error")
+    return Problem.model_validate(
+        {"type": f"urn:atoll:{code}", "title": title, "status": status, "code": code, "detail": detail, **more}
+    )
+
+
+def of(error: BaseException) -> Problem:
+    """Every error that can leave a route, also one of a stream that has begun."""
+    if isinstance(error, SandboxError):
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+        cause = error.cause if isinstance(error, SandboxGoneError) else None
+        return problem(status, error.code, error.reason, hint=error.hint, cause=str(cause) if cause else None)
+    if isinstance(error, PartialCopyError):
+        return problem(409, "partial_copy", str(error))
+    if isinstance(error, OSError):
+        status, code = _OF_FILES.get(error.errno or 0, (422, "refused"))
+        return problem(status, code, _os_words(error))
+    if isinstance(error, HTTPException):
+        codes = {404: "no_such_route", 405: "method_not_allowed", 413: "too_large", 408: "too_slow", 416: "bad_range"}
+        return problem(error.status_code, codes.get(error.status_code, "bad_request"), str(error.detail))
+    if isinstance(error, ValueError):
+        return problem(422, "invalid_request", str(error) or "the request makes no sense")
+    _log.error("a request failed", exc_info=error)
+    return problem(500, "server_error", "the server failed; its log says more")
+
+
+def respond(error: BaseException) -> JSONResponse:
+    body = of(error)
+    headers: dict[str, str] = {}
+    if body.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RateLimitedError):
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    elif body.status in (429, 503):
+        headers["Retry-After"] = "1"
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= dict(error.headers)
+    return JSONResponse(body.model_dump(exclude_none=True), body.status, headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        return respond(error)
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        found = [_plain(detail) for detail in error.errors()[:20]]
+        malformed = any(detail["type"] == "json_invalid" for detail in found)
+        first = f"{found[0]['where']}: {found[0]['message']}" if found else "the request makes no sense"
+        status, code = (400, "malformed_json") if malformed else (422, "invalid_request")
+        body = problem(status, code, first, errors=found)
+        return JSONResponse(body.model_dump(exclude_none=True), status, media_type=MEDIA_TYPE)
+
+    for kind in (SandboxError, OSError, ValueError, HTTPException, Exception):
+        app.add_exception_handler(kind, failed)
+    app.add_exception_handler(RequestValidationError, invalid)
+
+
+def _plain(detail: Mapping[str, Any]) -> dict[str, str]:
+    where = ".".join(str(part) for part in detail["loc"])
+    return {"type": str(detail["type"]), "where": where, "message": str(detail["msg"])}
+
+
+def _os_words(error: OSError) -> str:
+    words = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+    return f"{words}: {error.filename}" if error.filename else words
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": _TITLES[status], "model": Problem, "content": {MEDIA_TYPE: {}}}
+    for status in (400, 401, 403, 404, 408, 409, 410, 413, 422, 429, 500, 503, 504, 507)
+}
+"""What any route may answer besides what it promises."""

@@ -1,0 +1,73 @@
+"""HTTP connections that cannot be held open or filled for nothing: headers have a deadline and a size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_HEADERS_S = 20.0
+_MOST_BYTES = 64 << 10
+_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """As uvicorn's own. From the first byte of a connection or request its headers have `_HEADERS_S` to be complete."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _header_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_came()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._await_headers()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._headers_came()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is not None:  # also what is not a whole header yet
+            self._header_bytes += len(data) if len(data) < _MOST_BYTES else 0
+            if self._header_bytes > 2 * _MOST_BYTES:
+                self._refuse(_LARGE)
+                return
+        super().data_received(data)
+
+    def _await_headers(self) -> None:
+        self._headers_came()
+        self._header_bytes = 0
+        self._deadline = self.loop.call_later(_HEADERS_S, self._refuse, _SLOW)
+
+    def _headers_came(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > _MOST_BYTES:
+            self._refuse(_LARGE)
+
+    def _refuse(self, answer: bytes) -> None:
+        self._headers_came()
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()

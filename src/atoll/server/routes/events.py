@@ -1,0 +1,112 @@
+"""What happened: polled from a cursor, or as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel
+
+from atoll.manager import Act, Event
+from atoll.model import Cause, State
+from atoll.server.auth import Reader, Services_
+from atoll.server.streaming import NDJSON, SSE, EventStream, Happening
+
+router = APIRouter(prefix="/events", tags=["events"])
+Number = Annotated[int, Query(ge=0, le=1 << 53)]
+SandboxQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+_LOOK_EVERY_S = 0.25
+
+
+class EventInfo(BaseModel):
+    """A change of a sandbox. Ask for what comes `after` its number."""
+
+    number: int
+    at: datetime
+    sandbox_id: str
+    before: State
+    after: State
+    act: Act | None
+    cause: Cause | None
+    reason: str
+
+
+class EventPage(BaseModel):
+    items: list[EventInfo]
+    next_after: int
+    """Where to go on; the same as before if nothing happened."""
+
+
+@router.get("", operation_id="list_events")
+async def events(
+    caller: Reader,
+    services: Services_,
+    after: Number = 0,
+    sandbox_id: SandboxQuery = None,
+    limit: Annotated[int, Query(gt=0, le=1000)] = 100,
+) -> EventPage:
+    """The caller's events, oldest first."""
+    found, following = await services.sandboxes.events(caller, after=after, sandbox_id=sandbox_id, limit=limit)
+    return EventPage(items=[_info(event) for event in found], next_after=following)
+
+
+@router.get(
+    "/stream",
+    operation_id="stream_events",
+    response_class=EventStream,
+    responses={
+        200: {
+            "description": "One event after another.",
+            "content": {NDJSON: {"schema": {"type": "string"}}, SSE: {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def stream(
+    caller: Reader,
+    services: Services_,
+    request: Request,
+    after: Annotated[int | None, Query(ge=0, le=1 << 53, description="Default: from now on.")] = None,
+    sandbox_id: SandboxQuery = None,
+    last: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=1 << 53)] = None,
+) -> EventStream:
+    """As they happen. A browser that reconnects goes on where it was."""
+    start = last if last is not None else after
+    if start is None:
+        start = await _latest(services)
+    if sandbox_id is not None:
+        await services.sandboxes.events(caller, after=start, sandbox_id=sandbox_id, limit=1)
+
+    async def happening() -> AsyncGenerator[Happening, None]:
+        position = start
+        with services.figures.stream("events"):
+            while True:
+                found, position = await services.sandboxes.events(caller, after=position, sandbox_id=sandbox_id)
+                for event in found:
+                    yield {**_info(event).model_dump(mode="json"), "type": "event", "id": event.number}
+                if not found:
+                    await asyncio.sleep(_LOOK_EVERY_S)
+
+    return EventStream(request, happening())
+
+
+async def _latest(services: Services_) -> int:
+    position = 0
+    while batch := await services.manager.events(after=position, limit=10_000):
+        position = batch[-1].number
+    return position
+
+
+def _info(event: Event) -> EventInfo:
+    return EventInfo(
+        number=event.number,
+        at=datetime.fromtimestamp(event.at, UTC),
+        sandbox_id=event.sandbox_id,
+        before=event.before,
+        after=event.after,
+        act=event.act,
+        cause=event.cause,
+        reason=event.reason,
+    )

@@ -1,0 +1,172 @@
+"""Sandboxes: find, start, pause, resume, extend, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Header, Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from atoll.engines.base import LimitReporting
+from atoll.errors import SandboxNotFoundError
+from atoll.server.auth import Manager, Reader, SandboxReader, Services_
+from atoll.service import SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
+from atoll.service.models import Lifetime, SandboxSettings
+
+router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
+SandboxId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The id of the sandbox.")]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[\x21-\x7e]{1,200}$",
+        description="Repeat a request with the same key as often as you like: it is done once.",
+    ),
+]
+PageId = Annotated[str | None, Query(max_length=256, description="`next_page_id` of the page before.")]
+Limit = Annotated[int, Query(gt=0, le=100)]
+
+
+class Usage(BaseModel):
+    """Resources in use; null for what the engine cannot know."""
+
+    memory_bytes: int | None
+    cpu_s: float | None
+    pids: int | None
+    disk_bytes: int | None
+    oom_kills: int | None = None
+    pids_refused: int | None = None
+    disk_full: bool | None = None
+
+
+class Expiry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    lifetime_s: Lifetime
+    """So long from now on."""
+
+
+class PauseOld(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    max_num_sandboxes: Annotated[int, Field(gt=0)]
+
+
+@router.get("/search", operation_id="search_sandboxes")
+async def search(
+    caller: Reader,
+    services: Services_,
+    page_id: PageId = None,
+    limit: Limit = 100,
+    status: SandboxStatus | None = None,
+    name: Annotated[str | None, Query(max_length=128)] = None,
+    label: Annotated[list[str] | None, Query(max_length=16, description="`NAME=VALUE`; all must match.")] = None,
+    ended: Annotated[bool, Query(description="Those that are gone, with their causes.")] = False,
+) -> SandboxPage:
+    """The caller's sandboxes, the newest first."""
+    labels = dict(_pair(text) for text in label or ())
+    return await services.sandboxes.search_sandboxes(
+        caller, page_id, limit, status=status, name=name, labels=labels, ended=ended
+    )
+
+
+@router.get("", operation_id="batch_get_sandboxes")
+async def batch_get(
+    caller: Reader, services: Services_, id: Annotated[list[str], Query(min_length=1, max_length=100)]
+) -> list[SandboxInfo | None]:
+    """Several at once, in the order asked for; null for what is not there."""
+    return await services.sandboxes.batch_get_sandboxes(caller, id)
+
+
+@router.post("", operation_id="start_sandbox")
+async def start(
+    caller: Manager,
+    services: Services_,
+    sandbox_spec_id: Annotated[str | None, Query(max_length=128)] = None,
+    wanted: Annotated[SandboxStart | None, Body()] = None,
+    key: IdempotencyKey = None,
+) -> SandboxInfo:
+    """Start a sandbox of a spec, of the default one, or as `settings` say. Answers when it runs."""
+    wanted = wanted or SandboxStart()
+    if sandbox_spec_id is not None:
+        if wanted.sandbox_spec_id not in (None, sandbox_spec_id):
+            raise ValueError("sandbox_spec_id in the query and in the body differ")
+        wanted = wanted.model_copy(update={"sandbox_spec_id": sandbox_spec_id})
+    return await services.sandboxes.start_sandbox(caller, wanted, key=key)
+
+
+@router.post("/pause-old", operation_id="pause_old_sandboxes")
+async def pause_old(caller: Manager, services: Services_, wanted: PauseOld) -> list[str]:
+    """Pause the oldest that run until so many are left; the ids of those paused."""
+    return await services.sandboxes.pause_old_sandboxes(caller, wanted.max_num_sandboxes)
+
+
+@router.get("/{sandbox_id}", operation_id="get_sandbox")
+async def get(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> SandboxInfo:
+    """One sandbox as it is now. 410 with the cause if it has ended."""
+    return await services.sandboxes.describe(caller, sandbox_id)
+
+
+@router.post("/{sandbox_id}/pause", operation_id="pause_sandbox")
+async def pause(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
+    """Stop its processes where they are. May be repeated."""
+    return _found(await services.sandboxes.pause_sandbox(caller, sandbox_id), sandbox_id)
+
+
+@router.post("/{sandbox_id}/resume", operation_id="resume_sandbox")
+async def resume(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
+    """Let them go on. Any use does that too."""
+    return _found(await services.sandboxes.resume_sandbox(caller, sandbox_id), sandbox_id)
+
+
+@router.delete("/{sandbox_id}", operation_id="delete_sandbox")
+async def delete(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
+    """Delete it and everything in it."""
+    return _found(await services.sandboxes.delete_sandbox(caller, sandbox_id), sandbox_id)
+
+
+@router.get("/{sandbox_id}/wait", operation_id="wait_for_sandbox_running")
+async def wait(
+    caller: SandboxReader,
+    services: Services_,
+    sandbox_id: SandboxId,
+    timeout: Annotated[float, Query(gt=0, le=600)] = 120,
+) -> SandboxInfo:
+    """Answers when it runs; 410 if it ends instead, 504 if it takes longer."""
+    return await services.sandboxes.wait_for_sandbox_running(caller, sandbox_id, timeout)
+
+
+@router.put("/{sandbox_id}/expiry", operation_id="extend_sandbox")
+async def extend(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: Expiry) -> SandboxInfo:
+    """How long it may live from now on, used or not."""
+    return await services.sandboxes.extend(caller, sandbox_id, wanted.lifetime_s)
+
+
+@router.get("/{sandbox_id}/settings", operation_id="sandbox_settings")
+async def settings(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> SandboxSettings:
+    """What it was made from."""
+    return await services.sandboxes.settings(caller, sandbox_id)
+
+
+@router.get("/{sandbox_id}/stats", operation_id="sandbox_stats")
+async def stats(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> Usage:
+    """Resources in use, and how often its limits were hit."""
+    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+    found = await sandbox.stats()
+    usage = Usage(memory_bytes=found.memory_bytes, cpu_s=found.cpu_s, pids=found.pids, disk_bytes=found.disk_bytes)
+    engine = await sandbox._the_engine()
+    if isinstance(engine, LimitReporting):
+        hit = await engine.limit_events(sandbox._created())
+        usage.oom_kills, usage.pids_refused, usage.disk_full = hit.oom_kills, hit.pids_refused, hit.disk_full
+    return usage
+
+
+def _found(done: bool, sandbox_id: str) -> Success:
+    if not done:
+        raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
+    return Success()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError("a label is NAME=VALUE")
+    return name, value

@@ -1,0 +1,138 @@
+"""WebSockets into a sandbox: a terminal, and the byte stream of its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, WebSocket, WebSocketDisconnect
+
+from atoll.errors import SandboxError
+from atoll.server.auth import admit, services_of, subprotocol
+from atoll.server.problems import respond
+from atoll.server.services import Services
+from atoll.service import Caller, Scope
+from atoll.terminal import AsyncTerminal
+
+router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["sockets"])
+_CHUNK = 256 << 10
+_ENDED = 1000
+_FAILED = 1011
+
+
+@router.websocket("/terminal")
+async def terminal(
+    websocket: WebSocket,
+    sandbox_id: str,
+    rows: Annotated[int, Query(ge=1, le=1000)] = 24,
+    columns: Annotated[int, Query(ge=1, le=1000)] = 80,
+    command: Annotated[str | None, Query(max_length=4096)] = None,
+) -> None:
+    """A program (default: a shell) on a terminal of its own. Binary messages are what is typed and what is shown; text
+    messages are JSON: `{"resize": [rows, columns]}` from the client, `{"exit": code}` at the end."""
+    async with _admitted(websocket) as admitted:
+        if admitted is None:
+            return
+        caller, services = admitted
+        try:
+            sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+            opened = await sandbox.open_terminal(command, rows=rows, columns=columns)
+        except (SandboxError, OSError, ValueError) as error:
+            await websocket.send_denial_response(respond(error))
+            return
+        await websocket.accept(subprotocol(websocket))
+        with services.figures.stream("terminal"):
+            try:
+                async with sandbox.use():
+                    await _until_first(_show(websocket, opened), _type(websocket, opened))
+            finally:
+                await opened.kill()
+
+
+@router.websocket("/agent")
+async def agent(websocket: WebSocket, sandbox_id: str) -> None:
+    """The byte stream to the sandbox's agent, as binary messages: what the SDK speaks. A message means nothing by
+    itself, only the bytes do."""
+    async with _admitted(websocket) as admitted:
+        if admitted is None:
+            return
+        caller, services = admitted
+        try:
+            sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+            stream = await sandbox.connect_agent()
+        except (SandboxError, OSError, ValueError) as error:
+            await websocket.send_denial_response(respond(error))
+            return
+        with contextlib.closing(stream), services.figures.stream("agent"):
+            await websocket.accept(subprotocol(websocket))
+            await _until_first(_from_agent(websocket, stream), _to_agent(websocket, stream))
+            with contextlib.suppress(RuntimeError):
+                await websocket.close(_ENDED)
+
+
+@asynccontextmanager
+async def _admitted(websocket: WebSocket) -> AsyncIterator[tuple[Caller, Services] | None]:
+    caller = await admit(websocket, Scope.USE)
+    if caller is None:
+        yield None
+        return
+    with contextlib.suppress(WebSocketDisconnect):
+        yield caller, services_of(websocket)
+
+
+async def _until_first(*work: Coroutine[Any, Any, None]) -> None:
+    """Run both until one ends; the other is cancelled."""
+    tasks = [asyncio.create_task(part) for part in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception) and not isinstance(result, OSError | WebSocketDisconnect | SandboxError):
+            raise result
+
+
+async def _show(websocket: WebSocket, opened: AsyncTerminal) -> None:
+    async for data in opened:
+        await websocket.send_bytes(data)
+    await websocket.send_text(json.dumps({"exit": await opened.wait()}))
+    await websocket.close(_ENDED)
+
+
+async def _type(websocket: WebSocket, opened: AsyncTerminal) -> None:
+    while True:
+        message = await websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        if (data := message.get("bytes")) is not None:
+            with contextlib.suppress(BrokenPipeError):
+                await opened.write(data)
+            continue
+        try:
+            rows, columns = json.loads(message["text"])["resize"]
+            await opened.resize(int(rows), int(columns))
+        except (ValueError, KeyError, TypeError):
+            await websocket.close(_FAILED, "a text message is {'resize': [rows, columns]}")
+            return
+
+
+async def _from_agent(websocket: WebSocket, stream: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while data := await loop.sock_recv(stream, _CHUNK):
+        await websocket.send_bytes(data)
+
+
+async def _to_agent(websocket: WebSocket, stream: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        message = await websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        await loop.sock_sendall(stream, message.get("bytes") or b"")

@@ -1,0 +1,89 @@
+"""What the routes work with, put together when the server starts and taken apart when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.command import AsyncCommand
+from atoll.engines import registry
+from atoll.engines.base import Engine
+from atoll.manager import SandboxManager
+from atoll.server.metrics import Figures
+from atoll.server.secret import load_secret
+from atoll.server.settings import ServerSettings
+from atoll.service import Identities, SandboxService, SandboxSpecService
+from atoll.service.keys import TokenRules
+from atoll.service.rate import RateLimiter
+from atoll.service.session_keys import SessionKeys
+from atoll.settings import Settings, owned_directory
+from atoll.store import Store
+
+
+@dataclass(slots=True)
+class Services:
+    settings: ServerSettings
+    engine: Engine
+    store: Store
+    manager: SandboxManager
+    identities: Identities
+    specs: SandboxSpecService
+    sandboxes: SandboxService
+    rate: RateLimiter
+    figures: Figures = field(default_factory=Figures)
+    followed: dict[str, AsyncCommand] = field(default_factory=dict)
+    """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
+    first_key: str | None = None
+    """Of the administrator, at the first run only."""
+
+
+@asynccontextmanager
+async def services(settings: ServerSettings, installation: Settings | None = None) -> AsyncIterator[Services]:
+    owned_directory(settings.state_dir, 0o700)
+    secret = load_secret(settings.secret_path)
+    store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
+    installation = installation or Settings.load()
+    chosen = settings.engine
+    engine = registry.auto(installation)[0] if chosen == "auto" else registry.get(chosen, installation)
+    manager = SandboxManager(
+        settings.max_num_sandboxes,
+        settings.close_delay,
+        min(300.0, settings.close_delay),
+        engine=engine,
+        settings=installation,
+        state_dir=settings.state_dir / "manager",
+        at_cap=settings.at_cap,
+        max_lifetime=settings.max_lifetime_s,
+        at_exit="keep" if settings.keep_sandboxes else "delete",
+    )
+    try:
+        await store.open()
+        await manager.start()
+        identities = Identities(store, secret, _token_rules(settings))
+        specs = SandboxSpecService(store, manager, settings.default_spec_id)
+        await specs.prepare()
+        sandboxes = SandboxService(manager, specs, SessionKeys(secret), public_url=settings.public_url)
+        rate = RateLimiter(settings.requests_per_s)
+        made = Services(settings, engine, store, manager, identities, specs, sandboxes, rate)
+        made.first_key = await identities.first_run()
+        try:
+            yield made
+        finally:
+            await specs.aclose()
+    finally:
+        await manager.cleanup(drain=0.0, timeout=30.0)
+        await engine.aclose()
+        await store.aclose()
+
+
+def _token_rules(settings: ServerSettings) -> TokenRules:
+    key_file: Path | None = settings.jwt_public_key_file
+    return TokenRules(
+        algorithm=settings.jwt_algorithm,
+        audience=settings.jwt_audience,
+        issuer=settings.jwt_issuer,
+        public_key=key_file.read_text() if key_file else None,
+        jwks_url=settings.jwt_jwks_url,
+    )

@@ -1,0 +1,106 @@
+"""What the administrator of a server decides: from a TOML file and the environment, which has the last word."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from atoll.errors import SpecError
+from atoll.settings import Settings
+
+PREFIX = "ATOLL_"
+
+
+class ServerSettings(BaseModel):
+    """Each can be given as `name = value` in the table `[server]`, or as ATOLL_NAME in the environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="The address to listen on.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8420, description="The port to listen on; 0: any that is free.")
+    state_dir: Path = Field(description="Where the server keeps its secret, its database and the manager's journal.")
+    database_url: str | None = Field(
+        None, description="postgresql://USER@HOST/NAME; without it SQLite in the state directory."
+    )
+    engine: str = Field("auto", description="Which engine makes the sandboxes.")
+    public_url: str = Field("", description="Where clients reach this server, for the URLs of exposed ports.")
+    default_spec_id: str = Field("default", description="The spec of a sandbox that names none.")
+    max_num_sandboxes: Annotated[int, Field(ge=1)] = Field(100, description="The most sandboxes, of all users.")
+    at_cap: Literal["refuse", "pause"] = Field(
+        "refuse", description="When there are so many: refuse, or pause the one that was idle longest."
+    )
+    close_delay: Annotated[float, Field(gt=0)] = Field(
+        3600, description="A sandbox that nobody used for so many seconds is deleted."
+    )
+    max_lifetime_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="No sandbox lives longer than so many seconds."
+    )
+    keep_sandboxes: bool = Field(True, description="Whether sandboxes outlive the server and are adopted by the next.")
+    timeout: Annotated[float, Field(gt=0)] = Field(120, description="Seconds for a command that names none.")
+    requests_per_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="For each user who has no rate of their own."
+    )
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 << 20, description="The largest body of a request.")
+    max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(4 << 30, description="The largest file or tree.")
+    slow_s: Annotated[float, Field(gt=0)] = Field(
+        30, description="A client that sends nothing for so long in the middle of a request is given up."
+    )
+    drain_s: Annotated[float, Field(ge=0)] = Field(10, description="After SIGTERM what is under way has so long.")
+    jwt_algorithm: Literal["HS256", "RS256", "ES256"] = Field("HS256", description="The one that tokens must have.")
+    jwt_audience: str = Field("atoll", description="The audience that tokens must name.")
+    jwt_issuer: str | None = Field(None, description="The issuer that tokens must name.")
+    jwt_public_key_file: Path | None = Field(None, description="With RS256 or ES256: the key, as PEM.")
+    jwt_jwks_url: str | None = Field(None, description="With RS256 or ES256: where the provider lists its keys.")
+    cors_origins: list[str] = Field([], description="Web pages of these origins may use the server.")
+
+    @classmethod
+    def load(
+        cls, environ: Mapping[str, str] | None = None, *, file: Path | None = None, **given: object
+    ) -> ServerSettings:
+        """The file is ATOLL_CONFIG, or /etc/atoll/server.toml if there is one. Raises SpecError."""
+        environ = os.environ if environ is None else environ
+        values = _from_file(file or _customary(environ))
+        for name in cls.model_fields:
+            text = environ.get(PREFIX + name.upper())
+            if text:
+                values[name] = [part.strip() for part in text.split(",")] if name == "cors_origins" else text
+        values |= {name: value for name, value in given.items() if value is not None}
+        values.setdefault("state_dir", Settings.load(environ).data_dir / "server")
+        try:
+            settings = cls(**values)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            where = ".".join(str(part) for part in detail["loc"])
+            raise SpecError(f"Invalid server configuration: {where}: {detail['msg']}") from error
+        if settings.jwt_algorithm != "HS256" and not (settings.jwt_public_key_file or settings.jwt_jwks_url):
+            raise SpecError(f"{settings.jwt_algorithm} needs jwt_public_key_file or jwt_jwks_url")
+        return settings
+
+    @property
+    def secret_path(self) -> Path:
+        return self.state_dir / "secret"
+
+
+def _customary(environ: Mapping[str, str]) -> Path | None:
+    named = environ.get("ATOLL_CONFIG")
+    if named:
+        return Path(named)
+    usual = Path("/etc/atoll/server.toml")
+    return usual if usual.exists() else None
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        table = tomllib.loads(path.read_text()).get("server", {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"the configuration '{path}' cannot be read: {error}") from error
+    if not isinstance(table, dict):
+        raise SpecError(f"'server' in '{path}' is not a table")
+    return table

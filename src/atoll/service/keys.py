@@ -1,0 +1,246 @@
+"""Keys and tokens: making them, and finding out who holds one.
+
+An API key is `atoll_ID_SECRET`; only the hash of the secret is stored, which is enough for a secret of 256 random bits.
+A token is a JWT. Its algorithm is fixed by the server's settings, never taken from the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import jwt
+
+from atoll.service.identity import ORDINARY, Caller, Scope
+from atoll.service.refusals import ForbiddenError, KeyNotFoundError, NotAuthenticatedError, UserNotFoundError
+from atoll.store import AlreadyThereError, ApiKey, Quotas, Role, Store, User
+
+_PREFIX = "atoll_"
+_REMEMBER_S = 5.0
+_MOST_REMEMBERED = 10_000
+_LONGEST = 8192
+_LEEWAY_S = 5
+ADMIN_USER = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """How tokens are checked: with a secret of our own (HS256), or with the public keys of an identity provider."""
+
+    algorithm: str = "HS256"
+    audience: str = "atoll"
+    issuer: str | None = None
+    public_key: str | None = None
+    jwks_url: str | None = None
+    max_lifetime_s: float = 86400.0
+
+
+class Identities:
+    """Who holds a credential. What was found out is remembered for some seconds, and forgotten when anything changes
+    here, so a key that is revoked on this server is refused at once, and elsewhere within those seconds."""
+
+    def __init__(self, store: Store, secret: bytes, rules: TokenRules | None = None) -> None:
+        self._store = store
+        self._secret = hashlib.sha256(b"atoll tokens\0" + secret).digest()
+        self._rules = rules or TokenRules()
+        self._known: dict[bytes, tuple[float, float, Caller]] = {}
+        self._provider = jwt.PyJWKClient(self._rules.jwks_url, timeout=10) if self._rules.jwks_url else None
+
+    # --- finding out ----------------------------------------------------------------------------------------------
+
+    async def caller(self, credential: str) -> Caller:
+        """Raises NotAuthenticatedError."""
+        if len(credential) > _LONGEST:
+            raise _not_good()
+        mark = hashlib.sha256(credential.encode(errors="surrogateescape")).digest()
+        found = self._known.get(mark)
+        if found is not None and found[0] > time.monotonic() and found[1] > time.time():
+            return found[2]
+        is_key = credential.startswith(_PREFIX)
+        caller, expires = await (self._by_key(credential) if is_key else self._by_token(credential))
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        self._known[mark] = (time.monotonic() + _REMEMBER_S, expires, caller)
+        return caller
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    async def _by_key(self, text: str) -> tuple[Caller, float]:
+        key_id, _, secret = text.removeprefix(_PREFIX).partition("_")
+        key = await self._store.key(key_id) if key_id.isalnum() and len(key_id) <= 32 else None
+        good = hmac.compare_digest(_hash(secret), key.hash if key is not None else bytes(32))
+        if key is None or not good:
+            raise _not_good()
+        self._check_key(key)
+        caller = await self._of(key.user_id, {Scope(scope) for scope in key.scopes}, key.id)
+        return caller, key.expires_at.timestamp() if key.expires_at else float("inf")
+
+    async def _by_token(self, token: str) -> tuple[Caller, float]:
+        claims = await self._claims(token)
+        scopes = _scopes_in(claims)
+        key_id = claims.get("key")
+        if key_id is not None:
+            key = await self._store.key(str(key_id))
+            if key is None:
+                raise _not_good()
+            self._check_key(key)
+            scopes &= {Scope(scope) for scope in key.scopes}
+        user_id = claims["sub"]
+        if self._rules.algorithm != "HS256" and isinstance(user_id, str):
+            await self._welcome(user_id)
+        return await self._of(str(user_id), scopes, str(key_id) if key_id else None), float(claims["exp"])
+
+    async def _claims(self, token: str) -> dict[str, Any]:
+        rules = self._rules
+        try:
+            key: Any = self._secret
+            if self._provider is not None:
+                key = (await asyncio.to_thread(self._provider.get_signing_key_from_jwt, token)).key
+            elif rules.algorithm != "HS256":
+                key = rules.public_key
+            return jwt.decode(
+                token,
+                key,
+                algorithms=[rules.algorithm],
+                audience=rules.audience,
+                issuer=rules.issuer,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp", "sub", "aud"]},
+            )
+        except jwt.ExpiredSignatureError as error:
+            raise NotAuthenticatedError("the token has expired", hint="Get a new one.") from error
+        except (jwt.PyJWTError, ValueError) as error:
+            raise _not_good() from error
+
+    def _check_key(self, key: ApiKey) -> None:
+        if key.revoked_at is not None:
+            raise NotAuthenticatedError("the key was revoked")
+        if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
+            raise NotAuthenticatedError("the key has expired")
+
+    async def _of(self, user_id: str, scopes: Iterable[Scope], key_id: str | None) -> Caller:
+        user = await self._store.user(user_id)
+        if user is None or user.disabled_at is not None:
+            raise _not_good()
+        allowed = ORDINARY | ({Scope.ADMIN} if user.role is Role.ADMIN else set())
+        return Caller(user.id, frozenset(scopes) & allowed, user.quotas, key_id=key_id)
+
+    async def _welcome(self, user_id: str) -> None:
+        """Whom the identity provider knows is a user here, without any role."""
+        if await self._store.user(user_id) is None:
+            try:
+                await self._store.add_user(User(id=user_id, created_at=datetime.now(UTC)))
+            except AlreadyThereError:
+                return
+
+    # --- making ---------------------------------------------------------------------------------------------------
+
+    async def first_run(self) -> str | None:
+        """An administrator and a key for them, if there is no user at all. The only time the key is seen."""
+        if await self._store.users(limit=1):
+            return None
+        await self._store.add_user(User(id=ADMIN_USER, role=Role.ADMIN, created_at=datetime.now(UTC)))
+        _, text = await self._make_key(ADMIN_USER, "first", frozenset(Scope), None)
+        return text
+
+    async def create_key(
+        self, caller: Caller, *, user_id: str | None, name: str, scopes: frozenset[Scope], expires_at: datetime | None
+    ) -> tuple[ApiKey, str]:
+        """The key, and its text, which is never seen again. It can do no more than the caller."""
+        whose = user_id or caller.user_id
+        if whose != caller.user_id and not caller.is_admin:
+            raise ForbiddenError("only administrators make keys for others")
+        if not scopes <= caller.scopes:
+            raise ForbiddenError(f"a key cannot have more scopes than its maker: {', '.join(sorted(caller.scopes))}")
+        if expires_at is not None and expires_at <= datetime.now(UTC):
+            raise ValueError("a key cannot have expired before it is made")
+        if await self._store.user(whose) is None:
+            raise UserNotFoundError(f"there is no user {whose!r}")
+        return await self._make_key(whose, name, scopes, expires_at)
+
+    async def revoke_key(self, caller: Caller, key_id: str) -> None:
+        if not await self._store.revoke_key(key_id, caller.owner):
+            raise KeyNotFoundError(f"there is no key {key_id[:64]!r}")
+        self.forget()
+
+    async def keys(self, caller: Caller) -> list[ApiKey]:
+        return await self._store.keys(caller.owner)
+
+    def create_token(self, caller: Caller, *, scopes: frozenset[Scope], lifetime_s: float) -> tuple[str, datetime]:
+        """For a while, with no more scopes than the caller; it ends with the key that it was made with."""
+        if self._rules.algorithm != "HS256":
+            raise ForbiddenError("tokens come from the identity provider")
+        if not scopes <= caller.scopes:
+            raise ForbiddenError(f"a token cannot have more scopes than its maker: {', '.join(sorted(caller.scopes))}")
+        now = datetime.now(UTC)
+        expires = now + timedelta(seconds=min(lifetime_s, self._rules.max_lifetime_s))
+        claims: dict[str, object] = {
+            "sub": caller.user_id,
+            "aud": self._rules.audience,
+            "iat": now,
+            "exp": expires,
+            "scope": " ".join(sorted(scopes)),
+        }
+        if caller.key_id is not None:
+            claims["key"] = caller.key_id
+        if self._rules.issuer is not None:
+            claims["iss"] = self._rules.issuer
+        return jwt.encode(claims, self._secret, algorithm="HS256"), expires
+
+    async def create_user(self, user_id: str, role: Role, quotas: Quotas) -> User:
+        user = User(id=user_id, role=role, quotas=quotas, created_at=datetime.now(UTC))
+        await self._store.add_user(user)
+        return user
+
+    async def change_user(
+        self, user_id: str, *, role: Role | None, quotas: Quotas | None, disabled: bool | None
+    ) -> User:
+        if not await self._store.change_user(user_id, role=role, quotas=quotas, disabled=disabled):
+            raise UserNotFoundError(f"there is no user {user_id[:128]!r}")
+        self.forget()
+        user = await self._store.user(user_id)
+        assert user is not None
+        return user
+
+    async def users(self, after: str, limit: int) -> list[User]:
+        return await self._store.users(after=after, limit=limit)
+
+    async def _make_key(
+        self, user_id: str, name: str, scopes: frozenset[Scope], expires_at: datetime | None
+    ) -> tuple[ApiKey, str]:
+        key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+        key = ApiKey(
+            id=key_id,
+            user_id=user_id,
+            name=name,
+            hash=_hash(secret),
+            scopes=tuple(sorted(scopes)),
+            created_at=datetime.now(UTC),
+            expires_at=expires_at,
+        )
+        await self._store.add_key(key)
+        return key, f"{_PREFIX}{key_id}_{secret}"
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
+
+
+def _scopes_in(claims: dict[str, Any]) -> set[Scope]:
+    """Of the claim `scope`; without it what a user ordinarily has. Words that are not ours mean nothing here."""
+    words = claims.get("scope")
+    if not isinstance(words, str):
+        return set(ORDINARY)
+    return {Scope(word) for word in words.split() if word in set(Scope)}
+
+
+def _not_good() -> NotAuthenticatedError:
+    return NotAuthenticatedError("the credential is not good", hint="Send 'Authorization: Bearer' with a key or token.")

@@ -1,0 +1,153 @@
+"""The values that the service takes and gives, as they go over the wire."""
+
+from __future__ import annotations
+
+import enum
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from atoll.model import Cause, Limits, SandboxSpec, State, Volume
+
+Text = Annotated[str, Field(max_length=4096)]
+Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
+Labels = Annotated[dict[str, str], Field(max_length=64)]
+Lifetime = Annotated[float, Field(gt=0, le=10 * 365 * 86400)]
+SpecId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class SandboxStatus(enum.StrEnum):
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    ERROR = "ERROR"
+    """It has ended by itself, or its engine cannot say how it is; `cause` and `reason` say more."""
+    MISSING = "MISSING"
+    """It is gone."""
+
+
+STATUS = {
+    State.STARTING: SandboxStatus.STARTING,
+    State.RUNNING: SandboxStatus.RUNNING,
+    State.PAUSED: SandboxStatus.PAUSED,
+    State.STOPPED: SandboxStatus.ERROR,
+    State.ERROR: SandboxStatus.ERROR,
+    State.MISSING: SandboxStatus.MISSING,
+}
+
+
+class ExposedPort(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$")]
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+class ExposedUrl(BaseModel):
+    """Where something that listens in the sandbox can be reached, with the rights of the sandbox."""
+
+    name: str
+    url: str
+    port: int
+
+
+class SandboxInfo(BaseModel):
+    id: str
+    created_by_user_id: str | None
+    sandbox_spec_id: str
+    status: SandboxStatus
+    session_api_key: str | None
+    """Sent as X-Session-API-Key it stands for this sandbox alone. Only while it is RUNNING."""
+    exposed_urls: list[ExposedUrl] | None = []
+    created_at: datetime
+    name: str | None = None
+    labels: dict[str, str] = {}
+    state: State
+    """As the manager knows it: tells STOPPED from ERROR."""
+    cause: Cause | None = None
+    reason: str = ""
+    engine: str
+    image: str
+    isolation: str | None = None
+    work_dir: str
+    limits: Limits
+    expires_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class SandboxPage(BaseModel):
+    items: list[SandboxInfo]
+    next_page_id: str | None = None
+
+
+class Success(BaseModel):
+    success: bool = True
+
+
+class SandboxSettings(BaseModel):
+    """What a sandbox should be; as in a spec of the catalogue."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    image: Annotated[str, Field(min_length=1, max_length=512)] = "host"
+    isolation: Literal["namespaces", "gvisor", "vm"] | None = None
+    work_dir: Annotated[str, Field(max_length=4096)] = "/workspace"
+    hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
+    env: Variables = {}
+    limits: Limits = Limits()
+    volumes: Annotated[list[Volume], Field(max_length=64)] = []
+    """Directories of the server's machine: only administrators may share them."""
+
+    def spec(self) -> SandboxSpec:
+        """Raises SpecError for what makes no sense."""
+        values = {name: getattr(self, name) for name in SandboxSettings.model_fields if name != "volumes"}
+        return SandboxSpec.of(**values, volumes=tuple(self.volumes))
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> SandboxSettings:
+        values = {name: getattr(spec, name) for name in cls.model_fields if name != "volumes"}
+        return cls(**values, volumes=list(spec.volumes))
+
+
+class SandboxStart(BaseModel):
+    """All of it may be left out. `settings` instead of `sandbox_spec_id` describes the sandbox on the spot."""
+
+    model_config = ConfigDict(extra="forbid")
+    sandbox_spec_id: Annotated[str, Field(max_length=128)] | None = None
+    settings: SandboxSettings | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] | None = None
+    labels: Labels = {}
+    env: Variables = {}
+    lifetime_s: Lifetime | None = None
+
+
+class SandboxSpecInfo(BaseModel):
+    id: str
+    command: list[str] | None = None
+    """Run in the background as soon as a sandbox of this spec is there."""
+    created_at: datetime
+    initial_env: dict[str, str] = {}
+    working_dir: str = "/workspace"
+    image: str = "host"
+    isolation: str | None = None
+    limits: Limits = Limits()
+    exposed_ports: list[ExposedPort] = []
+    owner_id: str | None = None
+    """Whose it is; null: everybody's."""
+    is_default: bool = False
+    image_status: Literal["ready", "pending", "pulling", "failed"] = "ready"
+    image_detail: str = ""
+
+
+class SandboxSpecInfoPage(BaseModel):
+    items: list[SandboxSpecInfo]
+    next_page_id: str | None = None
+
+
+class SandboxSpecCreate(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    id: SpecId
+    settings: SandboxSettings = SandboxSettings()
+    command: Annotated[list[Text], Field(min_length=1, max_length=256)] | None = None
+    exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
+    shared: bool = False
+    """For everybody. Only administrators may share one."""

@@ -1,0 +1,61 @@
+"""How much a user has, and whether there is room for more. Exact also when many ask at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from atoll.manager import LimitReachedError, Record
+from atoll.model import Limits
+from atoll.service.identity import Caller
+
+
+class Reservations:
+    """What was granted and is not in the manager's records yet, by owner and idempotency key.
+
+    Every creation has a key. Between granting and the manager's record the reservation counts; from then on the record
+    of the same key does. Nothing is awaited between looking and granting.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, str], Limits] = {}
+
+    @contextmanager
+    def reserve(self, caller: Caller, key: str, limits: Limits, records: list[Record]) -> Iterator[None]:
+        """`records` are those of this user right now. Raises LimitReachedError."""
+        place = (caller.user_id, key)
+        if any(record.key == key for record in records) or place in self._pending:
+            yield  # the same request again: it was granted
+            return
+        known = {record.key for record in records}
+        waiting = [wanted for (user, other), wanted in self._pending.items() if user == place[0] and other not in known]
+        _check(caller, [*(record.spec.limits for record in records), *waiting], limits)
+        self._pending[place] = limits
+        try:
+            yield
+        finally:
+            self._pending.pop(place, None)
+
+
+def _check(caller: Caller, there: list[Limits], wanted: Limits) -> None:
+    quotas = caller.quotas
+    if quotas.max_sandboxes is not None and len(there) >= quotas.max_sandboxes:
+        raise LimitReachedError(
+            f"user {caller.user_id!r} has {len(there)} sandboxes, which is the limit", hint="Delete one first."
+        )
+    for what, most, values, more in (
+        ("CPUs", quotas.max_cpus, [limits.cpus for limits in there], wanted.cpus),
+        ("bytes of memory", quotas.max_memory_bytes, [limits.memory_bytes for limits in there], wanted.memory_bytes),
+        ("bytes of disk", quotas.max_disk_bytes, [limits.disk_bytes for limits in there], wanted.disk_bytes),
+    ):
+        if most is None:
+            continue
+        if more is None:
+            raise LimitReachedError(
+                f"user {caller.user_id!r} has a quota of {most:g} {what}, so each sandbox must say how many it needs",
+                hint="Give limits, or a spec that has them.",
+            )
+        if sum(value or 0 for value in values) + more > most:
+            raise LimitReachedError(
+                f"user {caller.user_id!r} would have more than {most:g} {what}", hint="Delete a sandbox, or ask less."
+            )

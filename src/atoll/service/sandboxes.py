@@ -1,0 +1,350 @@
+"""Sandboxes as the users of a server see them: theirs, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from datetime import UTC, datetime
+
+from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
+from atoll.manager import Event, ManagedSandbox, Record, SandboxManager
+from atoll.model import Cause, State
+from atoll.service.identity import SESSION, Caller
+from atoll.service.models import (
+    STATUS,
+    ExposedPort,
+    ExposedUrl,
+    SandboxInfo,
+    SandboxPage,
+    SandboxSettings,
+    SandboxStart,
+    SandboxStatus,
+)
+from atoll.service.quotas import Reservations
+from atoll.service.refusals import NotAuthenticatedError
+from atoll.service.session_keys import SessionKeys
+from atoll.service.specs import SandboxSpecService
+
+SPEC_LABEL = "sandbox_spec_id"
+_PORT_LABEL = "exposed_port."
+_OWN_LABELS = (SPEC_LABEL, _PORT_LABEL)
+_IN_PLACE = ""
+"""The spec id of a sandbox that was described on the spot."""
+_MOST_OWNERS = 100_000
+
+
+class SandboxService:
+    """Everything takes the caller, and what is not the caller's is as if it were not there: SandboxNotFoundError."""
+
+    def __init__(
+        self,
+        manager: SandboxManager,
+        specs: SandboxSpecService,
+        session_keys: SessionKeys,
+        *,
+        public_url: str = "",
+    ) -> None:
+        self.manager = manager
+        self.specs = specs
+        self._session_keys = session_keys
+        self._public_url = public_url.rstrip("/")
+        self._reservations = Reservations()
+        self._owners: dict[str, str | None] = {}
+        """Whose a sandbox is never changes, so it is looked up once."""
+
+    # --- finding --------------------------------------------------------------------------------------------------
+
+    async def search_sandboxes(
+        self,
+        caller: Caller,
+        page_id: str | None = None,
+        limit: int = 100,
+        *,
+        status: SandboxStatus | None = None,
+        name: str | None = None,
+        labels: dict[str, str] | None = None,
+        ended: bool = False,
+    ) -> SandboxPage:
+        """The newest first. `page_id` is where the page before ended; one that makes no sense is a ValueError."""
+        records = await self.manager.list_sandboxes(owner=caller.owner, name=name, labels=labels, ended=ended)
+        if not ended:
+            records.sort(key=_newest_first)
+        if status is not None:
+            records = [record for record in records if STATUS[record.state] is status]
+        if page_id is not None:
+            after = _cursor(page_id)
+            records = [record for record in records if _newest_first(record) > after]
+        page = records[:limit]
+        more = _page_id(page[-1]) if len(records) > limit else None
+        return SandboxPage(items=[self.info(record) for record in page], next_page_id=more)
+
+    async def get_sandbox(self, caller: Caller, sandbox_id: str) -> SandboxInfo | None:
+        """Of one that exists; the engine is asked how it is."""
+        record = await self._record(caller, sandbox_id)
+        if record is None or record.ended_at is not None:
+            return None
+        return self.info(record)
+
+    async def batch_get_sandboxes(self, caller: Caller, sandbox_ids: list[str]) -> list[SandboxInfo | None]:
+        """In the order asked for; None for what is not there."""
+        return await asyncio.gather(*(self.get_sandbox(caller, sandbox_id) for sandbox_id in sandbox_ids))
+
+    async def describe(self, caller: Caller, sandbox_id: str) -> SandboxInfo:
+        """SandboxNotFoundError, or SandboxGoneError with the cause for one of the caller's that has ended."""
+        record = await self._existing(caller, sandbox_id)
+        return self.info(record)
+
+    async def settings(self, caller: Caller, sandbox_id: str) -> SandboxSettings:
+        """What it was made from."""
+        return SandboxSettings.of((await self._existing(caller, sandbox_id)).spec)
+
+    async def sandbox(self, caller: Caller, sandbox_id: str) -> ManagedSandbox:
+        """To work in it. A session key is good only while it runs; anybody else's use wakes one that sleeps."""
+        if not await self._is_mine(caller, sandbox_id):
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id[:128]} not found")
+        try:
+            return await self.manager.get_sandbox(sandbox_id)
+        except SandboxNotFoundError:
+            await self._existing(caller, sandbox_id)
+            raise
+
+    # --- living ---------------------------------------------------------------------------------------------------
+
+    async def start_sandbox(self, caller: Caller, wanted: SandboxStart, *, key: str | None = None) -> SandboxInfo:
+        """A sandbox of a spec, of the default one, or as described on the spot.
+
+        With the same idempotency key and the same request it is the same sandbox. LimitReachedError when there is no
+        room, SandboxSpecNotFoundError, ConflictError if the name is taken.
+        """
+        if wanted.settings is not None and wanted.sandbox_spec_id is not None:
+            raise ValueError("give either sandbox_spec_id or settings, not both")
+        command: list[str] | None = None
+        ports: list[ExposedPort] = []
+        if wanted.settings is None:
+            spec_id, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
+            settings, command, ports = recipe.settings, recipe.command, recipe.exposed_ports
+        else:
+            spec_id, settings = _IN_PLACE, wanted.settings
+            self.specs.check(caller, settings)
+        for label in wanted.labels:
+            if label.startswith(_OWN_LABELS):
+                raise ValueError(f"the label {label!r} is the service's own")
+        labels = {**wanted.labels, SPEC_LABEL: spec_id}
+        labels |= {f"{_PORT_LABEL}{port.name}": str(port.port) for port in ports}
+        key = key or f"once-{secrets.token_hex(16)}"
+        sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
+        return await self.describe(caller, sandbox_id)
+
+    async def pause_sandbox(self, caller: Caller, sandbox_id: str) -> bool:
+        """False: there is none."""
+        if await self._gone(caller, sandbox_id):
+            return False
+        await self.manager.pause_sandbox(sandbox_id)
+        return True
+
+    async def resume_sandbox(self, caller: Caller, sandbox_id: str) -> bool:
+        if await self._gone(caller, sandbox_id):
+            return False
+        await self.manager.resume_sandbox(sandbox_id)
+        return True
+
+    async def delete_sandbox(self, caller: Caller, sandbox_id: str) -> bool:
+        if await self._gone(caller, sandbox_id):
+            return False
+        return await self.manager.delete_sandbox(sandbox_id)
+
+    async def extend(self, caller: Caller, sandbox_id: str, lifetime_s: float) -> SandboxInfo:
+        """So long from now, but never longer than the server allows."""
+        await self._existing(caller, sandbox_id)
+        return self.info(await self.manager.extend_lifetime(sandbox_id, lifetime_s))
+
+    async def pause_old_sandboxes(self, caller: Caller, max_num_sandboxes: int) -> list[str]:
+        """Pause the oldest that run until so many are left; the ids of those paused."""
+        if max_num_sandboxes <= 0:
+            raise ValueError("max_num_sandboxes must be greater than 0")
+        running = await self.manager.list_sandboxes(owner=caller.owner, state=State.RUNNING)
+        paused: list[str] = []
+        for record in sorted(running, key=lambda record: record.created_at):
+            if len(running) - len(paused) <= max_num_sandboxes:
+                break
+            with contextlib.suppress(SandboxError):
+                await self.manager.pause_sandbox(record.id)
+                paused.append(record.id)
+        return paused
+
+    async def wait_for_sandbox_running(self, caller: Caller, sandbox_id: str, timeout: float = 120) -> SandboxInfo:
+        """SandboxGoneError if it ends instead, SandboxTimeoutError if it takes longer."""
+        deadline = time.monotonic() + timeout
+        while True:
+            record = await self._existing(caller, sandbox_id)
+            if record.state is State.RUNNING:
+                return self.info(record)
+            if record.state in (State.ERROR, State.STOPPED):
+                raise SandboxGoneError(f"sandbox {sandbox_id} failed: {record.reason}", cause=record.cause or "lost")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise SandboxTimeoutError(f"sandbox {sandbox_id} is {record.state} after {timeout:g} s")
+            with contextlib.suppress(SandboxTimeoutError):
+                await self.manager.wait_until(sandbox_id, State.RUNNING, min(left, 1.0))
+
+    # --- knowing --------------------------------------------------------------------------------------------------
+
+    async def events(
+        self, caller: Caller, *, after: int = 0, sandbox_id: str | None = None, limit: int = 100
+    ) -> tuple[list[Event], int]:
+        """What happened to the caller's sandboxes, oldest first, and the number to ask from next."""
+        if sandbox_id is not None:
+            await self._known(caller, sandbox_id)
+        found: list[Event] = []
+        owners: dict[str, bool] = {}
+        while len(found) < limit:
+            batch = await self.manager.events(after=after, sandbox_id=sandbox_id, limit=500)
+            for event in batch:
+                if event.sandbox_id not in owners:
+                    owners[event.sandbox_id] = await self._is_mine(caller, event.sandbox_id)
+                after = event.number
+                if owners[event.sandbox_id]:
+                    found.append(event)
+                    if len(found) == limit:
+                        break
+            if len(batch) < 500:
+                break
+        return found, after
+
+    async def by_session_key(self, key: str) -> Caller:
+        """Whoever holds the session key of a sandbox that runs. NotAuthenticatedError otherwise, whatever it is."""
+        sandbox_id = self._session_keys.sandbox_id(key)
+        with contextlib.suppress(SandboxNotFoundError):
+            record = await self.manager.describe(sandbox_id) if sandbox_id is not None else None
+            if (
+                record is not None
+                and self._session_keys.is_good(key, record.id, record.owner)
+                and record.state is State.RUNNING
+            ):
+                return Caller(record.owner or "", SESSION, sandbox_id=record.id)
+        raise NotAuthenticatedError("the session key is not good", hint="It is good only while its sandbox runs.")
+
+    def info(self, record: Record) -> SandboxInfo:
+        running = record.state is State.RUNNING
+        labels = {name: value for name, value in record.labels.items() if not name.startswith(_OWN_LABELS)}
+        return SandboxInfo(
+            id=record.id,
+            created_by_user_id=record.owner,
+            sandbox_spec_id=record.labels.get(SPEC_LABEL, _IN_PLACE),
+            status=STATUS[record.state],
+            session_api_key=self._session_keys.key(record.id, record.owner) if running else None,
+            exposed_urls=self._urls(record) if running else None,
+            created_at=_moment(record.created_at) or datetime.now(UTC),
+            name=record.name,
+            labels=labels,
+            state=record.state,
+            cause=record.cause,
+            reason=record.reason,
+            engine=record.engine,
+            image=record.spec.image,
+            isolation=record.spec.isolation,
+            work_dir=record.spec.work_dir,
+            limits=record.spec.limits,
+            expires_at=_moment(record.expires_at),
+            ended_at=_moment(record.ended_at),
+        )
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _create(
+        self,
+        caller: Caller,
+        wanted: SandboxStart,
+        settings: SandboxSettings,
+        labels: dict[str, str],
+        command: list[str] | None,
+        key: str,
+    ) -> str:
+        spec = settings.spec()
+        mine = await self.manager.list_sandboxes(owner=caller.user_id)
+        with self._reservations.reserve(caller, key, spec.limits, mine):
+            sandbox_id = await self.manager.create_sandbox(
+                spec,
+                name=wanted.name,
+                owner=caller.user_id,
+                labels=labels,
+                env=wanted.env,
+                lifetime=wanted.lifetime_s,
+                key=key,
+            )
+        if command is not None:
+            sandbox = await self.manager.get_sandbox(sandbox_id)
+            # The id makes it run once, however often the request is repeated.
+            await sandbox.start(command, command_id="spec-command")
+        return sandbox_id
+
+    async def _record(self, caller: Caller, sandbox_id: str) -> Record | None:
+        try:
+            record = await self.manager.describe(sandbox_id)
+        except SandboxNotFoundError:
+            return None
+        if len(self._owners) >= _MOST_OWNERS:
+            self._owners.clear()
+        self._owners[record.id] = record.owner
+        return record if caller.may_see(record.id, record.owner) else None
+
+    async def _known(self, caller: Caller, sandbox_id: str) -> Record:
+        record = await self._record(caller, sandbox_id)
+        if record is None:
+            raise SandboxNotFoundError(f"Sandbox {sandbox_id[:128]} not found")
+        return record
+
+    async def _existing(self, caller: Caller, sandbox_id: str) -> Record:
+        record = await self._known(caller, sandbox_id)
+        if record.ended_at is not None:
+            raise _gone(record)
+        return record
+
+    async def _gone(self, caller: Caller, sandbox_id: str) -> bool:
+        record = await self._record(caller, sandbox_id)
+        return record is None or record.ended_at is not None
+
+    async def _is_mine(self, caller: Caller, sandbox_id: str) -> bool:
+        if sandbox_id in self._owners:
+            return caller.may_see(sandbox_id, self._owners[sandbox_id])
+        return await self._record(caller, sandbox_id) is not None
+
+    def _urls(self, record: Record) -> list[ExposedUrl]:
+        return [
+            ExposedUrl(
+                name=label.removeprefix(_PORT_LABEL),
+                url=f"{self._public_url}/api/v1/sandboxes/{record.id}/ports/{port}/",
+                port=int(port),
+            )
+            for label, port in record.labels.items()
+            if label.startswith(_PORT_LABEL)
+        ]
+
+
+def _gone(record: Record) -> SandboxGoneError:
+    cause = record.cause or Cause.LOST
+    return SandboxGoneError(f"sandbox {record.id} has ended: {record.reason or cause}", cause=cause)
+
+
+def _newest_first(record: Record) -> tuple[float, str]:
+    return -record.created_at, record.id
+
+
+def _page_id(record: Record) -> str:
+    return f"{record.created_at!r}~{record.id}"
+
+
+def _cursor(page_id: str) -> tuple[float, str]:
+    moment, tilde, sandbox_id = page_id.partition("~")
+    try:
+        if not tilde:
+            raise ValueError
+        return -float(moment), sandbox_id
+    except ValueError:
+        raise ValueError("this page_id was not given by a page before") from None
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if seconds is not None else None

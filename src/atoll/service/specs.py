@@ -1,0 +1,160 @@
+"""The catalogue of specs: those that come with the server, those that users made, and their images fetched ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+from pydantic import BaseModel
+
+from atoll.errors import SandboxError
+from atoll.manager import SandboxManager
+from atoll.service.identity import Caller
+from atoll.service.models import (
+    ExposedPort,
+    SandboxSettings,
+    SandboxSpecCreate,
+    SandboxSpecInfo,
+    SandboxSpecInfoPage,
+)
+from atoll.service.refusals import ForbiddenError, SandboxSpecNotFoundError
+from atoll.store import AlreadyThereError, Store, StoredSpec
+
+DEFAULT_ID = "default"
+
+
+class Recipe(BaseModel):
+    """A spec of the catalogue as it is stored."""
+
+    settings: SandboxSettings = SandboxSettings()
+    command: list[str] | None = None
+    exposed_ports: list[ExposedPort] = []
+
+
+class SandboxSpecService:
+    def __init__(self, store: Store, manager: SandboxManager, default_spec_id: str = DEFAULT_ID) -> None:
+        self._store = store
+        self._manager = manager
+        self._default_id = default_spec_id
+        self._images: dict[str, tuple[str, str]] = {"host": ("ready", "")}
+        self._fetching: dict[str, asyncio.Task[None]] = {}
+
+    async def prepare(self) -> None:
+        """A catalogue is never empty: `default` is a sandbox over this machine's own /usr."""
+        if await self._store.spec(self._default_id) is None:
+            body = Recipe().model_dump_json()
+            now = datetime.now(UTC)
+            await self._store.add_spec(StoredSpec(id=self._default_id, owner_id=None, body=body, created_at=now))
+
+    async def aclose(self) -> None:
+        for task in self._fetching.values():
+            task.cancel()
+        await asyncio.gather(*self._fetching.values(), return_exceptions=True)
+
+    async def search_sandbox_specs(
+        self, caller: Caller, page_id: str | None = None, limit: int = 100
+    ) -> SandboxSpecInfoPage:
+        """By id. `page_id` is the last id of the page before."""
+        found = await self._store.specs(
+            owner_id=caller.user_id, everybodys=caller.is_admin, after=page_id or "", limit=limit + 1
+        )
+        more = found[limit - 1].id if len(found) > limit else None
+        return SandboxSpecInfoPage(items=[self._info(spec) for spec in found[:limit]], next_page_id=more)
+
+    async def get_sandbox_spec(self, caller: Caller, spec_id: str) -> SandboxSpecInfo | None:
+        found = await self._visible(caller, spec_id)
+        return self._info(found) if found is not None else None
+
+    async def get_default_sandbox_spec(self, caller: Caller) -> SandboxSpecInfo:
+        found = await self.get_sandbox_spec(caller, self._default_id)
+        if found is None:
+            raise SandboxSpecNotFoundError("No sandbox specs available!", hint="An administrator can make one.")
+        return found
+
+    async def batch_get_sandbox_specs(self, caller: Caller, spec_ids: list[str]) -> list[SandboxSpecInfo | None]:
+        """In the order asked for; None for what is not there."""
+        return [await self.get_sandbox_spec(caller, spec_id) for spec_id in spec_ids]
+
+    async def create_sandbox_spec(self, caller: Caller, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
+        """AlreadyThereError if the id is taken. Its image is fetched in the background."""
+        self.check(caller, wanted.settings)
+        if wanted.shared and not caller.is_admin:
+            raise ForbiddenError("only administrators share a spec with everybody")
+        wanted.settings.spec()
+        recipe = Recipe(settings=wanted.settings, command=wanted.command, exposed_ports=wanted.exposed_ports)
+        spec = StoredSpec(
+            id=wanted.id,
+            owner_id=None if wanted.shared else caller.user_id,
+            body=recipe.model_dump_json(),
+            created_at=datetime.now(UTC),
+        )
+        try:
+            await self._store.add_spec(spec)
+        except AlreadyThereError as error:
+            raise AlreadyThereError(error.reason, hint="Choose another id.") from error
+        self._fetch(wanted.settings.image)
+        return self._info(spec)
+
+    async def delete_sandbox_spec(self, caller: Caller, spec_id: str) -> bool:
+        """False: there is none that this caller can see. Sandboxes that were made from it stay."""
+        found = await self._visible(caller, spec_id)
+        if found is None:
+            return False
+        if found.owner_id is None and not caller.is_admin:
+            raise ForbiddenError("only administrators remove what is everybody's")
+        return await self._store.remove_spec(spec_id)
+
+    async def recipe(self, caller: Caller, spec_id: str | None) -> tuple[str, Recipe]:
+        """What to make a sandbox from. Raises SandboxSpecNotFoundError."""
+        wanted = spec_id or self._default_id
+        found = await self._visible(caller, wanted)
+        if found is None:
+            raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {wanted[:128]!r}")
+        return wanted, Recipe.model_validate_json(found.body)
+
+    def check(self, caller: Caller, settings: SandboxSettings) -> None:
+        """Raises ForbiddenError for what only administrators may ask for."""
+        if settings.volumes and not caller.is_admin:
+            raise ForbiddenError("only administrators share directories of the server's machine")
+
+    async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
+        found = await self._store.spec(spec_id)
+        if found is None or (found.owner_id not in (None, caller.user_id) and not caller.is_admin):
+            return None
+        return found
+
+    def _info(self, spec: StoredSpec) -> SandboxSpecInfo:
+        recipe = Recipe.model_validate_json(spec.body)
+        status, detail = self._images.get(recipe.settings.image, ("pending", "it is fetched when it is first needed"))
+        return SandboxSpecInfo.model_validate(
+            {
+                "id": spec.id,
+                "command": recipe.command,
+                "created_at": spec.created_at,
+                "initial_env": recipe.settings.env,
+                "working_dir": recipe.settings.work_dir,
+                "image": recipe.settings.image,
+                "isolation": recipe.settings.isolation,
+                "limits": recipe.settings.limits,
+                "exposed_ports": recipe.exposed_ports,
+                "owner_id": spec.owner_id,
+                "is_default": spec.id == self._default_id,
+                "image_status": status,
+                "image_detail": detail,
+            }
+        )
+
+    def _fetch(self, image: str) -> None:
+        if image in self._fetching or self._images.get(image, ("",))[0] == "ready":
+            return
+        self._images[image] = ("pulling", "")
+        task = self._fetching[image] = asyncio.create_task(self._ensure(image), name=f"fetch {image}")
+        task.add_done_callback(lambda _: self._fetching.pop(image, None))
+
+    async def _ensure(self, image: str) -> None:
+        try:
+            ready = await self._manager.ensure_image(image)
+        except SandboxError as error:
+            self._images[image] = ("failed", error.reason)
+            return
+        self._images[image] = ("ready", "") if ready else ("failed", "this engine cannot get it")

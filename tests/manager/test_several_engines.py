@@ -1,0 +1,159 @@
+"""One manager, several engines; and what a caller may ask of one."""
+
+from __future__ import annotations
+
+import asyncio
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.engines import registry
+from atoll.errors import EngineError, EngineNotFoundError
+from atoll.images import Images
+from atoll.manager import SandboxManager
+from atoll.model import State
+from atoll.openmanus.settings import SandboxSettings
+from atoll.settings import Settings
+from manager.engines import TroubledEngine, TroubledProcess
+
+Make = Callable[..., SandboxManager]
+OTHER = {"native": "process", "process": "native", "oci": "process"}
+
+
+async def test_each_sandbox_may_have_an_engine_of_its_choice(make_manager: Make, engine: TroubledEngine) -> None:
+    manager, other = make_manager(), OTHER[engine.name]
+    usual, special = await manager.create_sandbox(), await manager.create_sandbox(engine=other)
+    assert (await manager.get_sandbox(usual)).engine_name == engine.name
+    assert (await manager.get_sandbox(special)).engine_name == other
+    assert [handle.sandbox_id for handle in await engine.list()] == [usual]
+    await manager.cleanup(keep=True)
+    again = make_manager()
+    assert sorted((await again.start()).adopted) == sorted([usual, special])
+    for id in (usual, special):
+        assert (await (await again.get_sandbox(id)).exec("echo $((6*7))")).stdout == "42\n"
+
+
+async def test_one_engine_object_serves_all_its_sandboxes(make_manager: Make, engine: TroubledEngine) -> None:
+    manager, other = make_manager(), OTHER[engine.name]
+    ids = await asyncio.gather(*(manager.create_sandbox(engine=name) for name in (other, other, engine.name, None)))
+    one, two, three, four = [await (await manager.get_sandbox(id))._the_engine() for id in ids]
+    assert one is two
+    assert three is four is engine
+
+
+async def test_an_unknown_engine_is_refused_and_nothing_is_left(manager: SandboxManager) -> None:
+    with pytest.raises(EngineNotFoundError, match="there is no engine 'nonsense'"):
+        await manager.create_sandbox(engine="nonsense", name="mine")
+    assert await manager.list_sandboxes() == []
+    await manager.create_sandbox(name="mine")
+
+
+async def test_without_its_journal_a_manager_finds_its_sandboxes_on_all_engines(
+    make_manager: Make, engine: TroubledEngine, folder: Path
+) -> None:
+    first, other = make_manager(), OTHER[engine.name]
+    ids = [await first.create_sandbox(lifetime=1000), await first.create_sandbox(engine=other, name="named")]
+    await first.cleanup(keep=True)
+    for path in (folder / "state").glob("manager.db*"):
+        path.unlink()
+    second = make_manager()
+    assert sorted((await second.start()).adopted) == sorted(ids)
+    assert [record.id for record in await second.list_sandboxes(name="named")] == ids[1:]
+    assert (await second.describe(ids[0])).lifetime_s == 1000
+
+
+class AwayEngine(TroubledProcess):
+    away = False
+
+    async def _trouble(self, what: str) -> None:
+        if self.away and what in ("list", "inspect"):
+            raise EngineError("it does not answer")
+        await super()._trouble(what)
+
+
+async def test_an_engine_that_is_away_at_the_start_harms_only_its_own(
+    make_manager: Make, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine.name == "process":
+        pytest.skip("it is the one that is away")
+    monkeypatch.setitem(registry._ENGINES, "process", f"{__name__}:AwayEngine")
+    first = make_manager()
+    usual, special = await first.create_sandbox(), await first.create_sandbox(engine="process")
+    await first.cleanup(keep=True)
+    monkeypatch.setattr(AwayEngine, "away", True)
+    second = make_manager()
+    recovered = await second.start()
+    assert (recovered.adopted, recovered.failed) == ([usual], [special])
+    assert (await (await second.get_sandbox(usual)).exec("true")).success
+    assert (await second.describe(special)).state is State.ERROR
+    monkeypatch.setattr(AwayEngine, "away", False)
+    assert (await second.describe(special)).state is State.RUNNING
+    assert (await (await second.get_sandbox(special)).exec("true")).success
+
+
+async def test_an_image_is_made_ahead_of_the_first_sandbox(
+    manager: SandboxManager, engine: TroubledEngine, settings: Settings, folder: Path
+) -> None:
+    assert await manager.ensure_image("host")
+    assert not await manager.ensure_image(f"tar:{folder}/missing.tar")
+    with tarfile.open(folder / "root.tar", "w") as archive:
+        archive.add("/etc/os-release", "etc/os-release")
+    made = await manager.ensure_image(f"tar:{folder}/root.tar")
+    assert made is (engine.name != "process")
+    if made:
+        assert (await Images(settings.data_dir).get(f"tar:{folder}/root.tar")).root is not None
+        await Images(settings.data_dir).remove(f"tar:{folder}/root.tar")
+
+
+async def test_settings_of_openmanus_are_a_config(make_manager: Make, engine: TroubledEngine) -> None:
+    if engine.name == "process":
+        pytest.skip("it has no limits")
+    first = make_manager()
+    config = SandboxSettings(image="host", memory_limit="256m", pids_limit=64, timeout=7)
+    id = await first.create_sandbox(config)
+    await first.cleanup(keep=True)
+    sandbox = await make_manager().get_sandbox(id)
+    assert (sandbox.spec.limits.memory_bytes, sandbox.spec.limits.pids, sandbox.timeout_s) == (256 << 20, 64, 7)
+
+
+async def test_how_long_a_command_may_take_by_default_is_kept(manager: SandboxManager) -> None:
+    sandbox = await manager.get_sandbox(await manager.create_sandbox(timeout=0.2))
+    assert (await sandbox.exec("sleep 60")).cause == "timeout"
+
+
+async def test_the_lifetime_is_the_managers_business_so_that_it_can_be_extended(
+    manager: SandboxManager, engine: TroubledEngine
+) -> None:
+    id = await manager.create_sandbox({"limits": {"lifetime_s": 50}})
+    [handle] = await engine.list()
+    assert handle.spec.limits.lifetime_s is None
+    assert (await manager.extend_lifetime(id, 500)).lifetime_s == 500
+
+
+async def test_output_that_is_no_longer_kept_is_told_to_whoever_follows_a_command(manager: SandboxManager) -> None:
+    sandbox = await manager.get_sandbox(await manager.create_sandbox())
+    command = await sandbox.start("head -c 4000000 /dev/zero | tr '\\0' x; touch done; sleep 1000")
+    await command.detach()
+    await sandbox.exec("until test -e done; do sleep 0.01; done", timeout=30)
+    again = await sandbox.command(command.id)
+    assert again.dropped_bytes > 0
+    await command.kill()
+    assert f"{again.dropped_bytes} bytes left out" in (await again.wait()).stdout
+
+
+@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
+async def test_relative_paths_are_right_without_isolation_too(settings: Settings, folder: Path) -> None:
+    async with SandboxManager(engine="unsafe-none", settings=settings, state_dir=folder / "state") as manager:
+        sandbox = await manager.get_sandbox(await manager.create_sandbox())
+        await sandbox.write_file("below/note", "here")
+        assert (await sandbox.exec("cat below/note")).stdout == "here"
+        assert await sandbox.run_command("cat below/note") == "here"
+
+
+def test_the_manager_is_imported_from_the_package_when_it_is_asked_for() -> None:
+    assert atoll.SandboxManager is SandboxManager
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = atoll.Nonsense  # type: ignore[attr-defined]

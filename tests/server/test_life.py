@@ -1,0 +1,73 @@
+"""The life of a server: first run, restart, end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.running import start_server
+
+
+@pytest.mark.usefixtures("server")
+def test_sandboxes_and_keys_outlive_the_server(session_folder: Path) -> None:
+    folder = session_folder / "life"
+    first = start_server(folder)
+    with first.client() as client:
+        id = client.post("/sandboxes", headers={"Idempotency-Key": "k"}).json()["id"]
+        session = client.get(f"/sandboxes/{id}").json()["session_api_key"]
+        client.put(f"/sandboxes/{id}/files/content", params={"path": "f"}, content=b"kept")
+        command = client.post(f"/sandboxes/{id}/commands", json={"command": "echo before; sleep 600"}).json()["id"]
+    assert first.stop() == 0
+    assert first.process.stdout is not None
+    second = start_server(folder)
+    try:
+        with second.client() as client:
+            assert client.get(f"/sandboxes/{id}").json()["session_api_key"] == session
+            assert client.get(f"/sandboxes/{id}/files/content", params={"path": "f"}).content == b"kept"
+            assert command in client.get(f"/sandboxes/{id}/commands").json()
+            assert client.post("/sandboxes", headers={"Idempotency-Key": "k"}).json()["id"] == id
+            assert client.delete(f"/sandboxes/{id}").status_code == 200
+    finally:
+        assert second.stop() == 0
+        for server in (first, second):
+            assert server.process.stdout is not None
+            server.process.stdout.close()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_term_signal_lets_what_is_under_way_end(session_folder: Path) -> None:
+    running = start_server(session_folder / "drain")
+    with running.client() as client:
+        id = client.post("/sandboxes").json()["id"]
+        with client.stream(
+            "POST", f"/sandboxes/{id}/exec/stream", json={"command": "echo go; sleep 1; echo done"}
+        ) as stream:
+            text = ""
+            for line in stream.iter_lines():
+                text += line
+                if '"go\\n"' in line:
+                    running.process.send_signal(signal.SIGTERM)
+        assert '"done\\n"' in text
+    assert running.process.wait(30) == 0
+    again = start_server(session_folder / "drain")
+    with again.client() as client:
+        assert client.delete(f"/sandboxes/{id}").status_code == 200
+    assert again.stop() == 0
+    for server in (running, again):
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+
+
+def test_a_bad_configuration_is_a_message(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text("[server]\nport = 'x'\n")
+    command = [sys.executable, "-m", "atoll.cli", "serve", "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ})
+    assert done.returncode == 125
+    assert "Invalid server configuration: port" in done.stderr
+    assert "Traceback" not in done.stderr
