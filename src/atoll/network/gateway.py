@@ -218,10 +218,7 @@ class Worker:
         return {}
 
     def _detach(self, sandbox_id: str) -> None:
-        member = self._members.remove(sandbox_id)
-        if member is not None:
-            with contextlib.suppress(OSError):
-                self._links.delete(router.link_name(member.slot))
+        self._members.remove(sandbox_id)
         self._empty_since = time.monotonic()
 
     async def _look(self) -> None:

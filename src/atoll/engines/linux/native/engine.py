@@ -65,11 +65,18 @@ class NativeEngine(OciEngine):
             done = {"init": init, "restoring": None, "half_made": self._namespace is not None}
             record = record.model_copy(update=done)
             self._places.records.write(record)
+            # Its network namespace is there already: it is linked while the rest is made.
+            linking.append(asyncio.ensure_future(self._link(record, init)))
             return True
 
-        await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S))
-        assert record.init is not None
-        await self._link(record, record.init)
+        linking: list[asyncio.Future[None]] = []
+        try:
+            await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S))
+        finally:
+            linked = await asyncio.gather(*linking, return_exceptions=True)
+        for failure in linked:
+            if failure is not None:
+                raise failure
         if record.half_made:
             record = record.model_copy(update={"half_made": False})
             self._places.records.write(record)
