@@ -10,6 +10,7 @@ from typing import Self
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
+from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
@@ -187,6 +188,41 @@ class Port:
 
     def __exit__(self, *_: object) -> None:
         self._portal.call(self._async.__aexit__(*_))
+
+
+class Forward:
+    """Open until `aclose`, or as long as an `with` of it. What opens later inside works at once."""
+
+    def __init__(self, original: AsyncForward, portal: Portal) -> None:
+        self._async = original
+        self._portal = portal
+
+    @property
+    def port(self) -> int:
+        return self._async.port
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens on this machine."""
+        return self._async.address
+
+    @property
+    def url(self) -> str:
+        """For a browser, if what listens inside speaks HTTP."""
+        return self._async.url
+
+    def close(self) -> None:
+        """Close it and every connection through it. May be repeated."""
+        self._portal.call(self._async.aclose())
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._async.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.call(self._async.__aexit__(kind, error, trace))
 
 
 class Sandbox:
@@ -557,6 +593,10 @@ class Sandbox:
         Works as `copy_to` in the other direction; set-uid bits and owners are not kept.
         """
         self._portal.call(self._async.copy_from(source, target))
+
+    def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
+        """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""
+        return Forward(self._portal.call(self._async.expose(port, local_port, host=host)), self._portal)
 
     def connect_port(self, port: int) -> Port:
         """A stream to a TCP port that something in the sandbox listens on; works with the network off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import dataclasses
+import functools
 import math
 import os
 import posixpath
@@ -39,6 +40,7 @@ from atoll.errors import (
     SpecError,
     UnsupportedError,
 )
+from atoll.forwarding import AsyncForward
 from atoll.guest import trees
 from atoll.guest.channel import Channel
 from atoll.guest.files import FileInfo, Files, Watch
@@ -538,6 +540,12 @@ class AsyncSandbox:
         await trees.copy_from(self._connect, self._path(source), target)
 
     # --- ports --------------------------------------------------------------------------------------------------------
+
+    async def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> AsyncForward:
+        """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""
+        self._created()
+        forward = AsyncForward(functools.partial(self.connect_port, port), port)
+        return await forward._open(local_port, host)
 
     async def connect_port(self, port: int) -> PortStream:
         """A stream to a TCP port that something in the sandbox listens on; works with the network off."""

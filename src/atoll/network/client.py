@@ -42,7 +42,7 @@ def problem() -> str | None:
     """Why policies cannot be enforced on this machine."""
     if platform.system() != "Linux" or os.geteuid() != 0:
         return "it needs root on Linux"
-    if shutil.which("nft") is None:
+    if router.nft() is None:
         return "nft is not installed; run 'apt-get install nftables'"
     return None
 

@@ -133,14 +133,12 @@ class Rule(BaseModel):
 
 
 class Injection(BaseModel):
-    """Headers that the gateway adds to requests to one host, so that a secret never enters the sandbox."""
+    """Headers that the gateway adds to plain HTTP requests to one host, so that a secret never enters the sandbox.
+    What is encrypted passes as it is, without them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     domain: Domain
     headers: dict[Annotated[str, Field(pattern=_HEADER_NAME)], str]
-    tls: bool = False
-    """Also for HTTPS: then the gateway opens the connection in between, with a certificate authority that only this
-    sandbox trusts."""
 
     @field_validator("domain")
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
 
@@ -31,13 +31,10 @@ _CONNECT_S = 10.0
 _MOST_TRIED = 3
 _PIECE = 16 * 1024
 
-Intercept = Callable[[TcpFlow, Member, str, bytes], Awaitable[None]]
-
 
 class Proxy:
-    def __init__(self, resolver: Resolver, intercept: Intercept | None = None) -> None:
+    def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        self._intercept = intercept
 
     async def serve(self, member: Member, near: socket.socket, destination: tuple[str, int]) -> None:
         """One connection, to its end."""
@@ -87,10 +84,6 @@ class Proxy:
     async def _by_server_name(self, member: Member, flow: TcpFlow, start: bytes) -> None:
         start, name = await _server_name(flow.near, start)
         await self.reach(member, flow, name)
-        injection = member.injections.get(name)
-        if injection is not None and injection.tls and self._intercept is not None:
-            await self._intercept(flow, member, name, start)
-            return
         await self._pass(flow, start)
 
     async def reach(self, member: Member, flow: TcpFlow, name: str) -> None:

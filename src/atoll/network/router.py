@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import subprocess
 from contextlib import suppress
@@ -67,6 +68,11 @@ class Listeners:
     dns_udp: socket.socket
 
 
+def nft() -> str | None:
+    """The program that installs the rules; often not in an ordinary PATH."""
+    return shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
 def open_router(path: Path) -> int:
     """The namespace that `path` keeps, made with its rules if there is none."""
     if path.exists() and _is_namespace(path):
@@ -76,7 +82,9 @@ def open_router(path: Path) -> int:
     try:
         with netlink.inside(fd):
             # The rules are there before any link, and so before anything can arrive.
-            subprocess.run(["nft", "-f", "-"], input=RULES.encode(), check=True, capture_output=True, timeout=10)
+            subprocess.run(
+                [nft() or "nft", "-f", "-"], input=RULES.encode(), check=True, capture_output=True, timeout=10
+            )
             for name, value in _SETTINGS.items():
                 with suppress(FileNotFoundError):  # a kernel without IPv6
                     Path("/proc/sys", name).write_text(value)
