@@ -141,8 +141,37 @@ def _network(resources: ExitStack) -> tuple[str, int]:
     return f"/proc/{holder.pid}/ns/net", holder.pid
 
 
+def _capture(resources: ExitStack, network: str, folder: Path) -> None:
+    packets = resources.enter_context((folder / "packets").open("w"))
+    judge = subprocess.Popen(
+        [
+            "nsenter",
+            f"--net={network}",
+            "tcpdump",
+            "-i",
+            "wire",
+            "-nn",
+            "-A",
+            "-U",
+            "--immediate-mode",
+            "-l",
+            "-Q",
+            "in",
+            "ip or ip6 and not icmp6",
+        ],
+        stdout=packets,
+        stderr=subprocess.PIPE,
+    )
+    resources.callback(judge.wait)
+    resources.callback(judge.terminate)
+    assert judge.stderr is not None
+    resources.callback(judge.stderr.close)
+    while b"listening" not in judge.stderr.readline():
+        pass
+
+
 @contextmanager
-def offline_internet(folder: Path) -> Iterator[Internet]:
+def offline_internet(folder: Path, *, capture: bool = True) -> Iterator[Internet]:
     with ExitStack() as resources:
         folder.mkdir()
         (folder / "web").mkdir()
@@ -162,32 +191,8 @@ def offline_internet(folder: Path) -> Iterator[Internet]:
             "ip -6 addr add 2001:db8::2/64 dev wire nodad; ip -6 addr add 2001:db8:66::66/128 dev lo;"
             + "".join(f"ip addr add {each}/32 dev lo;" for each in addresses),
         )
-        packets = resources.enter_context(open(folder / "packets", "w"))
-        capture = subprocess.Popen(
-            [
-                "nsenter",
-                f"--net={outside}",
-                "tcpdump",
-                "-i",
-                "wire",
-                "-nn",
-                "-A",
-                "-U",
-                "--immediate-mode",
-                "-l",
-                "-Q",
-                "in",
-                "ip or ip6 and not icmp6",
-            ],
-            stdout=packets,
-            stderr=subprocess.PIPE,
-        )
-        resources.callback(capture.wait)
-        resources.callback(capture.terminate)
-        assert capture.stderr is not None
-        resources.callback(capture.stderr.close)
-        while b"listening" not in capture.stderr.readline():
-            pass
+        if capture:
+            _capture(resources, outside, folder)
         server = subprocess.Popen(
             [
                 "nsenter",

@@ -16,6 +16,7 @@ from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.native import launcher, ordinary, probing
 from atoll.engines.linux.native.building import NativeBuilder
 from atoll.engines.linux.native.ordinary import UserLayers, UserNamespace
+from atoll.engines.linux.oci import links
 from atoll.engines.linux.oci.engine import OciEngine
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
@@ -65,18 +66,22 @@ class NativeEngine(OciEngine):
             done = {"init": init, "restoring": None, "half_made": self._namespace is not None}
             record = record.model_copy(update=done)
             self._places.records.write(record)
-            # Its network namespace is there already: it is linked while the rest is made.
-            linking.append(asyncio.ensure_future(self._link(record, init)))
             return True
 
-        linking: list[asyncio.Future[None]] = []
+        def link(launcher: int) -> None:
+            # Its network namespace is there already: it is linked while the rest is made.
+            if record.spec.network != "none":
+                work = asyncio.to_thread(links.attach_early, self._places.gateway, record, launcher)
+                linking.append(asyncio.ensure_future(work))
+
+        linking: list[asyncio.Future[int | None]] = []
         try:
-            await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S))
+            await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S), link)
         finally:
             linked = await asyncio.gather(*linking, return_exceptions=True)
-        for failure in linked:
-            if failure is not None:
-                raise failure
+        assert record.init is not None
+        if record.spec.network != "none" and links.network_of(record.init.pid) not in linked:
+            await self._link(record, record.init)
         if record.half_made:
             record = record.model_copy(update={"half_made": False})
             self._places.records.write(record)

@@ -24,6 +24,31 @@ def prepared(gateway: Gateway, record: Record, opened: ExitStack) -> str:
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
+def network_of(pid: int) -> int | None:
+    """What tells its network namespace from others."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+def attach_early(gateway: Gateway, record: Record, launcher: int) -> int | None:
+    """To the network namespace of a launcher, a child of ours that waits to become a sandbox. Says which one that was;
+    None if it has none of its own yet, or has ended."""
+    try:
+        fd = os.open(f"/proc/{launcher}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(fd).st_ino
+        if found == network_of(os.getpid()):
+            return None
+        gateway.attach(record.sandbox_id, record.spec.network, fd)
+        return found
+    finally:
+        os.close(fd)
+
+
 def attach(gateway: Gateway, record: Record, init: ProcessRef) -> None:
     """To the network namespace of its first process."""
     try:
