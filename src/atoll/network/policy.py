@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from atoll.network.names import normal_name
+from atoll.network.names import normal_name, within_private
 
 Protocol = Literal["web", "tcp", "udp"]
 WEB_PORTS = ((80, 80), (443, 443))
@@ -193,6 +193,20 @@ class NetworkRules(BaseModel):
 
 
 NetworkPolicy = Literal["none", "all"] | NetworkRules
+
+
+def without_secrets(policy: NetworkPolicy) -> NetworkPolicy:
+    """The same to be shown: the values of headers that are added are left out."""
+    if not isinstance(policy, NetworkRules) or not policy.inject:
+        return policy
+    hidden = tuple(each.model_copy(update={"headers": dict.fromkeys(each.headers, "…")}) for each in policy.inject)
+    return policy.model_copy(update={"inject": hidden})
+
+
+def opens_private(policy: NetworkPolicy) -> bool:
+    """Whether it names a private range, which is one of the network that the machine itself is in."""
+    rules = policy.rules if isinstance(policy, NetworkRules) else ()
+    return any(rule.action == "allow" and rule.cidr is not None and within_private(rule.network) for rule in rules)
 
 
 def parse_policy(value: object) -> object:

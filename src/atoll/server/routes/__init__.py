@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from atoll.server.routes import commands, events, files, health, keys, sandboxes, sockets, specs, users
+from atoll.server.routes import commands, events, files, health, keys, network, ports, sandboxes, sockets, specs, users
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
@@ -12,6 +12,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     files.router,
     events.router,
     sockets.router,
+    network.router,
+    ports.router,
     keys.router,
     users.router,
 )
