@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from atoll import Sandbox, UnsupportedError
+from atoll.engines.linux.oci import OciEngine, runtimes
 from atoll.engines.local.processes import descendants
 from atoll.network.client import Gateway
 from atoll.settings import Settings
 from network import world
 from network.attacks import run
-from network.conftest import NAMES, Kind, Make
+from network.conftest import NAMES, Kind, Make, refuse
 from network.internet import Internet
 from network.test_isolation import destinations
 
@@ -182,3 +183,20 @@ def test_deleting_leaves_nothing(settings: Settings, make: Make, kind: Kind) -> 
         assert gateway.places.is_member(sandbox.id)
         assert gateway.refusals(sandbox.id)
     assert not list(gateway.places.members.glob(f"{sandbox.id}*"))
+
+
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_the_other_runtimes_keep_it_too(settings: Settings, internet: Internet, runtime: str) -> None:
+    if runtimes.locate(runtime, settings.data_dir) is None:
+        refuse(f"{runtime} is not installed")
+    with Sandbox(engine=OciEngine(settings, runtime), settings=settings, network=NAMES) as sandbox:
+        is_as_named(sandbox, internet)
+        sandbox.set_network("none")
+        assert "WEB" not in run(sandbox, f"connect('{WEB}', 80, get('allowed.test'))")
+
+
+@pytest.mark.parametrize("engine", ["process"])
+def test_an_engine_that_cannot_enforce_a_policy_refuses_it(settings: Settings, engine: str) -> None:
+    for policy in ("all", {}, NAMES):
+        with pytest.raises(UnsupportedError, match="cannot enforce network"):
+            Sandbox(engine=engine, settings=settings, network=policy).create()
