@@ -129,3 +129,35 @@ def test_only_administrators_open_private_ranges(client: httpx.Client, admin: ht
     refused = client.post("/sandboxes", json={"settings": {"network": "all"}})
     assert refused.status_code >= 400, "this engine cannot enforce it"
     assert "network" in refused.text
+
+
+def test_a_link_is_good_for_one_port_until_it_expires(
+    client: httpx.Client, others: httpx.Client, server: RunningServer, exposed: str
+) -> None:
+    serve(client, exposed, ECHO)
+    made = client.post(f"{exposed}/port-links", json={"port": 8000, "lifetime_s": 600}).json()
+    path = made["url"][made["url"].index("/api/v1") :]
+    short = client.post(f"{exposed}/port-links", json={"port": 8000, "lifetime_s": 1}).json()["url"]
+    expired = short[short.index("/api/v1") :]
+    assert client.post(f"{exposed}/port-links", json={"port": 22}).status_code == 403
+    assert others.post(f"{exposed}/port-links", json={"port": 8000}).status_code == 404
+    with httpx.Client(base_url=server.url) as browser:
+        assert browser.get(f"{path}page?x=1").json()["path"] == "/page?x=1"
+        mark = path.rstrip("/").rpartition("~")[2]
+        until, _, signature = mark.partition(".")
+        wrong = [
+            f"{int(until) + 1}.{signature}",
+            f"{until}.{signature[::-1]}",
+            until,
+            f"{until}.",
+            "9" * 30,
+            f"-1.{signature}",
+        ]
+        for other in wrong:
+            assert browser.get(path.replace(mark, other)).status_code == 401, other
+        assert browser.get(path.replace("/8000/", "/8001/")).status_code == 401
+        while (answer := browser.get(expired)).status_code == 200:
+            pass
+        assert answer.status_code == 401
+        client.delete(exposed).raise_for_status()
+        assert browser.get(path).status_code == 401

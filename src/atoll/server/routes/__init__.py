@@ -14,6 +14,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     sockets.router,
     network.router,
     ports.router,
+    ports.links,
     keys.router,
     users.router,
 )

@@ -1,4 +1,5 @@
-"""Exposed ports: HTTP to what listens inside a sandbox, by path. Only ports that its spec names, and with a credential.
+"""Exposed ports: HTTP to what listens inside a sandbox, by path. Only ports that its spec names, with a credential or a
+signed link.
 
 What comes back is from the untrusted side. The browser is told to give it an origin of its own (`sandbox`), so a page
 cannot touch this server's; cookies, redirections to elsewhere on this server and headers about the connection are left
@@ -8,21 +9,26 @@ out. The caller's credential never goes inside.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Annotated
 
 import h11
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.errors import SandboxError
 from atoll.guest.ports import PortStream
 from atoll.server.auth import SandboxUser, Services_
 from atoll.server.routes.sandboxes import SandboxId
-from atoll.service import ForbiddenError
+from atoll.server.services import Services
+from atoll.service import Caller
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/ports", tags=["ports"])
+links = APIRouter(prefix="/sandboxes/{sandbox_id}/port-links", tags=["ports"])
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _HOP = frozenset(
     (
@@ -50,23 +56,54 @@ _NOT_OUT = _HOP | {
 }
 _POLICY = "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
 _ANSWER_S = 60.0
+Port = Annotated[int, Path(ge=1, le=65_535)]
 _PIECE = 65_536
+
+
+class LinkRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    lifetime_s: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+
+
+class PortLink(BaseModel):
+    url: str
+    """Good for whoever has it, for this port alone, until then or until the sandbox ends."""
+    expires_at: datetime
+
+
+@links.post("", operation_id="link_sandbox_port")
+async def link(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: LinkRequest) -> PortLink:
+    """A link to an exposed port that needs no other credential: to be opened in a browser, or given to somebody."""
+    until = int(time.time()) + wanted.lifetime_s
+    url = await services.sandboxes.port_link(caller, sandbox_id, wanted.port, until)
+    return PortLink(url=url, expires_at=datetime.fromtimestamp(until, UTC))
+
+
+@router.api_route("/{port}/~{mark}/{path:path}", methods=_METHODS, include_in_schema=False)
+async def forward_linked(
+    request: Request, services: Services_, sandbox_id: SandboxId, port: Port, mark: str, path: str
+) -> Response:
+    """The same as below, for whoever has the link."""
+    del path
+    caller = await services.sandboxes.by_port_link(sandbox_id, port, mark)
+    services.rate.count(caller)
+    return await _forward(request, caller, services, sandbox_id, port, f"/ports/{port}/~{mark}/")
 
 
 @router.api_route("/{port}/{path:path}", methods=_METHODS, include_in_schema=False)
 async def forward(
-    request: Request,
-    caller: SandboxUser,
-    services: Services_,
-    sandbox_id: SandboxId,
-    port: Annotated[int, Path(ge=1, le=65_535)],
-    path: str,
+    request: Request, caller: SandboxUser, services: Services_, sandbox_id: SandboxId, port: Port, path: str
 ) -> Response:
     """Pass the request on to what listens on that port, and its answer back."""
     del path  # as it was sent, with its escapes, it is in the request
-    info = await services.sandboxes.describe(caller, sandbox_id)
-    if port not in {each.port for each in info.exposed_urls or ()}:
-        raise ForbiddenError(f"port {port} of this sandbox is not exposed: name it in its spec")
+    return await _forward(request, caller, services, sandbox_id, port, f"/ports/{port}/")
+
+
+async def _forward(
+    request: Request, caller: Caller, services: Services, sandbox_id: str, port: int, before: str
+) -> Response:
+    await services.sandboxes.need_exposed(caller, sandbox_id, port)
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     async with AsyncExitStack() as opened:
         try:
@@ -77,7 +114,7 @@ async def forward(
         exchange = Exchange(stream)
         try:
             async with asyncio.timeout(_ANSWER_S):
-                await exchange.ask(request, port)
+                await exchange.ask(request, port, before)
                 answer = await exchange.answer()
         except TimeoutError:
             return _plain(504, f"what listens on port {port} did not answer in time")
@@ -93,9 +130,9 @@ class Exchange:
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT)
 
-    async def ask(self, request: Request, port: int) -> None:
+    async def ask(self, request: Request, port: int, before: str) -> None:
         raw: bytes = request.scope["raw_path"]
-        target = b"/" + raw.partition(f"/ports/{port}/".encode())[2].partition(b"?")[0]
+        target = b"/" + raw.partition(before.encode())[2].partition(b"?")[0]
         if query := request.scope["query_string"]:
             target += b"?" + query
         headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _NOT_IN]
