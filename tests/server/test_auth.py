@@ -58,6 +58,8 @@ BODIES: dict[str, Any] = {
     "mkdir": {"path": "a"},
     "chmod": {"path": "a", "mode": "644"},
     "expiry": {"lifetime_s": 1000},
+    "network": {"policy": "none"},
+    "port-links": {"port": 8000},
     "pause-old": {"max_num_sandboxes": 1000},
     "sandbox-specs": {"id": "matrix"},
     "keys": {"user_id": "ann"},
