@@ -54,12 +54,12 @@ def internet(folder: Path) -> Iterator[Internet]:
 def settings(folder: Path, internet: Internet) -> Iterator[Settings]:
     made = Settings(folder / "data", folder / "run")
     yield made
-    asyncio.run(_remove_all(made))
+    asyncio.run(remove_all(made))
     assert not (made.run_dir / "network").exists(), "the gateway is still there"
     assert str(made.run_dir) not in Path("/proc/self/mounts").read_text()
 
 
-async def _remove_all(settings: Settings) -> None:
+async def remove_all(settings: Settings) -> None:
     for name in ("native", "oci"):
         engine = registry.get(name, settings)
         for handle in await engine.list():
