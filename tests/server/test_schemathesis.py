@@ -23,7 +23,7 @@ schema = schemathesis.openapi.from_dict(SCHEMA).exclude(
 )
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 QUICK = settings(
-    max_examples=int(os.environ.get("ATOLL_EXAMPLES", "4")),
+    max_examples=int(os.environ.get("ATOLL_EXAMPLES", "2")),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
