@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from atoll.server.routes import commands, events, files, health, keys, sandboxes, sockets, specs, users
+from atoll.server.routes import commands, events, files, health, keys, ports, sandboxes, sockets, specs, users
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
@@ -12,6 +12,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     files.router,
     events.router,
     sockets.router,
+    ports.router,
     keys.router,
     users.router,
 )
