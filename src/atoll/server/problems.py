@@ -135,6 +135,7 @@ def of(error: BaseException) -> Problem:
         return problem(status, code, _os_words(error))
     if isinstance(error, HTTPException):
         codes = {404: "no_such_route", 405: "method_not_allowed", 413: "too_large", 408: "too_slow", 416: "bad_range"}
+        codes |= {503: "unavailable", 504: "timeout"}
         return problem(error.status_code, codes.get(error.status_code, "bad_request"), str(error.detail))
     if isinstance(error, ValueError):
         return problem(422, "invalid_request", str(error) or "the request makes no sense")

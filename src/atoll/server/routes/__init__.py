@@ -2,16 +2,18 @@
 
 from fastapi import APIRouter
 
-from atoll.server.routes import commands, events, files, health, keys, sandboxes, sockets, specs, users
+from atoll.server.routes import commands, events, files, health, keys, ports, sandboxes, sockets, specs, users
 
+# They are tried in this order: what is asked most comes first.
 ROUTERS: tuple[APIRouter, ...] = (
-    health.router,
-    sandboxes.router,
-    specs.router,
     commands.router,
     files.router,
+    sandboxes.router,
+    health.router,
+    specs.router,
     events.router,
     sockets.router,
+    ports.router,
     keys.router,
     users.router,
 )
