@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from atoll.errors import (
     AgentError,
+    CheckpointNotFoundError,
     EngineError,
     ImageError,
     SandboxError,
@@ -45,6 +46,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (NotAuthenticatedError, 401),
     (ForbiddenError, 403),
     (SandboxNotFoundError, 404),
+    (CheckpointNotFoundError, 404),
     (SandboxSpecNotFoundError, 404),
     (UserNotFoundError, 404),
     (KeyNotFoundError, 404),

@@ -2,13 +2,26 @@
 
 from fastapi import APIRouter
 
-from atoll.server.routes import commands, events, files, health, keys, ports, sandboxes, sockets, specs, users
+from atoll.server.routes import (
+    checkpoints,
+    commands,
+    events,
+    files,
+    health,
+    keys,
+    ports,
+    sandboxes,
+    sockets,
+    specs,
+    users,
+)
 
 # They are tried in this order: what is asked most comes first.
 ROUTERS: tuple[APIRouter, ...] = (
     commands.router,
     files.router,
     sandboxes.router,
+    checkpoints.router,
     health.router,
     specs.router,
     events.router,
