@@ -22,8 +22,8 @@ SLOW_S = 900
 NeedEngine = Callable[[str, Settings], None]
 
 
-ELSEWHERE = {"oci"}
-"""Engines with a suite of their own that runs all checks: `tests/oci`, with each runtime."""
+ELSEWHERE = {"native", "oci"}
+"""Engines with a suite of their own that runs all checks: `tests/native`, and `tests/oci` with each runtime."""
 
 
 @pytest.fixture(scope="session")
