@@ -193,6 +193,7 @@ static struct list frame(void)
     if (length > sizeof memory - used)
         me.give_up(&me, E2BIG);
     char *at = memory + used;
+    rehearse_memory(memory, used + length, sizeof memory);
     receive(at, length);
     used += length;
     return (struct list){at, at + length};
