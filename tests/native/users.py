@@ -27,10 +27,14 @@ class OrdinaryUser:
         self._files = {"passwd": Path("/etc/passwd").read_text() + account, "subuid": ids, "subgid": ids}
         for name, text in self._files.items():
             (self.home / f".{name}").write_text(text)
+        self.group: Path | None = None
+        """A control group that its programs start in."""
         self.python = self._find_python()
 
     def run(self, *command: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:
         binds = " && ".join(f"mount --bind {self.home}/.{name} /etc/{name}" for name in self._files)
+        if self.group is not None:
+            binds += f" && echo $$ >{self.group}/cgroup.procs"
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.home),
