@@ -1,5 +1,5 @@
-"""Control groups v2: the sandbox is born in its group. On hosts whose controllers are on v1 the group has none; then what
-needs none is tested: being born in it, freezing, killing, removing."""
+"""Control groups v2: the sandbox is born in its group. On hosts whose controllers are on v1 the group has none; then
+what needs none is tested: being born in it, freezing, killing, removing."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-UID = 12345
-_FIRST = 200_000
+UID = 60_000 + os.getpid() % 5000
+"""Nobody's, and another one for each run."""
+_FIRST = 2_000_000
 _SWITCH = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "sh", "-c", 'exec "$@"', "sh"]
 """The shell in between is started with no rights left, unlike what `setpriv` itself starts."""
 

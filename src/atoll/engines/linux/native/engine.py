@@ -139,10 +139,8 @@ class NativeEngine(OciEngine):
         if self._namespace is None:
             return super()._find_places(settings)
         layers = UserLayers(settings.data_dir / "layers", namespace=self._namespace)
-        given = delegated(
-            Path("/proc/self/mountinfo").read_text(errors="replace"), Path("/proc/self/cgroup").read_text()
-        )
-        return Places(settings, given or Hierarchy("none"), layers)
+        mounts, own = (Path(f"/proc/self/{name}").read_text(errors="replace") for name in ("mountinfo", "cgroup"))
+        return Places(settings, delegated(mounts, own) or Hierarchy("none"), layers)
 
     def _ready(self, spec: SandboxSpec) -> NativeBuilder:
         if spec.isolation not in (None, "namespaces"):

@@ -100,13 +100,8 @@ class UserNamespace:
             if self.ranges is not None
             else "user ids inside: one, not root (more need newuidmap, and a range in /etc/subuid and /etc/subgid)"
         )
-        names = {
-            Capability.MEMORY: "memory",
-            Capability.CPUS: "CPU",
-            Capability.PIDS: "processes",
-            Capability.DISK: "disk",
-        }
-        missing = ", ".join(name for capability, name in names.items() if capability not in capabilities)
+        limits = (Capability.MEMORY, Capability.CPUS, Capability.PIDS, Capability.DISK)
+        missing = ", ".join(limit.value for limit in limits if limit not in capabilities)
         groups = "delegated to you" if Capability.PAUSE in capabilities else "none of your own"
         return ids, f"control groups: {groups}; no limits for {missing}"
 
