@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.engines.linux.plan import RANGE, IdRange
@@ -26,6 +26,8 @@ COUNT = 4096
 @dataclass(frozen=True, slots=True)
 class IdRanges:
     directory: Path
+    _own: dict[str, int] = field(default_factory=dict, compare=False)
+    """What this process claimed, so that it need not be looked for among thousands."""
 
     def claim(self, owner: str) -> IdRange:
         """A range for this sandbox. Raises EngineError when all are taken."""
@@ -34,6 +36,7 @@ class IdRanges:
         for step in range(COUNT):
             first = FIRST + (start + step) % COUNT * RANGE
             if self._take(first, owner):
+                self._own[owner] = first
                 return IdRange(first)
         raise EngineError(
             f"all {COUNT} ranges of user ids are in use", hint="Delete sandboxes that are no longer needed."
@@ -46,7 +49,8 @@ class IdRanges:
                 (self.directory / str(first)).unlink()
 
     def release_all(self, owner: str) -> None:
-        for first in self._claimed():
+        own = self._own.pop(owner, None)
+        for first in self._claimed() if own is None else (own,):
             self.release(first, owner)
 
     def owners(self) -> dict[int, str]:
