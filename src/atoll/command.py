@@ -67,7 +67,7 @@ class AsyncCommand:
     started it dies, and its output is kept for whoever attaches next. Lost connections are made again without a gap.
     """
 
-    keep = False
+    _keep = False
     """Whether the sandbox remembers it after its end was read, for somebody else who may ask."""
 
     def __init__(
@@ -123,7 +123,7 @@ class AsyncCommand:
                 if tries > _RECONNECTS:
                     raise
                 await self._reattach()
-        if not self.keep:
+        if not self._keep:
             # The command is over and all was delivered: the sandbox need not remember it.
             with contextlib.suppress(OSError, AgentUnreachableError):
                 self._guest.processes.release_soon(self.id.encode())

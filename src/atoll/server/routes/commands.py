@@ -191,7 +191,7 @@ async def follow(
     `offset`s that the last events had."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     command = await sandbox.command(command_id, offsets=(stdout, stderr))
-    command.keep = True
+    command._keep = True
     return EventStream(request, _follow(services, sandbox_id, command, encoding), on_close=command.detach)
 
 
@@ -208,7 +208,7 @@ async def wait(
     """Wait for its end; all of the output that is kept. 504 if it takes longer: it goes on."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     command = await sandbox.command(command_id)
-    command.keep = True
+    command._keep = True
 
     async def end() -> ExecutionResult:
         try:
@@ -302,7 +302,7 @@ async def _start(
         command_id=command_id,
         **options,
     )
-    command.keep = key is not None
+    command._keep = key is not None
     return command
 
 
