@@ -84,6 +84,10 @@ def _described(app: FastAPI) -> dict[str, Any]:
             for operation in operations.values():
                 if path not in PUBLIC:
                     operation["security"] = [{"bearer": []}, {"session": []}]
+                for status, answer in operation["responses"].items():
+                    content = answer.get("content", {})
+                    if status[0] in "45" and "application/json" in content:  # errors are problem+json and nothing else
+                        answer["content"] = {problems.MEDIA_TYPE: content["application/json"]}
         app.openapi_schema = document
     return app.openapi_schema
 
