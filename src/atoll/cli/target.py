@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from atoll.engines import registry
 from atoll.engines.base import Engine
-from atoll.errors import SandboxError, SandboxNotFoundError
+from atoll.errors import EngineUnavailableError, SandboxError, SandboxNotFoundError
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
@@ -48,8 +49,12 @@ async def attach(sandbox_id: str) -> AsyncSandbox:
 async def everything() -> list[tuple[Engine, str]]:
     """All sandboxes of this machine, with their engines."""
     settings = Settings.load()
-    engines = [registry.get(name, settings) for name in registry.names()]
-    return [(engine, handle.sandbox_id) for engine in engines for handle in await engine.list()]
+    found: list[tuple[Engine, str]] = []
+    for name in registry.names():
+        with suppress(EngineUnavailableError):  # one that is not here has nothing here
+            engine = registry.get(name, settings)
+            found += [(engine, handle.sandbox_id) for handle in await engine.list()]
+    return found
 
 
 def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:

@@ -187,7 +187,7 @@ class RemoteEngine:
         if memory:
             raise _not_over_a_server("saving the memory of a sandbox")
         path = f"/sandboxes/{await self._remote_id(handle)}/checkpoints"
-        return _checkpoint(await self._server.call("POST", path, json={"name": name}), handle)
+        return _checkpoint(await self._server.call("POST", path, json={"name": name, "made_by": made_by}), handle)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         found = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/checkpoints")

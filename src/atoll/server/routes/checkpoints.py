@@ -43,6 +43,8 @@ class CheckpointInfo(BaseModel):
 class CheckpointStart(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: Name = ""
+    made_by: Annotated[str, Field(max_length=256)] = "user"
+    """Why, in words: the command before which it is made."""
 
 
 class ChangeInfo(BaseModel):
@@ -60,7 +62,8 @@ async def make(
 ) -> CheckpointInfo:
     """Keep the state of all files, at one moment, while it runs."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    return CheckpointInfo.of(await sandbox.checkpoint(wanted.name if wanted is not None else ""))
+    wanted = wanted or CheckpointStart()
+    return CheckpointInfo.of(await sandbox.checkpoint(wanted.name, made_by=wanted.made_by))
 
 
 @router.get("/checkpoints", operation_id="list_checkpoints")
