@@ -24,7 +24,7 @@ setup-test:
 	@scripts/setup test
 
 # They look at the whole machine before and after, so nothing that is not theirs may run beside them.
-ALONE := tests/native tests/oci tests/security
+ALONE := tests/native tests/network tests/oci tests/security
 # They start Docker engines of their own, which the others would see.
 DOCKER := tests/docker tests/openmanus
 

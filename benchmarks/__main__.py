@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure
 
-NAMES = ("exec_latency", "create", "memory", "copying", "oci", "native", "checkpoints", "docker", "manager")
+NAMES = ("exec_latency", "create", "memory", "copying", "oci", "native", "checkpoints", "docker", "manager", "network")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -19,6 +19,7 @@ SOURCES = {
     "src/atoll/shell.py": {"AsyncShell": "Shell"},
     "src/atoll/guest/watch.py": {"Watch": "FileWatch"},
     "src/atoll/guest/ports.py": {"PortStream": "Port"},
+    "src/atoll/forwarding.py": {"AsyncForward": "Forward"},
     "src/atoll/sandbox.py": {"AsyncSandbox": "Sandbox"},
 }
 CLASSES = {old: new for names in SOURCES.values() for old, new in names.items()}
@@ -41,10 +42,13 @@ from typing import Self
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
+from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxSpec, Stats
+from atoll.network.policy import NetworkRules
+from atoll.network.refusals import Refusal
 from atoll.portal import Portal, portal
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES, DEFAULT_TIMEOUT_S, AsyncSandbox, CommandLine
 from atoll.settings import Settings
@@ -169,7 +173,14 @@ def public_attributes(node: ast.ClassDef) -> list[str]:
     return found
 
 
-ATTRIBUTE_TYPES = {"id": "str", "name": "str", "spec": "SandboxSpec", "timeout_s": "float", "path": "str"}
+ATTRIBUTE_TYPES = {
+    "port": "int",
+    "id": "str",
+    "name": "str",
+    "spec": "SandboxSpec",
+    "timeout_s": "float",
+    "path": "str",
+}
 
 
 def twin(node: ast.ClassDef, new: str) -> str:

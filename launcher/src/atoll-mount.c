@@ -469,6 +469,9 @@ static void host_operation(const char *op) {
         detail = next();
         if (umount2(detail, MNT_DETACH) < 0 && errno != EINVAL && errno != ENOENT)
             fail();
+    } else if (!strcmp(op, "hide")) { /* hide DIRECTORY: the runtime must not see what is in it */
+        detail = next();
+        need(mount("hidden", detail, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k"));
     } else if (!strcmp(op, "let-go")) {
         let_go();
     } else if (!strcmp(op, "stage")) { /* stage DIRECTORY: an empty tmpfs there, and we stand in it */

@@ -10,10 +10,13 @@ from typing import Self
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
+from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxSpec, Stats
+from atoll.network.policy import NetworkRules
+from atoll.network.refusals import Refusal
 from atoll.portal import Portal, portal
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES, DEFAULT_TIMEOUT_S, AsyncSandbox, CommandLine
 from atoll.settings import Settings
@@ -187,6 +190,41 @@ class Port:
         self._portal.call(self._async.__aexit__(*_))
 
 
+class Forward:
+    """Open until `aclose`, or as long as an `with` of it. What opens later inside works at once."""
+
+    def __init__(self, original: AsyncForward, portal: Portal) -> None:
+        self._async = original
+        self._portal = portal
+
+    @property
+    def port(self) -> int:
+        return self._async.port
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens on this machine."""
+        return self._async.address
+
+    @property
+    def url(self) -> str:
+        """For a browser, if what listens inside speaks HTTP."""
+        return self._async.url
+
+    def close(self) -> None:
+        """Close it and every connection through it. May be repeated."""
+        self._portal.call(self._async.aclose())
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._async.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.call(self._async.__aexit__(kind, error, trace))
+
+
 class Sandbox:
     """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
 
@@ -211,6 +249,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        network: str | Mapping[str, object] | NetworkRules | None = None,
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         labels: Mapping[str, str] | None = None,
@@ -230,6 +269,7 @@ class Sandbox:
             env=env,
             volumes=volumes,
             work_dir=work_dir,
+            network=network,
             isolation=isolation,
             timeout=timeout,
             labels=labels,
@@ -296,6 +336,14 @@ class Sandbox:
     def stats(self) -> Stats:
         """Resources in use."""
         return self._portal.call(self._async.stats())
+
+    def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
+        self._portal.call(self._async.set_network(policy))
+
+    def network_log(self) -> list[Refusal]:
+        """What was refused, oldest first: when, where to, under which name, and by which rule."""
+        return self._portal.call(self._async.network_log())
 
     @property
     def engine_name(self) -> str:
@@ -545,6 +593,10 @@ class Sandbox:
         Works as `copy_to` in the other direction; set-uid bits and owners are not kept.
         """
         self._portal.call(self._async.copy_from(source, target))
+
+    def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
+        """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""
+        return Forward(self._portal.call(self._async.expose(port, local_port, host=host)), self._portal)
 
     def connect_port(self, port: int) -> Port:
         """A stream to a TCP port that something in the sandbox listens on; works with the network off."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from atoll.errors import SpecError
+from atoll.network.policy import NetworkPolicy, parse_policy
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*$", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -107,7 +108,7 @@ class SandboxSpec(BaseModel):
     env: dict[str, str] = Field(default_factory=dict)
     limits: Limits = Field(default_factory=Limits)
     volumes: tuple[Volume, ...] = ()
-    network: Literal["none"] = "none"
+    network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
     labels: dict[str, str] = Field(default_factory=dict)
 
     @classmethod
@@ -177,6 +178,8 @@ class Capability(enum.StrEnum):
     PAUSE = "pause"
     CHECKPOINTS = "checkpoints"
     """States of its files can be kept, gone back to, and started from."""
+    NETWORK = "network"
+    """A network policy other than `none` is enforced."""
     USERS = "users"
     """Commands can run as any user of the image, and root inside may act as root."""
     ISOLATION = "isolation"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import dataclasses
+import functools
 import math
 import os
 import posixpath
@@ -19,7 +20,16 @@ from typing import Self
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry, shared
-from atoll.engines.base import ByteStream, Checkpointing, Engine, Finding, LimitEvents, LimitReporting, Pausable
+from atoll.engines.base import (
+    ByteStream,
+    Checkpointing,
+    Engine,
+    Finding,
+    LimitEvents,
+    LimitReporting,
+    NetworkPolicies,
+    Pausable,
+)
 from atoll.errors import (
     AgentUnreachableError,
     CheckpointNotFoundError,
@@ -30,6 +40,7 @@ from atoll.errors import (
     SpecError,
     UnsupportedError,
 )
+from atoll.forwarding import AsyncForward
 from atoll.guest import trees
 from atoll.guest.channel import Channel
 from atoll.guest.files import FileInfo, Files, Watch
@@ -48,6 +59,8 @@ from atoll.model import (
     Stats,
     Volume,
 )
+from atoll.network.policy import NetworkRules
+from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 from atoll.shell import AsyncShell
 from atoll.terminal import AsyncTerminal
@@ -92,6 +105,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        network: str | Mapping[str, object] | NetworkRules | None = None,
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         labels: Mapping[str, str] | None = None,
@@ -103,6 +117,7 @@ class AsyncSandbox:
             "env": dict(env) if env else None,
             "volumes": _volumes(volumes),
             "work_dir": work_dir,
+            "network": dict(network) if isinstance(network, Mapping) else network,
             "isolation": isolation,
             "labels": dict(labels) if labels else None,
             "limits": _limits(memory_bytes=memory, cpus=cpus, pids=pids, disk_bytes=disk),
@@ -188,6 +203,23 @@ class AsyncSandbox:
     async def stats(self) -> Stats:
         """Resources in use."""
         return await (await self._the_engine()).stats(self._created())
+
+    async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
+        wanted = SandboxSpec.of(network=dict(policy) if isinstance(policy, Mapping) else policy).network
+        await (await self._network_policies()).set_network(self._created(), wanted)
+        self.spec = self.spec.model_copy(update={"network": wanted})
+        self._handle = dataclasses.replace(self._created(), spec=self.spec)
+
+    async def network_log(self) -> list[Refusal]:
+        """What was refused, oldest first: when, where to, under which name, and by which rule."""
+        return list(await (await self._network_policies()).refusals(self._created()))
+
+    async def _network_policies(self) -> NetworkPolicies:
+        engine = await self._the_engine()
+        if isinstance(engine, NetworkPolicies) and Capability.NETWORK in engine.capabilities:
+            return engine
+        raise UnsupportedError(f"engine '{engine.name}' cannot enforce network policies here")
 
     @property
     def engine_name(self) -> str:
@@ -510,6 +542,12 @@ class AsyncSandbox:
         await trees.copy_from(self._connect, self._path(source), target)
 
     # --- ports --------------------------------------------------------------------------------------------------------
+
+    async def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> AsyncForward:
+        """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""
+        self._created()
+        forward = AsyncForward(functools.partial(self.connect_port, port), port)
+        return await forward._open(local_port, host)
 
     async def connect_port(self, port: int) -> PortStream:
         """A stream to a TCP port that something in the sandbox listens on; works with the network off."""

@@ -116,6 +116,8 @@ def operation(method: str, path: str) -> Mapping[str, Any] | None:
 def validate(response: httpx.Response) -> None:
     """Status, media type and JSON of an answer must be what openapi.json promises."""
     request = response.request
+    if "/ports/" in request.url.path:
+        return  # what it answers is up to the sandbox
     found = operation(request.method, request.url.path)
     if found is None:
         assert response.status_code in (404, 405, 200), (request.method, request.url.path, response.status_code)

@@ -32,6 +32,7 @@ def filled(path: str, sandbox_id: str) -> str:
         "key_id": "0000",
         "user_id": "ann",
         "command_id": "c",
+        "checkpoint_id": "c",
         "port": "1",
         "path": "",
     }
@@ -71,6 +72,7 @@ BODIES: dict[str, Any] = {
     "keys": {"user_id": "ann"},
     "tokens": {},
     "users": {"id": "ann"},
+    "network": {"policy": "none"},
 }
 
 

@@ -12,6 +12,8 @@ from atoll.cli import checkpoints
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
 from atoll.cli.life import copy, create, execute, logs, pause, resume, stats
+from atoll.cli.network import app as network_app
+from atoll.cli.network import port_forward
 from atoll.cli.run import run
 from atoll.cli.sandboxes import gc, list_sandboxes, remove
 from atoll.cli.serve import serve
@@ -52,6 +54,8 @@ app.command()(pause)
 app.command()(resume)
 app.command()(events)
 app.command()(config)
+app.command("port-forward")(port_forward)
+app.add_typer(network_app, name="network")
 app.add_typer(spec_app, name="spec")
 app.add_typer(key_app, name="key")
 

@@ -16,6 +16,7 @@ from atoll.cli.options import (
     EnvOption,
     ImageOption,
     MemoryOption,
+    NetworkOption,
     PidsOption,
     VolumeOption,
     make_sandbox,
@@ -34,6 +35,7 @@ def create(
     pids: PidsOption = None,
     env: EnvOption = None,
     volume: VolumeOption = None,
+    network: NetworkOption = "none",
     spec: Annotated[str | None, typer.Option(help="A spec of the server's catalogue instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -46,7 +48,7 @@ def create(
             await server.aclose()
             id = str(info["id"])
         else:
-            sandbox = await make_sandbox(engine, image, memory, cpus, pids, env, volume).create()
+            sandbox = await make_sandbox(engine, image, memory, cpus, pids, env, volume, network).create()
             id = sandbox._created().details.get("remote_id", sandbox.id)
             await sandbox.detach()
         if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.network import read_policy
 from atoll.errors import SpecError
 from atoll.sandbox import AsyncSandbox
 
@@ -22,6 +23,11 @@ VolumeOption = Annotated[
     typer.Option("--volume", "-v", metavar="HOST:PATH[:ro]", help="Share a directory or file; may be repeated."),
 ]
 
+NetworkOption = Annotated[
+    str,
+    typer.Option("--network", help="What it may reach: none, all, domains with commas between, or a policy in JSON."),
+]
+
 
 def make_sandbox(
     engine: str,
@@ -31,6 +37,7 @@ def make_sandbox(
     pids: int | None,
     env: Sequence[str] | None,
     volume: Sequence[str] | None,
+    network: str = "none",
 ) -> AsyncSandbox:
     return AsyncSandbox(
         engine=engine,
@@ -38,6 +45,7 @@ def make_sandbox(
         memory=memory,
         cpus=cpus,
         pids=pids,
+        network=None if network == "none" else read_policy(network),
         env=dict(_variable(text) for text in env or ()),
         volumes=[_absolute(text) for text in volume or ()],
     )

@@ -20,6 +20,7 @@ from atoll.cli.options import (
     EnvOption,
     ImageOption,
     MemoryOption,
+    NetworkOption,
     PidsOption,
     VolumeOption,
     make_sandbox,
@@ -45,9 +46,10 @@ def run(
     ] = None,
     env: EnvOption = None,
     volume: VolumeOption = None,
+    network: NetworkOption = "none",
 ) -> None:
     """Run one command in a fresh sandbox: its input, output, errors and exit code are this program's own."""
-    sandbox = make_sandbox(engine, image, memory, cpus, pids, env, volume)
+    sandbox = make_sandbox(engine, image, memory, cpus, pids, env, volume, network)
     raise SystemExit(asyncio.run(_run(sandbox, command, timeout)))
 
 

@@ -21,6 +21,7 @@ from atoll.cli.options import (
     EnvOption,
     ImageOption,
     MemoryOption,
+    NetworkOption,
     PidsOption,
     VolumeOption,
     make_sandbox,
@@ -42,13 +43,14 @@ def shell(
     pids: PidsOption = None,
     env: EnvOption = None,
     volume: VolumeOption = None,
+    network: NetworkOption = "none",
 ) -> None:
     """Open an interactive shell in a fresh sandbox, which is deleted when the shell ends, or in one that exists."""
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise SandboxError("`atoll shell` needs a terminal", hint="For scripts use: atoll run -- sh -c '...'")
     if sandbox_id is not None:
         raise SystemExit(asyncio.run(_visit(sandbox_id)))
-    raise SystemExit(asyncio.run(_shell(make_sandbox(engine, image, memory, cpus, pids, env, volume))))
+    raise SystemExit(asyncio.run(_shell(make_sandbox(engine, image, memory, cpus, pids, env, volume, network))))
 
 
 async def _visit(sandbox_id: str) -> int:

@@ -47,7 +47,7 @@ async def attach(sandbox_id: str) -> AsyncSandbox:
 
 
 async def everything() -> list[tuple[Engine, str]]:
-    """All sandboxes of this machine, with their engines."""
+    """All sandboxes of this machine, with their engines. One that does not work here has none."""
     settings = Settings.load()
     found: list[tuple[Engine, str]] = []
     for name in registry.names():

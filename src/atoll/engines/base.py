@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.errors import UnsupportedError
 from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, Stats
+from atoll.network.policy import NetworkPolicy
+from atoll.network.refusals import Refusal
 
 ByteStream = socket.socket
 """A connected, non-blocking stream socket to a sandbox's agent. An engine without one bridges a socket pair."""
@@ -68,6 +70,21 @@ class Pausable(Protocol):
     async def pause(self, handle: Handle) -> None: ...
 
     async def resume(self, handle: Handle) -> None: ...
+
+
+@runtime_checkable
+class NetworkPolicies(Protocol):
+    """An engine that enforces network policies. Needs `Capability.NETWORK`.
+
+    A policy is that of the sandbox, not of its process: it is the same after a pause, a rollback, a restart of ours,
+    and for what is forked from it.
+    """
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        """From now on. Connections that it forbids are ended. UnsupportedError if this sandbox can get no link."""
+
+    async def refusals(self, handle: Handle) -> Sequence[Refusal]:
+        """What was refused, oldest first. Bounded: of very many the oldest are forgotten."""
 
 
 @runtime_checkable
@@ -207,6 +224,7 @@ def refuse_unsupported(
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
         Capability.VOLUMES: spec.volumes or None,
+        Capability.NETWORK: None if spec.network == "none" else spec.network,
     }
     for capability, value in asked.items():
         if value is not None and capability not in capabilities:

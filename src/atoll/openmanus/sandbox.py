@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from atoll.engines.docker import DockerEngine
-from atoll.errors import SandboxError, SandboxResourceError, SpecError, UnsupportedError
+from atoll.errors import SandboxError, SandboxResourceError
 from atoll.model import Capability, Cause, ExecutionResult, SandboxSpec
 from atoll.openmanus import policy as policies
 from atoll.openmanus.failures import NOT_INITIALIZED, OperationError, failing_to
@@ -183,17 +183,10 @@ class DockerSandbox:
 
     async def _spec(self) -> SandboxSpec:
         """A limit on processes that nobody asked for is left out where the engine has none, as under gVisor."""
-        try:
-            spec = self.config.spec(self.volume_bindings)
-            if "pids_limit" in self.config.model_fields_set or await self.client.can(Capability.PIDS):
-                return spec
-            return spec.model_copy(update={"limits": spec.limits.model_copy(update={"pids": None})})
-        except SpecError as error:
-            if self.config.network_enabled and error.reason.startswith("not a valid sandbox: network"):
-                raise UnsupportedError(
-                    "sandboxes of this version have no network", hint="Set network_enabled to False."
-                ) from error
-            raise
+        spec = self.config.spec(self.volume_bindings)
+        if "pids_limit" in self.config.model_fields_set or await self.client.can(Capability.PIDS):
+            return spec
+        return spec.model_copy(update={"limits": spec.limits.model_copy(update={"pids": None})})
 
     async def _may_run(self, command: str) -> None:
         await policies.apply(self._policy, self._asker, command)

@@ -6,9 +6,10 @@ import enum
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.model import Cause, Limits, SandboxSpec, State, Volume
+from atoll.network.policy import NetworkPolicy, parse_policy, without_secrets
 
 Text = Annotated[str, Field(max_length=4096)]
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
@@ -94,6 +95,8 @@ class SandboxSettings(BaseModel):
     hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
     env: Variables = {}
     limits: Limits = Limits()
+    network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
+    """What it may reach. Only administrators open private ranges, which are those of the server's own network."""
     volumes: Annotated[list[Volume], Field(max_length=64)] = []
     """Directories of the server's machine: only administrators may share them."""
 
@@ -104,8 +107,8 @@ class SandboxSettings(BaseModel):
 
     @classmethod
     def of(cls, spec: SandboxSpec) -> SandboxSettings:
-        values = {name: getattr(spec, name) for name in cls.model_fields if name != "volumes"}
-        return cls(**values, volumes=list(spec.volumes))
+        values = {name: getattr(spec, name) for name in cls.model_fields if name not in ("volumes", "network")}
+        return cls(**values, network=without_secrets(spec.network), volumes=list(spec.volumes))
 
 
 class SandboxStart(BaseModel):

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from atoll.errors import SandboxError
 from atoll.manager import SandboxManager
+from atoll.network.policy import NetworkPolicy, opens_private
 from atoll.service.identity import Caller
 from atoll.service.models import (
     ExposedPort,
@@ -122,6 +123,11 @@ class SandboxSpecService:
             raise ForbiddenError(
                 f"only administrators use files and states of the server's machine as images: {settings.image[:80]!r}"
             )
+        self.check_network(caller, settings.network)
+
+    def check_network(self, caller: Caller, policy: NetworkPolicy) -> None:
+        if opens_private(policy) and not caller.is_admin:
+            raise ForbiddenError("only administrators open private ranges: they are those of the server's network")
 
     async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
         found = await self._store.spec(spec_id)

@@ -7,7 +7,7 @@ On top of them, and why:
   processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
 * Our own system call filter, which refuses more than Docker's.
 * Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
-* No network but loopback, unless the spec says otherwise.
+* No network but loopback.
 * The agent is PID 1, from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and with it
   everything inside, whether anybody of ours still runs or not. Its socket is in a tmpfs of 64 KiB that only root inside
   can look into, so nothing of the host is mounted for it.
@@ -34,7 +34,6 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_S
 INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _RESERVED = (agent_volume.HOME, "/proc", "/sys", "/dev")
-_NETWORKS = {"none": "none", "all": "bridge"}
 _LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
 
 
@@ -114,7 +113,7 @@ def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent) -> 
     limits = spec.limits
     config: dict[str, Any] = {
         "Runtime": facts.runtime(spec),
-        "NetworkMode": _NETWORKS[spec.network],
+        "NetworkMode": "none",  # any other policy was refused: a bridge reaches the host and its private networks
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],

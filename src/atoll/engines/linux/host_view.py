@@ -18,6 +18,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from atoll.network.client import RESOLV_CONF
+
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
@@ -60,7 +62,7 @@ _INVENTED = {
     "user:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n",
     "hostname": "sandbox\n",
-    "resolv.conf": "",
+    "resolv.conf": RESOLV_CONF,
     "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\n"
     "hosts: files dns\nservices: files\nprotocols: files\n",
     "login.defs": "UMASK 022\nENV_PATH PATH=/usr/local/bin:/usr/bin:/bin\n",

@@ -93,7 +93,10 @@ def virtual_config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
             "noNewPrivileges": plan.no_new_privileges,
         },
         "linux": {
-            "namespaces": [{"type": name} for name in ("pid", "mount", "ipc", "uts", "network", "cgroup", "user")],
+            "namespaces": [
+                *({"type": name} for name in ("pid", "mount", "ipc", "uts", "cgroup", "user")),
+                {"type": "network", **({"path": plan.network_path} if plan.network_path else {})},
+            ],
             "uidMappings": [_mapping(plan)],
             "gidMappings": [_mapping(plan)],
             "cgroupsPath": cgroup_path,

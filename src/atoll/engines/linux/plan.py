@@ -201,6 +201,8 @@ class Plan:
     ordinary_user: bool = False
     """Whoever makes it has no rights on the host: see `for_ordinary_user`."""
     labels: dict[str, str] = field(default_factory=dict)
+    network_path: str | None = None
+    """A network namespace that is there already. None: an empty one of its own."""
 
     @property
     def capability_mask(self) -> int:
@@ -235,8 +237,12 @@ def make_plan(
     sandbox_id: str,
     argv: tuple[str, ...],
     env: dict[str, str] | None = None,
+    files: tuple[Bind, ...] = (),
 ) -> Plan:
-    """`env` is the image's own; the spec's wins over it. Raises SpecError for a volume that would cover a wall."""
+    """`env` is the image's own; the spec's wins over it. `files` are ours.
+
+    Raises SpecError for a volume that would cover a wall.
+    """
     limits = spec.limits
     ours = {"HOSTNAME": spec.hostname}
     variables = DEFAULT_ENV | (env or {}) | ours | spec.env | {"ATOLL_SANDBOX_ID": sandbox_id}
@@ -245,7 +251,7 @@ def make_plan(
         machine=facts.machine,
         root=root,
         ids=ids,
-        mounts=(*_standard_mounts(), *_volumes(spec)),
+        mounts=(*_standard_mounts(), *files, *_volumes(spec)),
         directories=(Directory(spec.work_dir), Directory("/tmp", 0o1777), Directory("/root", 0o700)),  # noqa: S108
         namespaces=frozenset(("user", "mount", "pid", "ipc", "uts", "net", "cgroup")),
         host_owned=frozenset(("ipc", "uts", "net")),

@@ -74,6 +74,9 @@ def _host_part(plan: Plan, stage: Path, words: list[str]) -> None:
                 f"m{number}",
                 ",".join((*mount.flags, *(() if mount.through_links else ("nolinks",)), "idmap")),
             ]
+    if plan.network_path is not None:
+        # gVisor takes a network namespace that shows `rmem_default` for the host's own, as it was in Linux 5.
+        words += ["hide", "/proc/sys/net"]
     if plan.lets_go_of_loops:
         words.append("let-go")
     words += ["stage", str(stage), "keep-userns", "user", "mkdir", "root", "mkdir", "usr", "mkdir", "e"]

@@ -47,9 +47,12 @@ class NativeBuilder(Builder):
         self._host: Path
         self._agent: Path
 
-    async def make(self, record: Record, started: Callable[[int], bool], deadline: Deadline) -> None:
-        """`started` is called with its first process, which has been told all that it needs to become the agent;
-        it says whether there still is one."""
+    async def make(
+        self, record: Record, started: Callable[[int], bool], deadline: Deadline, begun: Callable[[int], None]
+    ) -> None:
+        """`begun` is called with a launcher that may become it, and whose network namespace then is its own. `started`
+        is called with its first process, which has been told all that it needs to become the agent; it says whether
+        there still is one."""
         check_volumes(record.spec)
         image = await checkpoints.acquire(self._places, record)
         with ExitStack() as opened:
@@ -57,6 +60,7 @@ class NativeBuilder(Builder):
             undo = opened.enter_context(ExitStack())
             if taken is not None:
                 undo.callback(self._launchers.put_away, taken)
+                begun(taken.pid)
             plan, joining = await finish(asyncio.to_thread(self._prepare, record, image))
             undo.pop_all()
             chosen = self._launchers.fitting(taken, self._program, words.early(plan, joining))
@@ -105,7 +109,8 @@ class NativeBuilder(Builder):
             env = image.config.env
         # Its name tells whoever looks at the processes of this machine which sandbox it is.
         argv = (f"atoll-agent {sandbox_id}", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
-        plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
+        files = places.network_files(record.spec, root)
+        plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
         if self._namespace is not None:
             plan = for_ordinary_user(plan)
             self._launchers.fds = (self._namespace.open(),)

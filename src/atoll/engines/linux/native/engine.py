@@ -17,6 +17,7 @@ from atoll.engines.linux.cgroups import Hierarchy, delegated
 from atoll.engines.linux.native import launcher, ordinary, probing
 from atoll.engines.linux.native.building import NativeBuilder
 from atoll.engines.linux.native.ordinary import UserLayers, UserNamespace
+from atoll.engines.linux.oci import links
 from atoll.engines.linux.oci.engine import OciEngine
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
@@ -68,7 +69,20 @@ class NativeEngine(OciEngine):
             self._places.records.write(record)
             return True
 
-        await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S))
+        def link(launcher: int) -> None:
+            # Its network namespace is there already: it is linked while the rest is made.
+            if record.spec.network != "none":
+                work = asyncio.to_thread(links.attach_early, self._places.gateway, record, launcher)
+                linking.append(asyncio.ensure_future(work))
+
+        linking: list[asyncio.Future[int | None]] = []
+        try:
+            await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S), link)
+        finally:
+            linked = await asyncio.gather(*linking, return_exceptions=True)
+        assert record.init is not None
+        if record.spec.network != "none" and links.network_of(record.init.pid) not in linked:
+            await self._link(record, record.init)
         if record.half_made:
             record = record.model_copy(update={"half_made": False})
             self._places.records.write(record)

@@ -4,6 +4,7 @@ its name."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import os
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.engines.linux import bpf, host_view, oci_bundle, stage
-from atoll.engines.linux.oci import checkpoints, runtimes, start
+from atoll.engines.linux.oci import checkpoints, links, runtimes, start
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
@@ -49,11 +50,17 @@ class Builder:
     async def build(self, record: Record, runtime: Runtime, deadline: Deadline) -> Built:
         check_volumes(record.spec)
         image = await checkpoints.acquire(self._places, record)
-        plan = await finish(asyncio.to_thread(self._plan, record, runtime, image))
-        if runtime.virtual_kernel:
+        if not runtime.virtual_kernel:
+            plan = await finish(asyncio.to_thread(self._plan, record, runtime, image))
+            return await self._run(plan, runtime, deadline)
+        with ExitStack() as opened:
+            linked = None
+            if record.spec.network != "none":
+                runtime = dataclasses.replace(runtime, network="sandbox")
+                linked = await finish(asyncio.to_thread(links.prepared, self._places.gateway, record, opened))
+            plan = await finish(asyncio.to_thread(self._plan, record, runtime, image, linked))
             memory = self._places.memory(record.memory) if record.memory is not None else None
             return await self._run_virtual(plan, runtime, deadline, memory)
-        return await self._run(plan, runtime, deadline)
 
     async def _run(self, plan: Plan, runtime: Runtime, deadline: Deadline) -> Built:
         """The agent inherits a socket that listens."""
@@ -103,7 +110,7 @@ class Builder:
         joined = [directory / "cgroup.procs" for directory in self._places.starting(plan.sandbox_id).directories()]
         return _memory_file(stage.operations(plan, self._places.stage(runtime.program), joined), opened)
 
-    def _plan(self, record: Record, runtime: Runtime, image: Image | None) -> Plan:
+    def _plan(self, record: Record, runtime: Runtime, image: Image | None, linked: str | None = None) -> Plan:
         """Claim what the sandbox needs and write its bundle."""
         places, sandbox_id = self._places, record.sandbox_id
         run = places.make_run(sandbox_id)
@@ -130,7 +137,9 @@ class Builder:
         if runtime.isolation == "gvisor":
             reach = (*reach, "--gvisor")
         argv = (AGENT, *reach, "--work-dir", record.spec.work_dir)
-        plan = make_plan(record.spec, facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env)
+        files = places.network_files(record.spec, root)
+        plan = make_plan(record.spec, facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
+        plan = dataclasses.replace(plan, network_path=linked)
         render = oci_bundle.config
         if runtime.virtual_kernel:
             plan, render = for_virtual_kernel(plan, places.agent(0o755), AGENT), oci_bundle.virtual_config

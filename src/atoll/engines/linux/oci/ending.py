@@ -73,6 +73,8 @@ class Ending:
             await asyncio.to_thread(self._remove, sandbox_id)
             removed.append(f"leftovers of {sandbox_id}")
         removed += await asyncio.to_thread(self._checkpoints.collect, set(places.records.ids()))
+        if await asyncio.to_thread(places.gateway.collect):
+            removed.append("the network gateway")
         await asyncio.to_thread(places.sweep)
         await asyncio.to_thread(places.close)
         return removed
@@ -94,6 +96,7 @@ class Ending:
     def _remove(self, sandbox_id: str) -> None:
         self._remove_running_parts(sandbox_id)
         try:
+            self._places.gateway.forget(sandbox_id)
             self._places.layers.delete_layer(sandbox_id)
             self._checkpoints.delete_all(sandbox_id)
             self._places.records.forget(sandbox_id)
@@ -105,6 +108,7 @@ class Ending:
             # Made by us and the runtime, never by the sandbox.
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self._places.run(sandbox_id))
+            self._places.gateway.detach(sandbox_id)
             self._places.ids.release_all(sandbox_id)
         except OSError as error:
             raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error

@@ -28,7 +28,7 @@ from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
 from atoll.engines.base import LATER, ByteStream, LimitEvents, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
-from atoll.engines.linux.oci import runtimes
+from atoll.engines.linux.oci import links, runtimes
 from atoll.engines.linux.oci.building import Builder
 from atoll.engines.linux.oci.checkpoints import SNAPSHOT, Checkpoints, Dump, limit_for
 from atoll.engines.linux.oci.ending import Ending
@@ -53,6 +53,9 @@ from atoll.errors import (
 )
 from atoll.images import tree
 from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, State, Stats
+from atoll.network import client as network
+from atoll.network.policy import NetworkPolicy
+from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 
 _CREATE_S = 30.0
@@ -144,13 +147,21 @@ class OciEngine:
         """Make what the record says. Returns it complete, as it is written down."""
         built = await self._builder.build(record, runtime, Deadline.after(_CREATE_S))
         record = record.model_copy(update={"init": built.init, "restoring": None, "memory": None, "asleep": False})
+        if not runtime.virtual_kernel:
+            await self._link(record, built.init)
         self._streams.put(record.sandbox_id, built.stream)
         self._places.records.write(record)
         self._ending.settle(record.sandbox_id)
         return record
 
+    async def _link(self, record: Record, init: ProcessRef) -> None:
+        if record.spec.network != "none":
+            await finish(asyncio.to_thread(links.attach, self._places.gateway, record, init))
+
     async def connect(self, handle: Handle) -> ByteStream:
         deadline = Deadline.after(_CONNECT_S)
+        if handle.spec.network != "none":
+            await asyncio.to_thread(self._places.gateway.ensure)
         while True:
             try:
                 if handle.details.get("isolation", "namespaces") != "namespaces":
@@ -260,6 +271,35 @@ class OciEngine:
             return
         await self._existing(handle)
         await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            spec = record.spec.model_copy(update={"network": policy})
+            self._checked(spec)
+            changed = record.model_copy(update={"spec": spec})
+            self._places.records.write(changed)
+            try:
+                await finish(self._change_network(changed, policy))
+            except BaseException:
+                self._places.records.write(record)
+                raise
+
+    async def _change_network(self, record: Record, policy: NetworkPolicy) -> None:
+        if await asyncio.to_thread(self._places.gateway.change, record.sandbox_id, policy):
+            return
+        if policy == "none" or not record.is_alive():
+            return  # it has no link, or gets one when it is started again
+        if runtimes.is_virtual(record.runtime) or record.spec.image != "host":
+            raise UnsupportedError(
+                "this sandbox was made without a network and cannot get one while it runs",
+                hint="Make it with network={}, which reaches nothing, and open it later.",
+            )
+        assert record.init is not None
+        await self._link(record, record.init)
+
+    async def refusals(self, handle: Handle) -> Sequence[Refusal]:
+        return await asyncio.to_thread(self._places.gateway.refusals, handle.sandbox_id)
 
     async def limit_events(self, handle: Handle) -> LimitEvents:
         events = self._places.group(handle.sandbox_id).events()
@@ -386,7 +426,7 @@ class OciEngine:
         )
 
     def _runtime_of(self, handle: Handle) -> Runtime:
-        return self._runtime_named(handle.details["runtime"])
+        return self._runtime_named(handle.details.get("runtime", self.name))
 
     def _runtime_named(self, name: str) -> Runtime:
         program = runtimes.locate(name, self._settings.data_dir)
@@ -585,6 +625,8 @@ def _capabilities(places: Places, isolation: Isolation) -> frozenset[Capability]
             found.add(capability)
     if isolation != "namespaces":
         found.discard(Capability.PIDS)  # see `for_virtual_kernel`
+    if network.problem() is None and isolation != "vm":
+        found.add(Capability.NETWORK)
     if places.layers.enforces_disk:
         found.add(Capability.DISK)
     if places.layers.can_save:

@@ -12,10 +12,13 @@ from pathlib import Path
 from atoll import agent_binary
 from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.linux.oci.record import Records
+from atoll.engines.linux.plan import Bind, Root
 from atoll.engines.linux.users import IdRanges
 from atoll.engines.local.processes import ProcessRef
 from atoll.errors import EngineUnavailableError
 from atoll.images import Images, tree
+from atoll.model import SandboxSpec
+from atoll.network.client import RESOLV_CONF, Gateway
 from atoll.settings import Settings
 from atoll.storage import Layers, open_layers
 
@@ -32,6 +35,7 @@ class Places:
         self.ids = IdRanges(self.data / "ids")
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
+        self.gateway = Gateway(settings)
 
     @functools.cached_property
     def slice(self) -> str:
@@ -102,6 +106,18 @@ class Places:
         if not os.access(path, os.X_OK):
             raise EngineUnavailableError(f"there is no program at '{path}'", hint="In a working copy run 'make agent'.")
         return path
+
+    def network_files(self, spec: SandboxSpec, root: Root) -> tuple[Bind, ...]:
+        """What tells programs where the resolver is. The host image says it by itself."""
+        if spec.network == "none" or root.usr is not None:
+            return ()
+        path = self.data / "resolv.conf"
+        if not path.exists():
+            draft = self.data / f".resolv.conf.{os.getpid()}"
+            draft.write_text(RESOLV_CONF)
+            draft.chmod(0o644)
+            draft.rename(path)
+        return (Bind(str(path), "/etc/resolv.conf", ("ro", "nosuid", "nodev", "noexec")),)
 
     def sweep(self) -> None:
         """Remove what was being written when a process of ours died: its number is the end of a draft's name."""

@@ -35,6 +35,8 @@ _SHARED_PROGRAMS = "/var/lib/atoll/programs"
 class Runtime:
     name: str
     program: Path
+    network: str = "none"
+    """Where gVisor's own network stack gets its links from: `none`, or the `sandbox`'s network namespace."""
 
     @property
     def isolation(self) -> Isolation:
@@ -43,14 +45,16 @@ class Runtime:
     @property
     def virtual_kernel(self) -> bool:
         """Whether the sandbox has a kernel of its own, so that descriptors and mounts of ours mean nothing inside."""
-        return self.isolation != "namespaces"
+        return is_virtual(self.name)
 
     def command(self, state: Path, *words: str, log: Path | None = None) -> list[str]:
         options = ["--root", str(state)]
         if log is not None:
             options += ["--log", f"file:{log}" if self.name == "crun" else str(log), "--log-format", "json"]
         if self.name == "runsc":
-            options += ["--platform=systrap", "--network=none", "--overlay2=none", "--host-uds=none"]
+            options += ["--platform=systrap", f"--network={self.network}", "--overlay2=none", "--host-uds=none"]
+            if self.network != "none":
+                options.append("--net-disconnect-ok")  # connections do not outlive a checkpoint of the memory
         return [str(self.program), *options, *words]
 
 
@@ -61,6 +65,10 @@ def isolation_of(name: str) -> Isolation:
             return isolation
     known = ", ".join(name for names in BY_ISOLATION.values() for name in names)
     raise EngineUnavailableError(f"there is no runtime '{name}'", hint=f"Known runtimes: {known}.")
+
+
+def is_virtual(name: str) -> bool:
+    return name != "native" and isolation_of(name) != "namespaces"
 
 
 def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Runtime:

@@ -1,0 +1,189 @@
+"""What engines ask of the gateway. It is started when it is first needed, and again if it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import platform
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from atoll.errors import EngineError, EngineUnavailableError
+from atoll.network import router
+from atoll.network.places import GatewayPlaces
+from atoll.network.policy import NetworkPolicy
+from atoll.network.refusals import Refusal, forget_refusals, read_refusals
+from atoll.settings import Settings
+
+_ANSWER_S = 10.0
+_START_S = 20.0
+_TRIES = 4
+_POLICY: TypeAdapter[NetworkPolicy] = TypeAdapter(NetworkPolicy)
+
+RESOLV_CONF = f"nameserver {router.RESOLVER}\noptions timeout:5 attempts:2\n"
+"""For every sandbox: without a link nobody is there, and that is known at once."""
+
+
+@functools.cache
+def problem() -> str | None:
+    """Why policies cannot be enforced on this machine."""
+    if platform.system() != "Linux" or os.geteuid() != 0:
+        return "it needs root on Linux"
+    if router.nft() is None:
+        return "nft is not installed; run 'apt-get install nftables'"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """All methods block for milliseconds; the first for as long as a start of Python takes."""
+
+    settings: Settings
+
+    @property
+    def places(self) -> GatewayPlaces:
+        return GatewayPlaces(self.settings.run_dir / "network")
+
+    def attach(self, sandbox_id: str, policy: NetworkPolicy, network: int) -> None:
+        """Give a sandbox, whose network namespace is the descriptor `network`, a link under this policy."""
+        self._ask({"do": "attach", "id": sandbox_id, "policy": _plain(policy)}, (network,))
+
+    def change(self, sandbox_id: str, policy: NetworkPolicy) -> bool:
+        """False if it has no link."""
+        if not self.places.is_member(sandbox_id):
+            return False
+        return "unknown" not in self._ask({"do": "change", "id": sandbox_id, "policy": _plain(policy)})
+
+    def detach(self, sandbox_id: str) -> None:
+        """May be repeated, and costs nothing for one that never had a link."""
+        if self.places.is_member(sandbox_id):
+            with contextlib.suppress(OSError, EngineError):
+                self._ask({"do": "detach", "id": sandbox_id}, start=False)
+            (self.places.members / f"{sandbox_id}.json").unlink(missing_ok=True)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Also what was refused to it."""
+        forget_refusals(self.places.log(sandbox_id))
+
+    def refusals(self, sandbox_id: str) -> Sequence[Refusal]:
+        return read_refusals(self.places.log(sandbox_id))
+
+    def ensure(self) -> None:
+        """There is one that runs: also called for sandboxes that were made by an earlier process."""
+        if self.places.is_router_there() and not _is_locked(self.places.lock):
+            self._start()
+
+    def collect(self) -> bool:
+        """Let it go now if it serves nobody, and remove what one that was killed has left. Whether there was any."""
+        places = self.places
+        if not places.directory.is_dir():
+            return False
+        with contextlib.suppress(OSError, EngineError):
+            if self._ask({"do": "leave"}, start=False)["members"]:
+                return False
+        deadline = time.monotonic() + _ANSWER_S
+        while _is_locked(places.lock) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if _is_locked(places.lock) or any(places.members.glob("*.json")):
+            return False
+        found = places.is_router_there()
+        router.remove_router(places.router)
+        shutil.rmtree(places.directory, ignore_errors=True)
+        return found
+
+    # --- its parts -------------------------------------------------------------------------------------------------
+
+    def _ask(self, request: dict[str, Any], fds: Sequence[int] = (), *, start: bool = True) -> dict[str, Any]:
+        content = json.dumps(request).encode()
+        for tries_left in range(_TRIES - 1, -1, -1):
+            try:
+                answer = self._exchange(content, fds)
+                break
+            except (FileNotFoundError, ConnectionError) as error:
+                if not start:
+                    raise EngineError("the network gateway does not run") from error
+                if not tries_left:
+                    raise EngineError(f"the network gateway does not answer: {error}") from error
+                self._start()
+            except TimeoutError:
+                raise EngineError("the network gateway did not answer in time") from None
+        if "error" in answer:
+            raise EngineError(f"the network gateway failed: {answer['error']}")
+        return answer
+
+    def _exchange(self, content: bytes, fds: Sequence[int]) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.connect(str(self.places.control))
+            socket.send_fds(connection, [content], list(fds))
+            data = connection.recv(65_536)
+        if not data:
+            raise ConnectionResetError("it ended")
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+    def _start(self) -> None:
+        if (reason := problem()) is not None:
+            raise EngineUnavailableError(f"network policies cannot be enforced: {reason}")
+        self.settings.engine_run_dir("network")
+        places = self.places
+        self.settings.socket_path("network", "control")
+        with open(places.starting, "w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                    probe.connect(str(places.control))
+                    return  # another process was faster
+            _run(places)
+
+
+def _run(places: GatewayPlaces) -> None:
+    with open(places.messages, "ab") as messages:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "atoll.network.gateway", str(places.directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=messages,
+            start_new_session=True,
+            cwd="/",
+        )
+    assert started.stdout is not None
+    with started.stdout as said:
+        ready = select.select([said], [], [], _START_S)[0] and said.readline() == b"ready\n"
+    if not ready:
+        started.kill()
+        started.wait()
+        lines = places.messages.read_text(errors="replace").strip().splitlines()
+        raise EngineError(f"the network gateway does not start: {lines[-1] if lines else 'it said nothing'}")
+    started.returncode = 0  # it goes on without us, and is nobody's to wait for
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _plain(policy: NetworkPolicy) -> Any:
+    return _POLICY.dump_python(policy, mode="json")

@@ -1,0 +1,188 @@
+"""A sandbox as the gateway knows it: its link, its policy, what goes on over it, and what was refused."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from atoll.network.decision import NOTHING_ALLOWS, Decision, Judge
+from atoll.network.names import Address
+from atoll.network.policy import Injection, NetworkPolicy, NetworkRules, Protocol
+from atoll.network.refusals import RefusalLog
+
+_MOST_PINS = 4096
+_LONGEST_PIN_S = 3600.0
+_SHORTEST_PIN_S = 60.0
+MOST_CONNECTIONS = 512
+MOST_DATAGRAM_FLOWS = 64
+_QUESTIONS_BURST, _QUESTIONS_RATE = 200.0, 50.0
+
+
+class MemberRecord(BaseModel):
+    """What is written down of it, for the next process."""
+
+    model_config = ConfigDict(frozen=True)
+    sandbox_id: str
+    slot: int
+    policy: NetworkPolicy
+
+
+class Flow:
+    """A connection, or datagrams between two addresses, that a policy allowed. Ended when another forbids it."""
+
+    def __init__(self, address: Address, port: int, protocol: Protocol, name: str | None) -> None:
+        self.address, self.port, self.protocol, self.name = address, port, protocol, name
+
+    def abort(self) -> None:
+        raise NotImplementedError
+
+
+class TcpFlow(Flow):
+    def __init__(self, near: socket.socket, address: Address, port: int, protocol: Protocol, name: str | None) -> None:
+        super().__init__(address, port, protocol, name)
+        self.near = near
+        self.far: socket.socket | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def abort(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    sandbox_id: str
+    slot: int
+    policy: NetworkPolicy
+    log: RefusalLog
+    judge: Judge = field(init=False)
+    injections: dict[str, Injection] = field(init=False)
+    flows: set[Flow] = field(default_factory=set)
+    pending: int = 0
+    datagram_flows: int = 0
+    _pins: dict[Address, dict[str, float]] = field(default_factory=dict)
+    _questions: float = _QUESTIONS_BURST
+    _asked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._judge()
+
+    def _judge(self) -> None:
+        self.judge = Judge(self.policy)
+        rules = self.policy if isinstance(self.policy, NetworkRules) else NetworkRules()
+        self.injections = {each.domain: each for each in rules.inject}
+
+    def change(self, policy: NetworkPolicy) -> None:
+        """From now on. What goes on and is no longer allowed ends."""
+        self.policy = policy
+        self._judge()
+        for flow in list(self.flows):
+            if not self.allows(flow):
+                flow.abort()
+
+    def end(self) -> None:
+        for flow in list(self.flows):
+            flow.abort()
+
+    def allows(self, flow: Flow) -> Decision:
+        if flow.name is not None:
+            found = self.judge.name(flow.name, flow.port, flow.protocol)
+            return found if not found else self.judge.answer(flow.address, flow.port, flow.protocol)
+        return self.by_address(flow.address, flow.port, flow.protocol)
+
+    def by_address(self, address: Address, port: int, protocol: Protocol) -> Decision:
+        """As such, or because our resolver gave it for an allowed name."""
+        found = self.judge.address(address, port, protocol)
+        if found or (found.rule != NOTHING_ALLOWS and protocol != "udp"):
+            return found
+        pinned = self.judge.pinned(self.names_of(address), port, protocol)
+        if not pinned:
+            return found if pinned.rule == NOTHING_ALLOWS else pinned
+        answer = self.judge.answer(address, port, protocol)
+        return pinned if answer else answer
+
+    def pin(self, name: str, addresses: tuple[Address, ...], ttl: int) -> None:
+        now = time.monotonic()
+        until = now + min(max(ttl, _SHORTEST_PIN_S), _LONGEST_PIN_S)
+        if len(self._pins) >= _MOST_PINS:
+            self._pins = {
+                address: names for address, names in self._pins.items() if any(end > now for end in names.values())
+            }
+            while len(self._pins) >= _MOST_PINS:
+                self._pins.pop(next(iter(self._pins)))
+        for address in addresses:
+            names = self._pins.setdefault(address, {})
+            if len(names) < 64 or name in names:
+                names[name] = until
+
+    def names_of(self, address: Address) -> list[str]:
+        now = time.monotonic()
+        return [name for name, until in self._pins.get(address, {}).items() if until > now]
+
+    def may_ask(self) -> bool:
+        """A name can carry data as well: there is a limit to how many are asked for."""
+        now = time.monotonic()
+        self._questions = min(_QUESTIONS_BURST, self._questions + (now - self._asked_at) * _QUESTIONS_RATE)
+        self._asked_at = now
+        if self._questions < 1:
+            return False
+        self._questions -= 1
+        return True
+
+    def refuse(self, protocol: str, address: object, port: int, name: str, rule: str) -> None:
+        self.log.add(protocol, f"{address}:{port}" if address else "", name, rule)
+
+
+class Members:
+    """By their addresses, and written down."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.by_slot: dict[int, Member] = {}
+        self.by_id: dict[str, Member] = {}
+
+    def load(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in sorted(self.directory.glob("*.json")):
+            try:
+                record = MemberRecord.model_validate_json(path.read_bytes())
+            except (OSError, ValueError):
+                path.unlink(missing_ok=True)  # without a policy it reaches nothing
+                continue
+            self._put(record)
+
+    def add(self, record: MemberRecord) -> Member:
+        """Written before it counts."""
+        self.write(record)
+        return self._put(record)
+
+    def write(self, record: MemberRecord) -> None:
+        path = self.path(record.sandbox_id)
+        draft = path.with_suffix(".draft")
+        draft.touch(0o600)
+        draft.write_text(record.model_dump_json())
+        draft.replace(path)
+
+    def remove(self, sandbox_id: str) -> Member | None:
+        member = self.by_id.pop(sandbox_id, None)
+        if member is not None:
+            self.by_slot.pop(member.slot, None)
+            member.end()
+        self.path(sandbox_id).unlink(missing_ok=True)
+        return member
+
+    def path(self, sandbox_id: str) -> Path:
+        return self.directory / f"{sandbox_id}.json"
+
+    def _put(self, record: MemberRecord) -> Member:
+        member = Member(record.sandbox_id, record.slot, record.policy, RefusalLog(self.log_path(record.sandbox_id)))
+        self.by_slot[record.slot] = self.by_id[record.sandbox_id] = member
+        return member
+
+    def log_path(self, sandbox_id: str) -> Path:
+        return self.directory / f"{sandbox_id}.log"

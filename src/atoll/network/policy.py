@@ -1,0 +1,227 @@
+"""The policy: what may be reached. Pure data, part of a sandbox's spec.
+
+`"none"` is nothing, `"all"` the internet (never private ranges, metadata services or the host). Rules allow or deny by
+name, by addresses, by port and by protocol; a denial beats every permission, and what nothing allows is denied.
+"""
+
+from __future__ import annotations
+
+import functools
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from atoll.network.names import normal_name, within_private
+
+Protocol = Literal["web", "tcp", "udp"]
+WEB_PORTS = ((80, 80), (443, 443))
+_MOST_RULES = 1000
+_HEADER_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}$"
+_HOP_HEADERS = frozenset(
+    ("host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect", "keep-alive")
+)
+
+
+def _domain(value: object) -> str:
+    """Exact, `*.example.com` for everything below it, or `*` for every name."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a domain")
+    if value == "*":
+        return value
+    star, rest = ("*.", value[2:]) if value.startswith("*.") else ("", value)
+    try:
+        return star + normal_name(rest)
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not a domain: {error}") from None
+
+
+def _cidr(value: object) -> str:
+    try:
+        return str(ip_network(cast(str, value), strict=True))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{value!r} is not a range of addresses: {error}") from None
+
+
+def _ports(value: object) -> tuple[tuple[int, int], ...]:
+    """443, "443", "8000-8100", (8000, 8100), or a list of those."""
+    if isinstance(value, int | str):
+        value = (value,)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r} are not ports")
+    found = []
+    for each in value:
+        if isinstance(each, str):
+            first, _, last = each.partition("-")
+            pair = (first, last or first)
+        else:
+            pair = tuple(each) if isinstance(each, list | tuple) else (each, each)
+        try:
+            low, high = (int(part) for part in pair)
+        except (TypeError, ValueError):
+            raise ValueError(f"{each!r} is not a port") from None
+        if isinstance(each, bool) or not 1 <= low <= high <= 65_535:
+            raise ValueError(f"{each!r} is not a port")
+        found.append((low, high))
+    return tuple(found)
+
+
+_network = functools.lru_cache(4096)(ip_network)
+
+Domain = Annotated[str, BeforeValidator(_domain)]
+Cidr = Annotated[str, BeforeValidator(_cidr)]
+Ports = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_ports)]
+
+
+class Rule(BaseModel):
+    """One permission or denial. By domain or by addresses; without ports: 80 and 443 for `web`, else all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    action: Literal["allow", "deny"] = "allow"
+    domain: Domain | None = None
+    cidr: Cidr | None = None
+    ports: Ports = ()
+    protocol: Protocol | None = None
+    """`web`: HTTP or TLS whose every request names the domain. `tcp`: anything, to addresses that our resolver gave
+    for the domain, or to the range. `udp`: the same for datagrams. Of an allowing rule without it: `web` for a
+    domain, `tcp` for a range; of a denying one: all three."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_port(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "port" in value and "ports" not in value:
+            return {**{key: each for key, each in value.items() if key != "port"}, "ports": value["port"]}
+        return value
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Rule:
+        if (self.domain is None) == (self.cidr is None):
+            raise ValueError("a rule has either a domain or a cidr")
+        if self.cidr is not None and self.protocol == "web":
+            raise ValueError("a rule of protocol 'web' goes by domain")
+        return self
+
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        return _network(cast(str, self.cidr))
+
+    @property
+    def protocols(self) -> frozenset[Protocol]:
+        if self.protocol is not None:
+            return frozenset((self.protocol,))
+        if self.action == "deny":
+            return frozenset(("web", "tcp", "udp"))
+        return frozenset(("web",)) if self.domain is not None else frozenset(("tcp",))
+
+    def covers_port(self, port: int) -> bool:
+        ports = self.ports or (WEB_PORTS if self.action == "allow" and "web" in self.protocols else ())
+        return not ports or any(low <= port <= high for low, high in ports)
+
+    def covers_name(self, name: str) -> bool:
+        """`name` is normal already."""
+        if self.domain is None:
+            return False
+        if self.domain.startswith("*."):
+            return name.endswith(self.domain[1:]) and len(name) > len(self.domain) - 1
+        return self.domain in ("*", name)
+
+    def __str__(self) -> str:
+        ports = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.ports)
+        return " ".join(
+            part for part in (self.action, self.domain or self.cidr, self.protocol, ports and f"port {ports}") if part
+        )
+
+
+class Injection(BaseModel):
+    """Headers that the gateway adds to plain HTTP requests to one host, so that a secret never enters the sandbox.
+    What is encrypted passes as it is, without them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    domain: Domain
+    headers: dict[Annotated[str, Field(pattern=_HEADER_NAME)], str]
+
+    @field_validator("domain")
+    @classmethod
+    def _exact(cls, value: str) -> str:
+        if value.startswith("*"):
+            raise ValueError("headers are added for one host, not for a pattern")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _values(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if name.lower() in _HOP_HEADERS or any(char in text for char in "\r\n\0") or not text.isascii():
+                raise ValueError(f"the header {name!r} cannot be added")
+        return value
+
+
+class NetworkRules(BaseModel):
+    """Rules. Without any, nothing can be reached."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    default: Literal["deny", "allow"] = "deny"
+    """What becomes of what no rule speaks of: `allow` is what `"all"` allows."""
+    rules: Annotated[tuple[Rule, ...], Field(max_length=_MOST_RULES)] = ()
+    inject: Annotated[tuple[Injection, ...], Field(max_length=100)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        """`allowed_domains` and the like are rules in short."""
+        if not isinstance(value, dict):
+            return value
+        value = dict(value)
+        rules = list(value.pop("rules", None) or ())
+        for name, action, field in (
+            ("allowed_domains", "allow", "domain"),
+            ("denied_domains", "deny", "domain"),
+            ("allowed_cidrs", "allow", "cidr"),
+            ("denied_cidrs", "deny", "cidr"),
+        ):
+            listed = value.pop(name, None) or ()
+            if isinstance(listed, str):
+                raise ValueError(f"{name} is a list")
+            rules += [{"action": action, field: each} for each in listed]
+        return {**value, "rules": rules}
+
+    @model_validator(mode="after")
+    def _injections_are_reachable(self) -> NetworkRules:
+        if len({each.domain for each in self.inject}) != len(self.inject):
+            raise ValueError("headers for one domain belong together")
+        return self
+
+
+NetworkPolicy = Literal["none", "all"] | NetworkRules
+
+
+def without_secrets(policy: NetworkPolicy) -> NetworkPolicy:
+    """The same to be shown: the values of headers that are added are left out."""
+    if not isinstance(policy, NetworkRules) or not policy.inject:
+        return policy
+    hidden = tuple(each.model_copy(update={"headers": dict.fromkeys(each.headers, "…")}) for each in policy.inject)
+    return policy.model_copy(update={"inject": hidden})
+
+
+def opens_private(policy: NetworkPolicy) -> bool:
+    """Whether it names a private range, which is one of the network that the machine itself is in."""
+    rules = policy.rules if isinstance(policy, NetworkRules) else ()
+    return any(rule.action == "allow" and rule.cidr is not None and within_private(rule.network) for rule in rules)
+
+
+def parse_policy(value: object) -> object:
+    """The spellings of the seeds as a policy. What is missing, empty or null opens nothing."""
+    if value is None or value is False:
+        return "none"
+    if not isinstance(value, dict):
+        return value
+    value = dict(value)
+    enabled = [value.pop(name) for name in ("network_enabled", "allow_outbound") if name in value]
+    if any(not isinstance(each, bool) and each is not None for each in enabled):
+        raise ValueError("network_enabled and allow_outbound are true or false")
+    if enabled and not all(enabled):
+        return "none"
+    if enabled and not any(name in value for name in ("default", "rules", "allowed_domains", "allowed_cidrs")):
+        # Switched on, and nothing said of where to.
+        return {**value, "default": "allow"} if value else "all"
+    return value

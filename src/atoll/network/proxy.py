@@ -1,0 +1,241 @@
+"""The transparent proxy: every TCP connection of every sandbox ends here, and goes on only if its policy says so.
+
+By address, where a rule names the address or our resolver gave it for an allowed name. By the name that the connection
+gives, where rules are by name: then the gateway resolves the name by itself and connects to what it finds, whatever
+address the sandbox had chosen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import IPv4Address, ip_address
+
+from atoll.network import hello, http1, relay
+from atoll.network.hello import BadHelloError
+from atoll.network.member import MOST_CONNECTIONS, Member, TcpFlow
+from atoll.network.names import Address, normal_name
+from atoll.network.policy import Protocol
+from atoll.network.refusals import RefusedError
+from atoll.network.relay import keep_alive, reset
+from atoll.network.requests import Requests
+from atoll.network.resolver import LookupFailedError, Resolver
+
+_FIRST_BYTES_S = 5.0
+_GLANCE_S = 0.3
+"""How long a connection that needs no name is looked at, in case it gives one that is denied."""
+_CONNECT_S = 10.0
+_MOST_TRIED = 3
+_PIECE = 16 * 1024
+
+
+class Proxy:
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+
+    async def serve(self, member: Member, near: socket.socket, destination: tuple[str, int]) -> None:
+        """One connection, to its end."""
+        address, port = IPv4Address(destination[0]), destination[1]
+        flow = TcpFlow(near, address, port, "tcp", None)
+        flow.task = asyncio.current_task()
+        start = b""
+        try:
+            if len(member.flows) >= MOST_CONNECTIONS:
+                raise RefusedError(f"more than {MOST_CONNECTIONS} connections at once")
+            member.flows.add(flow)
+            keep_alive(near)
+            found = member.by_address(address, port, "tcp")
+            if found:
+                if member.judge.denies_names:
+                    start = await self._glance(member, flow)
+                await self._connect(flow, [address])
+            elif member.judge.reads_names(port):
+                await self._by_name(member, flow)
+                return
+            else:
+                raise RefusedError(found.rule, ", ".join(member.names_of(address)))
+            await self._pass(flow, start)
+        except RefusedError as error:
+            member.refuse(error.protocol, address, port, error.name, error.rule)
+            await _say_why(near, error)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            reset(near)
+        finally:
+            member.flows.discard(flow)
+            for each in (flow.far, near):
+                if each is not None:
+                    each.close()
+
+    # --- by name ---------------------------------------------------------------------------------------------------
+
+    async def _by_name(self, member: Member, flow: TcpFlow) -> None:
+        start = await _until_known(flow.near, _FIRST_BYTES_S)
+        flow.protocol = "web"
+        if hello.looks_like_tls(start):
+            await self._by_server_name(member, flow, start)
+        elif hello.looks_like_http(start):
+            await Requests(self.reach, member, flow, start).serve()
+        else:
+            raise RefusedError("only HTTP and TLS give a name; other protocols need a rule with protocol 'tcp'")
+
+    async def _by_server_name(self, member: Member, flow: TcpFlow, start: bytes) -> None:
+        start, name = await _server_name(flow.near, start)
+        await self.reach(member, flow, name)
+        await self._pass(flow, start)
+
+    async def reach(self, member: Member, flow: TcpFlow, name: str) -> None:
+        """Connect to the host of that name, if the policy allows both it and its addresses."""
+        decision = member.judge.name(name, flow.port, "web")
+        if not decision:
+            raise RefusedError(decision.rule, name, "web")
+        try:
+            addresses = await self._resolver.allowed(member, name, flow.port)
+        except PermissionError as error:
+            raise RefusedError(str(error), name, "web") from None
+        except LookupFailedError as error:
+            raise ConnectionError(str(error)) from error
+        flow.name = name
+        await self._connect(flow, addresses)
+
+    async def _glance(self, member: Member, flow: TcpFlow) -> bytes:
+        """What is open to all may still be denied by name: look at one if it is given."""
+        try:
+            start = await _until_known(flow.near, _GLANCE_S)
+        except (TimeoutError, RefusedError):
+            return b""
+        if hello.looks_like_tls(start):
+            start, name = await _server_name(flow.near, start)
+            protocol: Protocol = "web"
+        elif hello.looks_like_http(start):
+            start = await _until(flow.near, start, b"\r\n\r\n")
+            try:
+                found = http1.read_request(start[: start.index(b"\r\n\r\n") + 4]).destination()
+            except ValueError as error:
+                raise RefusedError(str(error), "", "web") from None
+            if not isinstance(found, str):
+                return start
+            name, protocol = found, "web"
+        else:
+            return start
+        decision = member.judge.name(name, flow.port, protocol)
+        if not decision:
+            raise RefusedError(decision.rule, name, "web")
+        return start
+
+    # --- connecting ------------------------------------------------------------------------------------------------
+
+    async def _connect(self, flow: TcpFlow, addresses: Sequence[Address]) -> None:
+        last: Exception = ConnectionError("the name has no address")
+        for address in addresses[:_MOST_TRIED]:
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    flow.far = await _dial(address, flow.port)
+            except (OSError, TimeoutError) as error:
+                last = error
+                continue
+            flow.address = address
+            return
+        raise last
+
+    async def _pass(self, flow: TcpFlow, start: bytes) -> None:
+        assert flow.far is not None
+        if start:
+            await asyncio.get_running_loop().sock_sendall(flow.far, start)
+        await relay.relay(flow.near, flow.far)
+
+
+async def _dial(address: Address, port: int) -> socket.socket:
+    refuse_own(address)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        await asyncio.get_running_loop().sock_connect(made, (str(address), port))
+        keep_alive(made)
+        # The other side may be ourselves in disguise: a route or a redirection that leads back to this machine.
+        if ip_address(made.getpeername()[0]) != address or made.getsockname()[0] == str(address):
+            raise RefusedError("this host is never reached")
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def refuse_own(address: Address) -> None:
+    """This machine's own addresses are those that it can bind to."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((str(address), 0))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return
+            raise
+    raise RefusedError("this host is never reached")
+
+
+async def _until_known(near: socket.socket, seconds: float) -> bytes:
+    """The first bytes, as many as show what they are."""
+    loop = asyncio.get_running_loop()
+    start = b""
+    async with asyncio.timeout(seconds):
+        while True:
+            piece = await loop.sock_recv(near, _PIECE)
+            start += piece
+            if not piece:
+                raise RefusedError("it ended before it gave a name")
+            if hello.looks_like_tls(start) and len(start) >= 5:
+                return start
+            if not hello.looks_like_tls(start) and (not hello.looks_like_http(start) or b" " in start[:20]):
+                return start
+
+
+async def _server_name(near: socket.socket, start: bytes) -> tuple[bytes, str]:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_FIRST_BYTES_S):
+            while (found := hello.read_hello(start)) is None:
+                piece = await loop.sock_recv(near, _PIECE)
+                start += piece
+                if not piece or len(start) > 2 * hello.LONGEST_HELLO:
+                    raise RefusedError("the TLS hello is cut short or too long", "", "web")
+        name = normal_name(found.server_name or "")
+    except BadHelloError as error:
+        raise RefusedError(str(error), "", "web") from None
+    except TimeoutError:
+        raise RefusedError("the TLS hello did not come in time", "", "web") from None
+    except ValueError as error:
+        raise RefusedError(f"it gives no server name: {error}", "", "web") from None
+    if found.encrypted:
+        raise RefusedError("an encrypted hello hides the name", name, "web")
+    return start, name
+
+
+async def _until(near: socket.socket, start: bytes, end: bytes) -> bytes:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(_FIRST_BYTES_S):
+        while end not in start:
+            piece = await loop.sock_recv(near, _PIECE)
+            start += piece
+            if not piece or len(start) > http1.LONGEST_HEAD:
+                raise RefusedError("the request is cut short or too long", "", "web")
+    return start
+
+
+async def _say_why(near: socket.socket, error: RefusedError) -> None:
+    """In the language that was spoken, if any: the other side may be able to show it."""
+    said = error.said
+    if not said and error.protocol == "web":
+        said = hello.alert()
+    with suppress(OSError, TimeoutError):
+        if said:
+            async with asyncio.timeout(1):
+                await asyncio.get_running_loop().sock_sendall(near, said)
+                near.shutdown(socket.SHUT_WR)
+                while await asyncio.get_running_loop().sock_recv(near, _PIECE):
+                    pass
+            near.close()
+            return
+    reset(near)

@@ -1,0 +1,97 @@
+"""What was refused, written down for each sandbox: when, where to, under which name, and by which rule.
+
+A sandbox decides how often it is refused, so what it can make us write is bounded, and so is the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_LARGEST_FILE = 256 * 1024
+_BURST, _RATE = 200.0, 20.0
+_LONGEST_NAME = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One connection, datagram or question that was refused. `count` like it came in the same second."""
+
+    time: float
+    protocol: str
+    """`tcp`, `udp`, `web` or `dns`."""
+    destination: str
+    """Address and port; empty for a question of DNS."""
+    name: str
+    """The host it named, if it did."""
+    rule: str
+    """What refused it, in words."""
+    dropped: int = 0
+    """How many before this one were not written down, because they came too fast."""
+
+
+class RefusedError(Exception):
+    """By a rule, which is its text."""
+
+    def __init__(self, rule: str, name: str = "", protocol: str = "tcp") -> None:
+        super().__init__(rule)
+        self.rule, self.name, self.protocol = rule, name, protocol
+        self.said = b""
+        """What to answer, if the language is known."""
+
+
+class RefusalLog:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tokens = _BURST
+        self._at = time.monotonic()
+        self._dropped = 0
+        self._last: tuple[float, tuple[str, ...]] | None = None
+
+    def add(self, protocol: str, destination: str, name: str, rule: str) -> None:
+        now = time.monotonic()
+        what = (protocol, destination, name, rule)
+        if self._last is not None and self._last[1] == what and now - self._last[0] < 1:
+            return  # programs try again and again
+        self._last = (now, what)
+        self._tokens = min(_BURST, self._tokens + (now - self._at) * _RATE)
+        self._at = now
+        if self._tokens < 1:
+            self._dropped += 1
+            return
+        self._tokens -= 1
+        printable = "".join(char if char.isprintable() else "?" for char in name)[:_LONGEST_NAME]
+        entry = Refusal(time.time(), protocol, destination, printable, rule, self._dropped)
+        self._dropped = 0
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n")
+            full = os.fstat(fd).st_size > _LARGEST_FILE
+        finally:
+            os.close(fd)
+        if full:
+            self._path.replace(f"{self._path}.old")
+
+
+def read_refusals(path: Path) -> list[Refusal]:
+    """Oldest first."""
+    found = []
+    for part in (Path(f"{path}.old"), path):
+        try:
+            lines = part.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            try:
+                found.append(Refusal(**json.loads(line)))
+            except (ValueError, TypeError):  # cut short by a crash
+                continue
+    return found
+
+
+def forget_refusals(path: Path) -> None:
+    for part in (path, Path(f"{path}.old")):
+        part.unlink(missing_ok=True)

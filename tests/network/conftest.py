@@ -1,0 +1,101 @@
+"""Sandboxes with policies, before an internet of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll import Sandbox
+from atoll.engines import registry
+from atoll.engines.base import Collecting
+from atoll.engines.linux.oci import runtimes
+from atoll.network import client
+from atoll.settings import Settings
+from network.internet import Internet, offline_internet
+
+Kind = dict[str, Any]
+Make = Callable[..., Sandbox]
+NAMES = {"allowed_domains": ["allowed.test", "*.w.test"]}
+
+
+def refuse(reason: str) -> None:
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="aw-", dir="/tmp"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="session")
+def internet(folder: Path) -> Iterator[Internet]:
+    if (reason := client.problem()) is not None:
+        refuse(reason)
+    if shutil.which("tcpdump") is None:
+        refuse("tcpdump is not installed")
+    with offline_internet(folder / "net") as made, pytest.MonkeyPatch.context() as patch:
+        for name, value in made.environment().items():
+            patch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def settings(folder: Path, internet: Internet) -> Iterator[Settings]:
+    made = Settings(folder / "data", folder / "run")
+    yield made
+    asyncio.run(_remove_all(made))
+    assert not (made.run_dir / "network").exists(), "the gateway is still there"
+    assert str(made.run_dir) not in Path("/proc/self/mounts").read_text()
+
+
+async def _remove_all(settings: Settings) -> None:
+    for name in ("native", "oci"):
+        engine = registry.get(name, settings)
+        for handle in await engine.list():
+            await engine.delete(handle)
+        assert isinstance(engine, Collecting)
+        await engine.gc()
+        await engine.aclose()
+
+
+@pytest.fixture(scope="session", params=["native", "gvisor"])
+def kind(request: pytest.FixtureRequest, settings: Settings) -> Kind:
+    if request.param == "native":
+        return {"engine": "native"}
+    if runtimes.locate("runsc", settings.data_dir) is None:
+        refuse("runsc is not installed")
+    return {"engine": "oci", "isolation": "gvisor"}
+
+
+@pytest.fixture(scope="session")
+def make(settings: Settings) -> Iterator[Make]:
+    """Sandboxes that are gone at the end."""
+    with ExitStack() as made:
+
+        def new(kind: Kind, network: Any, **more: Any) -> Sandbox:
+            return made.enter_context(Sandbox(settings=settings, network=network, timeout=40, **kind, **more))
+
+        yield new
+
+
+@pytest.fixture(scope="session")
+def named(make: Make, kind: Kind) -> Sandbox:
+    """One that may reach allowed.test and what is below w.test. No test changes its policy."""
+    return make(kind, NAMES)
+
+
+@pytest.fixture(scope="session")
+def opened(make: Make, kind: Kind) -> Sandbox:
+    """One that may reach the internet."""
+    return make(kind, "all")

@@ -1,0 +1,238 @@
+"""Group I: ways around a policy by name. The servers of the offline internet say what reached them."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll import Sandbox
+from network import world
+from network.attacks import run
+from network.conftest import Kind, Make
+from network.internet import Internet
+from network.test_isolation import destinations, names_asked, web_requests
+
+WEB, EVIL, GIT, PRIVATE = world.WEB, world.EVIL, world.GIT, world.PRIVATE
+
+
+def test_names_match_whole_labels_in_any_spelling(internet: Internet, named: Sandbox) -> None:
+    seen, packets = internet.mark()
+    good = ("allowed.test", "ALLOWED.test", "allowed.test.", "a.w.test", "A.W.TEST:80")
+    bad = (
+        "notallowed.test",
+        "allowed.test.evil.test",
+        "xw.test",
+        "w.test",
+        "evil.test",
+        "allowed.test..",
+        ".allowed.test",
+        "evil.test\\0.allowed.test",
+        "evil.test%00.allowed.test",
+        "allowed.test@evil.test",
+        "allowed.test:81",
+        "",
+        "allowed.test, evil.test",
+        "203.0.113.66",
+        "3405803842",
+        "0xcb007142",
+        "[::ffff:203.0.113.66]",
+        "a.w.test:x",
+    )
+    found = run(named, f"[connect('{EVIL}', 80, get(h)) for h in {good!r}]")
+    assert all('"at": "WEB"' in each for each in found), "the gateway goes to the name, not to the address"
+    refused = run(named, f"[connect('{WEB}', 80, get(h)) for h in {bad!r}]")
+    assert all(each.startswith(("HTTP/1.1 403", "HTTP/1.1 400")) for each in refused), refused
+    assert {at for at, _ in web_requests(internet, seen)} == {WEB}
+    assert len(web_requests(internet, seen)) == len(good)
+    assert not [each for each in destinations(internet, packets) if each.startswith(EVIL) and not each.endswith(".53")]
+    assert set(names_asked(internet, seen)) <= {"allowed.test", "a.w.test"}
+
+
+def test_a_refusal_says_why(named: Sandbox) -> None:
+    found = named.exec("curl -sS -m 5 --resolve evil.test:80:203.0.113.66 http://evil.test/")
+    assert found.stdout == "atoll: http://evil.test:80 is refused by this sandbox's network policy: no rule allows it\n"
+    assert any(
+        (each.name, each.destination, each.rule) == ("evil.test", "203.0.113.66:80", "no rule allows it")
+        for each in named.network_log()
+    )
+    assert (
+        "access denied" in named.exec("curl -sSk -m 5 --resolve evil.test:443:203.0.113.66 https://evil.test/").stderr
+    )
+
+
+def test_every_request_of_a_connection_is_judged(internet: Internet, named: Sandbox) -> None:
+    seen, _ = internet.mark()
+    keep = "GET / HTTP/1.1\\r\\nHost: {}\\r\\n\\r\\n"
+    both = keep.format("allowed.test") + keep.format("evil.test")
+    found = run(named, f"connect('{WEB}', 80, b'{both}')")
+    assert {host for _, host in web_requests(internet, seen)} <= {"allowed.test"}
+    assert found.count("200 OK") <= 1
+    # Another allowed name is another destination too.
+    other = keep.format("allowed.test") + keep.format("a.w.test")
+    run(named, f"connect('{WEB}', 80, b'{other}')")
+    assert "a.w.test" not in {host for _, host in web_requests(internet, seen)}
+    same = keep.format("allowed.test") * 3
+    before = len(web_requests(internet, seen))
+    run(named, f"connect('{WEB}', 80, b'{same}' + get('allowed.test'))")
+    assert len(web_requests(internet, seen)) == before + 4, "the control: many requests on one connection"
+
+
+SMUGGLED = {
+    "two lengths": "POST / HTTP/1.1\\r\\nHost: allowed.test\\r\\nContent-Length: 5\\r\\nContent-Length: 50\\r\\n\\r\\n",
+    "length and chunks": "POST / HTTP/1.1\\r\\nHost: allowed.test\\r\\nContent-Length: 5\\r\\n"
+    "Transfer-Encoding: chunked\\r\\n\\r\\n",
+    "odd coding": "POST / HTTP/1.1\\r\\nHost: allowed.test\\r\\nTransfer-Encoding: xchunked\\r\\n\\r\\n",
+    "coding twice": "POST / HTTP/1.1\\r\\nHost: allowed.test\\r\\nTransfer-Encoding: chunked, chunked\\r\\n\\r\\n",
+    "signed length": "POST / HTTP/1.1\\r\\nHost: allowed.test\\r\\nContent-Length: +5\\r\\n\\r\\n",
+    "folded": "GET / HTTP/1.1\\r\\nHost: allowed.test\\r\\n Host: evil.test\\r\\n\\r\\n",
+    "space before colon": "GET / HTTP/1.1\\r\\nHost : evil.test\\r\\nHost: allowed.test\\r\\n\\r\\n",
+    "two hosts": "GET / HTTP/1.1\\r\\nHost: allowed.test\\r\\nHost: evil.test\\r\\n\\r\\n",
+    "bare line feeds": "GET / HTTP/1.1\\nHost: allowed.test\\nX: y\\n\\n\\r\\n\\r\\n",
+    "bare feed in value": "GET / HTTP/1.1\\r\\nHost: allowed.test\\r\\nX: y\\nHost: evil.test\\r\\n\\r\\n",
+    "no host": "GET / HTTP/1.1\\r\\n\\r\\n",
+    "old": "GET /\\r\\n\\r\\n",
+    "target elsewhere": "GET http://evil.test/ HTTP/1.1\\r\\nHost: allowed.test\\r\\n\\r\\n",
+    "connect": "CONNECT evil.test:443 HTTP/1.1\\r\\nHost: allowed.test\\r\\n\\r\\n",
+    "connect allowed": "CONNECT allowed.test:443 HTTP/1.1\\r\\nHost: allowed.test:443\\r\\n\\r\\n",
+    "http 2": "PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n",
+    "nul": "GET /\\0 HTTP/1.1\\r\\nHost: allowed.test\\r\\n\\r\\n",
+}
+
+
+def test_requests_that_two_could_read_differently_are_refused(internet: Internet, named: Sandbox) -> None:
+    seen, _ = internet.mark()
+    texts = "[" + ",".join(f"b'{text}' + get('evil.test', '/smuggled')" for text in SMUGGLED.values()) + "]"
+    found = dict(zip(SMUGGLED, run(named, f"[connect('{WEB}', 80, d) for d in {texts}]"), strict=True))
+    assert {name: text[:12] for name, text in found.items() if not text.startswith("HTTP/1.1 4")} == {}
+    assert web_requests(internet, seen) == []
+
+
+def test_chunks_are_written_anew(internet: Internet, named: Sandbox) -> None:
+    body = '4;x=\\"y\\"\\r\\nabcd\\r\\n0\\r\\nX-Trailer: 1\\r\\n\\r\\n'
+    head = "POST / HTTP/1.1\\r\\nHost: allowed.test\\r\\nTransfer-Encoding: chunked\\r\\n"
+    head += "Upgrade: h2c\\r\\nHTTP2-Settings: x\\r\\n\\r\\n"
+    seen, _ = internet.mark()
+    found = run(named, f'connect("{WEB}", 80, b"{head}" + b"{body}" + get("allowed.test"))')
+    assert found.count("200 OK") >= 1
+    asked = [each for each in internet.seen(seen) if each["kind"] == "http"]
+    assert len(asked) == 2, "one request, and the one after it"
+    assert "upgrade" not in asked[0]["headers"]
+    assert "http2-settings" not in asked[0]["headers"]
+
+
+def test_uploads_and_websockets_pass(named: Sandbox) -> None:
+    found = named.exec(
+        "head -c 3000000 /dev/zero | curl -sS -m 20 -T - http://allowed.test/up;"
+        "head -c 3000000 /dev/zero | curl -sS -m 20 --data-binary @- http://allowed.test/up"
+    )
+    assert found.stdout.count('"body": 3') == 2, found
+    upgrade = "Upgrade: websocket\\r\\n"
+    start = f"GET /ws HTTP/1.1\\r\\nHost: allowed.test\\r\\nConnection: Upgrade\\r\\n{upgrade}\\r\\n"
+    talk = (
+        f"(lambda s: (s.sendall(b'{start}'), s.recv(999), s.sendall(b'hello'), s.recv(99).decode()))"
+        f"(socket.create_connection(('{WEB}', 80)))[3]"
+    )
+    assert run(named, talk) == "olleh"
+    # Without the server's consent the connection stays one of requests.
+    refused = start.replace("/ws", "/no") + "GET / HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n"
+    assert "403 Forbidden" in run(
+        named,
+        f"(lambda s: (s.settimeout(3), s.sendall(b'{refused}'), "
+        "[s.recv(9999).decode() + (time.sleep(.2) or s.recv(9999).decode())])[2])"
+        f"(socket.create_connection(('{WEB}', 80)))[0]",
+    )
+
+
+def test_tls_goes_by_its_server_name(internet: Internet, named: Sandbox) -> None:
+    seen, packets = internet.mark()
+    control = named.exec("curl -sSk -m 5 https://allowed.test/")
+    assert '"at": "WEB"' in control.stdout
+    bad = (
+        "hello('evil.test')",
+        "hello(None)",
+        "hello('evil.test\\0.allowed.test')",
+        "hello('allowed.test', ech=True)",
+        "hello('203.0.113.10')",
+        "hello('')",
+        "hello('xallowed.test')",
+        "b'\\x80\\x2e\\x01\\0\\x02' + b'a'*40",
+        "b'\\x16\\x03\\x01\\xff\\xff' + b'a'*70000",
+        "b'\\x16\\x03\\x01\\0\\x05\\x02\\0\\0\\x01\\0'",
+        "b'\\x16\\x03\\x01\\0\\0'",
+        "b'SSH-2.0-x\\r\\n'",
+        "b'\\0'*100",
+        "hello('evil.test', names=1)[:20]",
+    )
+    found = run(named, f"[connect('{WEB}', 443, d, 7) for d in ({','.join(bad)},)]", timeout=60)
+    assert all(each in ("", "\x15\x03\x03\x00\x02\x02\x31") or "error" in each for each in found), found
+    assert not [each for each in destinations(internet, packets) if each.startswith(EVIL) and not each.endswith(".53")]
+    assert len(web_requests(internet, seen)) == 1
+    rules = {each.rule for each in named.network_log()}
+    assert "an encrypted hello hides the name" in rules
+
+
+def test_a_hello_in_pieces_is_read_as_one(named: Sandbox) -> None:
+    data = run(named, f"connect('{EVIL}', 443, real_hello('allowed.test'), pieces=50, pause=0.01, wait=1)")
+    assert data[:1] == "\x16", "a real server answered"
+    split = "b''.join(b'\\x16\\x03\\x01\\0\\x01' + bytes((b,)) for b in hello('evil.test')[5:])"
+    assert run(named, f"connect('{WEB}', 443, {split})") == "\x15\x03\x03\x00\x02\x02\x31"
+
+
+@pytest.mark.parametrize("name", ["inside.test", "loop.test", "mixed.test", "meta.test", "host.test", "rebind"])
+def test_an_allowed_name_that_leads_inside_is_refused(internet: Internet, make: Make, kind: Kind, name: str) -> None:
+    if "isolation" in kind and name != "rebind":
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    rebinds = name == "rebind"
+    if rebinds:
+        name = f"rebind-{kind['engine']}.test"
+    sandbox = make(kind, {"allowed_domains": [name]})
+    seen, packets = internet.mark()
+    command = f"curl -sS -m 5 http://{name}/; curl -sS -m 5 --resolve {name}:80:{WEB} http://{name}/;"
+    if rebinds:
+        command = f"curl -sS -m 5 http://{name}/; sleep 1.2; {command}"
+    found = sandbox.exec(command)
+    text = found.stdout + found.stderr
+    assert "CANARY" not in text
+    assert all(at == EVIL for at, _ in web_requests(internet, seen))
+    assert not [each for each in destinations(internet, packets) if not each.startswith(EVIL)]
+    assert any("leads to" in each.rule or "this host" in each.rule for each in sandbox.network_log())
+    if rebinds:
+        assert "EVIL" in text, "the control: at first it led outside"
+
+
+def test_redirects_are_the_sandboxs_own_business(internet: Internet, named: Sandbox) -> None:
+    seen, packets = internet.mark()
+    found = named.exec("curl -sS -m 5 -i http://allowed.test/redirect; curl -sSL -m 5 http://allowed.test/redirect")
+    assert "302 Found" in found.stdout
+    assert "CANARY" not in found.stdout
+    assert {at for at, _ in web_requests(internet, seen)} == {WEB}
+    assert not [each for each in destinations(internet, packets) if each.startswith("169.254")]
+
+
+def test_other_protocols_go_by_names_that_were_asked_for(internet: Internet, make: Make, kind: Kind) -> None:
+    sandbox = make(kind, {"rules": [{"domain": "git.test", "port": 22, "protocol": "tcp"}]})
+    assert "error" in run(sandbox, f"connect('{GIT}', 22)"), "not before its name was asked for"
+    assert "SSH-2.0" in run(sandbox, "connect(socket.gethostbyname('git.test'), 22)")
+    assert "error" in run(sandbox, f"connect('{GIT}', 5432)")
+    assert "error" in run(sandbox, f"connect('{WEB}', 22)")
+
+
+def test_idle_connections_of_one_do_not_stop_another(make: Make, kind: Kind, named: Sandbox) -> None:
+    if "isolation" in kind:
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    greedy = make(kind, {"allowed_domains": ["allowed.test"]})
+    lines = (
+        "import socket, time",
+        "found = []",
+        "for i in range(1500):",
+        "  s = socket.socket(); s.settimeout(2)",
+        f"  try: s.connect(('{WEB}', 443)); found.append(s)",
+        "  except OSError: pass",
+        "print('held', len(found), flush=True)",
+        "time.sleep(60)",
+    )
+    greedy.write_file("h.py", "\n".join(lines))
+    command = greedy.start("python3 h.py > held 2>&1")
+    greedy.exec("until grep -q . held; do sleep 0.02; done")
+    assert '"at": "WEB"' in named.exec("curl -sS -m 5 http://allowed.test/").stdout
+    assert any("connections at once" in each.rule for each in greedy.network_log())
+    command.kill()
