@@ -199,6 +199,24 @@ def test_an_allowed_name_that_leads_inside_is_refused(internet: Internet, make: 
         assert "EVIL" in text, "the control: at first it led outside"
 
 
+def test_what_is_open_can_be_denied_by_name(internet: Internet, make: Make, kind: Kind) -> None:
+    sandbox = make(kind, {"default": "allow", "denied_domains": ["evil.test"]})
+    seen, _ = internet.mark()
+    both = "GET / HTTP/1.1\\r\\nHost: allowed.test\\r\\n\\r\\nGET / HTTP/1.1\\r\\nHost: evil.test\\r\\n\\r\\n"
+    found = run(
+        sandbox,
+        f"[connect('{EVIL}', 80, get('evil.test')), connect('{EVIL}', 443, hello('evil.test')),"
+        f" connect('{WEB}', 80, b'{both}'),"
+        f" connect('{GIT}', 22), connect('{EVIL}', 80, get('allowed.test')), connect('{EVIL}', 443, hello(None))]",
+    )
+    assert found[0].startswith("HTTP/1.1 403")
+    assert found[1] == "\x15\x03\x03\x00\x02\x02\x31"
+    assert "SSH" in found[3]
+    assert '"at": "WEB"' in found[4]
+    assert found[5] == "\x15\x03\x03\x00\x02\x02\x31", "without a name it cannot be told from the denied one"
+    assert {host for _, host in web_requests(internet, seen)} == {"allowed.test"}
+
+
 def test_redirects_are_the_sandboxs_own_business(internet: Internet, named: Sandbox) -> None:
     seen, packets = internet.mark()
     found = named.exec("curl -sS -m 5 -i http://allowed.test/redirect; curl -sSL -m 5 http://allowed.test/redirect")

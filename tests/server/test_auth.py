@@ -73,6 +73,7 @@ BODIES: dict[str, Any] = {
     "tokens": {},
     "users": {"id": "ann"},
     "network": {"policy": "none"},
+    "port-links": {"port": 80},
 }
 
 

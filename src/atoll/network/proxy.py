@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, ip_address
 
-from atoll.network import hello, http1, relay
+from atoll.network import hello, relay
 from atoll.network.hello import BadHelloError
 from atoll.network.member import MOST_CONNECTIONS, Member, TcpFlow
 from atoll.network.names import Address, normal_name
-from atoll.network.policy import Protocol
 from atoll.network.refusals import RefusedError
 from atoll.network.relay import keep_alive, reset
 from atoll.network.requests import Requests
@@ -41,23 +40,23 @@ class Proxy:
         address, port = IPv4Address(destination[0]), destination[1]
         flow = TcpFlow(near, address, port, "tcp", None)
         flow.task = asyncio.current_task()
-        start = b""
         try:
             if len(member.flows) >= MOST_CONNECTIONS:
                 raise RefusedError(f"more than {MOST_CONNECTIONS} connections at once")
             member.flows.add(flow)
             keep_alive(near)
             found = member.by_address(address, port, "tcp")
+            if found and member.judge.denies_names:
+                await self._unless_denied(member, flow)
+                return
             if found:
-                if member.judge.denies_names:
-                    start = await self._glance(member, flow)
                 await self._connect(flow, [address])
             elif member.judge.reads_names(port):
                 await self._by_name(member, flow)
                 return
             else:
                 raise RefusedError(found.rule, ", ".join(member.names_of(address)))
-            await self._pass(flow, start)
+            await self._pass(flow, b"")
         except RefusedError as error:
             member.refuse(error.protocol, address, port, error.name, error.rule)
             await _say_why(near, error)
@@ -100,30 +99,23 @@ class Proxy:
         flow.name = name
         await self._connect(flow, addresses)
 
-    async def _glance(self, member: Member, flow: TcpFlow) -> bytes:
+    async def _unless_denied(self, member: Member, flow: TcpFlow) -> None:
         """What is open to all may still be denied by name: look at one if it is given."""
+        addresses: list[Address] = [flow.address]
         try:
             start = await _until_known(flow.near, _GLANCE_S)
-        except (TimeoutError, RefusedError):
-            return b""
+        except TimeoutError:
+            start = b""  # the server speaks first
+        if hello.looks_like_http(start):
+            await Requests(self.reach, member, flow, start).serve()
+            return
         if hello.looks_like_tls(start):
             start, name = await _server_name(flow.near, start)
-            protocol: Protocol = "web"
-        elif hello.looks_like_http(start):
-            start = await _until(flow.near, start, b"\r\n\r\n")
-            try:
-                found = http1.read_request(start[: start.index(b"\r\n\r\n") + 4]).destination()
-            except ValueError as error:
-                raise RefusedError(str(error), "", "web") from None
-            if not isinstance(found, str):
-                return start
-            name, protocol = found, "web"
-        else:
-            return start
-        decision = member.judge.name(name, flow.port, protocol)
-        if not decision:
-            raise RefusedError(decision.rule, name, "web")
-        return start
+            decision = member.judge.name(name, flow.port, "web")
+            if not decision:
+                raise RefusedError(decision.rule, name, "web")
+        await self._connect(flow, addresses)
+        await self._pass(flow, start)
 
     # --- connecting ------------------------------------------------------------------------------------------------
 
@@ -211,17 +203,6 @@ async def _server_name(near: socket.socket, start: bytes) -> tuple[bytes, str]:
     if found.encrypted:
         raise RefusedError("an encrypted hello hides the name", name, "web")
     return start, name
-
-
-async def _until(near: socket.socket, start: bytes, end: bytes) -> bytes:
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(_FIRST_BYTES_S):
-        while end not in start:
-            piece = await loop.sock_recv(near, _PIECE)
-            start += piece
-            if not piece or len(start) > http1.LONGEST_HEAD:
-                raise RefusedError("the request is cut short or too long", "", "web")
-    return start
 
 
 async def _say_why(near: socket.socket, error: RefusedError) -> None:

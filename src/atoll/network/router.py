@@ -31,12 +31,25 @@ RESOLVER = FIRST + 1
 SLOTS = range(1, 65_536)
 MTU = 1500
 
+# No sandbox can keep the gateway so busy that others wait: what comes too fast is dropped by the kernel.
 RULES = f"""
 table inet atoll {{
+  set connecting {{
+    type ipv4_addr; size 65535; flags dynamic; timeout 10s;
+  }}
+  set asking {{
+    type ipv4_addr; size 65535; flags dynamic; timeout 10s;
+  }}
+  set sending {{
+    type ipv4_addr; size 65535; flags dynamic; timeout 10s;
+  }}
   chain arriving {{
     type filter hook prerouting priority mangle; policy drop;
     meta nfproto ipv6 drop
     fib saddr . iif oif missing drop
+    tcp flags & (syn|ack) == syn add @connecting {{ ip saddr limit rate over 300/second burst 1000 packets }} drop
+    udp dport 53 add @asking {{ ip saddr limit rate over 500/second burst 1000 packets }} drop
+    meta l4proto udp add @sending {{ ip saddr limit rate over 20000/second burst 20000 packets }} drop
     udp dport 53 tproxy ip to :{_DNS_UDP} accept
     tcp dport 53 tproxy ip to :{_DNS_TCP} accept
     meta l4proto tcp tproxy ip to :{_TCP} accept

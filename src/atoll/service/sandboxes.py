@@ -23,7 +23,7 @@ from atoll.service.models import (
     SandboxStatus,
 )
 from atoll.service.quotas import Reservations
-from atoll.service.refusals import NotAuthenticatedError
+from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
 from atoll.service.session_keys import SessionKeys
 from atoll.service.specs import SandboxSpecService
 
@@ -225,6 +225,27 @@ class SandboxService:
             ):
                 return Caller(record.owner or "", SESSION, sandbox_id=record.id)
         raise NotAuthenticatedError("the session key is not good", hint="It is good only while its sandbox runs.")
+
+    async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
+        """Raises ForbiddenError for a port that the sandbox's spec does not name."""
+        info = await self.describe(caller, sandbox_id)
+        if port not in {each.port for each in info.exposed_urls or ()}:
+            raise ForbiddenError(f"port {port} of this sandbox is not exposed: name it in its spec")
+
+    async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> str:
+        """A link to an exposed port that is good by itself."""
+        await self.need_exposed(caller, sandbox_id, port)
+        mark = self._session_keys.link(sandbox_id, port, until)
+        return f"{self._public_url}/api/v1/sandboxes/{sandbox_id}/ports/{port}/~{mark}/"
+
+    async def by_port_link(self, sandbox_id: str, port: int, mark: str) -> Caller:
+        """Whoever holds such a link. NotAuthenticatedError otherwise, whatever it is."""
+        with contextlib.suppress(SandboxNotFoundError):
+            if self._session_keys.is_good_link(mark, sandbox_id, port, time.time()):
+                record = await self.manager.describe(sandbox_id)
+                if record.state is State.RUNNING:
+                    return Caller(record.owner or "", SESSION, sandbox_id=record.id)
+        raise NotAuthenticatedError("the link is not good", hint="It has expired, or its sandbox has ended.")
 
     def info(self, record: Record) -> SandboxInfo:
         running = record.state is State.RUNNING

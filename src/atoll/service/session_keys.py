@@ -30,3 +30,14 @@ class SessionKeys:
 
     def is_good(self, key: str, sandbox_id: str, owner: str | None) -> bool:
         return hmac.compare_digest(key.encode(), self.key(sandbox_id, owner).encode())
+
+    def link(self, sandbox_id: str, port: int, until: int) -> str:
+        """What stands in a link to one port of one sandbox, good until that moment."""
+        text = f"link\0{sandbox_id}\0{port}\0{until}".encode()
+        return f"{until}.{hmac.new(self._secret, text, hashlib.sha256).hexdigest()}"
+
+    def is_good_link(self, text: str, sandbox_id: str, port: int, now: float) -> bool:
+        until = text.partition(".")[0]
+        if not until.isascii() or not until.isdigit() or len(until) > 12 or int(until) < now:
+            return False
+        return hmac.compare_digest(text.encode(errors="replace"), self.link(sandbox_id, port, int(until)).encode())

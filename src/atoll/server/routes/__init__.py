@@ -29,6 +29,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     sockets.router,
     network.router,
     ports.router,
+    ports.links,
     keys.router,
     users.router,
 )
