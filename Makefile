@@ -23,7 +23,7 @@ demo: setup ## show a sandbox working
 setup-test:
 	@scripts/setup test
 
-# They look at the whole machine before and after, so nothing else may run beside them.
+# They look at the whole machine before and after, so nothing that is not theirs may run beside them.
 ALONE := tests/native tests/network tests/oci tests/security
 # They start Docker engines of their own, which the others would see.
 DOCKER := tests/docker tests/openmanus
@@ -33,7 +33,7 @@ ifdef ARGS
 	@$(PYTEST) -m "not slow" $(ARGS)
 else
 	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
-	@$(PYTEST) -m "not slow" $(wildcard $(ALONE))
+	@$(PYTEST) -m "not slow" -n 2 $(ALONE)
 	@$(PYTEST) -m "not slow" -n 2 $(DOCKER)
 endif
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure
 
-NAMES = ("exec_latency", "create", "memory", "copying", "oci", "checkpoints", "docker", "manager", "network")
+NAMES = ("exec_latency", "create", "memory", "copying", "oci", "native", "checkpoints", "docker", "manager", "network")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -30,7 +30,8 @@ async def collect(names: list[str], engine: str) -> list[Figure]:
 
 
 def line(figure: Figure) -> str:
-    promise = f"≤ {figure.at_most:g}" if figure.at_most is not None else f"≥ {figure.at_least:g}"
+    promises = (("≤", figure.at_most), ("≥", figure.at_least))
+    promise = next((f"{sign} {value:g}" for sign, value in promises if value is not None), "nothing")
     verdict = "kept" if figure.kept else "MISSED"
     return (
         f"  {figure.name:40} {figure.ours:10.3f} {figure.unit:8} {figure.peer_name} {figure.peer:.3f}: "

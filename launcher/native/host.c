@@ -54,6 +54,24 @@ static const char *of_first(const char *name)
     return path;
 }
 
+/* A setting of the network namespace. Through a /proc of our own: in the host's, the names of every namespace's settings hang on one
+ * chain, which is as long as there are sandboxes. Only the host's root can have one. */
+static void set(const char *name, const char *value)
+{
+    static int proc = -1;
+    if (proc < 0) {
+        int context = (int)CALL(fsopen, "proc", FSOPEN_CLOEXEC);
+        if (context >= 0 && CALL(fsconfig, context, FSCONFIG_CMD_CREATE, NULL, NULL, 0) == 0)
+            proc = (int)CALL(fsmount, context, FSMOUNT_CLOEXEC, 0);
+        CALL(close, context);
+    }
+    if (proc < 0)
+        proc = (int)need(&me, CALL(openat, AT_FDCWD, "/proc", O_PATH_ | O_DIRECTORY_ | O_CLOEXEC_, 0));
+    int fd = (int)need(&me, CALL(openat, proc, name, O_WRONLY | O_CLOEXEC_, 0));
+    write_text(fd, value);
+    CALL(close, fd);
+}
+
 static void loopback_up(void)
 {
     struct { /* struct ifreq */
@@ -162,6 +180,9 @@ static void operation(const char *op, struct list *words)
     } else if (!strcmp(op, "write")) {
         me.detail = next_word(words, &me);
         write_file(me.detail, next_word(words, &me));
+    } else if (!strcmp(op, "set")) { /* set NAME VALUE: below /proc */
+        me.detail = next_word(words, &me);
+        set(me.detail, next_word(words, &me));
     } else if (!strcmp(op, "rules")) { /* rules PATH COUNT RULE …: one write for each, as the kernel wants them */
         me.detail = next_word(words, &me);
         int fd = (int)need(&me, CALL(openat, AT_FDCWD, me.detail, O_WRONLY | O_CLOEXEC_, 0));

@@ -27,6 +27,11 @@
  * clone3(NEWUSER|NEWPID|NEWNS): these belong to the sandbox, which needs them to mount an overlay and /proc. NEWCGROUP by the
  * first process, once it is in its group, which then is the top that it sees.
  *
+ * Ordinary users. All of this works without rights on the host: `enter` joins a user namespace in which the user has them, made once
+ * for all its launchers (native/ordinary.py), and a mount namespace that belongs to it. There it is as root of the host is here, with
+ * these differences: layers keep the ids they have on the disk; devices are the host's own, attached one by one; there is no control
+ * group, so the first process is found by its number, which is written down before it is told to go on.
+ *
  * Mounts. tmpfs (the stage): what is mounted must lie somewhere before the root does; its empty file and directory cover what
  * the kernel tells about the machine. proc: of the new PID namespace. sysfs, mqueue: of namespaces that the host owns, so the
  * launcher makes them. Clones of layers, /usr and volumes, with ids mapped: no file is copied or chowned. overlay: in the
@@ -38,6 +43,11 @@
  *
  * Capabilities. The first process has all of its user namespace until it drops all but those of the plan from every set, the
  * bounding set included; then no_new_privs and the filter, and nothing but execveat after it.
+ *
+ * No Landlock. It restricts which files of a process's own tree it may use, and what is not in the sandbox's tree is not in its mount
+ * namespace either; for what is in it, root inside must have every right. What remains of it, that nobody changes mounts, is refused
+ * by three walls already (no CAP_SYS_ADMIN in any set, no new user namespace, the filter), and it would be paid for at every open().
+ * The launcher itself cannot have it: a process under Landlock may not mount.
  *
  * Whose is what. Until the first process joins its control group it belongs to the launcher and dies with it (PR_SET_PDEATHSIG, and
  * a pidfd for the case that the launcher died before that call). From then on it is found by its group. A group that was
@@ -193,6 +203,7 @@ static struct list frame(void)
     if (length > sizeof memory - used)
         me.give_up(&me, E2BIG);
     char *at = memory + used;
+    rehearse_memory(memory, used + length, sizeof memory);
     receive(at, length);
     used += length;
     return (struct list){at, at + length};

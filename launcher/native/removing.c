@@ -24,13 +24,16 @@ static bool is_itself_or_parent(const char *name)
     return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]));
 }
 
-/* Whether one entry of the directory, a full one itself, was moved up: `..` leads to the next. */
+/* Remove what can be removed at once. 1: there is a directory that is not empty, of this NAME. */
 static long empty_one(struct worker *worker, int directory, char *name)
 {
     static char entries[ENTRIES] __attribute__((aligned(8)));
     for (;;) {
         need(worker, CALL(lseek, directory, 0, 0));
-        long got = need(worker, CALL(getdents64, directory, entries, ENTRIES)), removed = 0;
+        long got = CALL(getdents64, directory, entries, ENTRIES), removed = 0;
+        if (got == -ENOENT) /* somebody else has removed it meanwhile */
+            return 0;
+        need(worker, got);
         for (long at = 0; at < got;) {
             struct entry *entry = (struct entry *)(void *)(entries + at);
             at += entry->length;
@@ -66,10 +69,13 @@ void remove_tree(struct worker *worker, const char *path)
         need(worker, here);
         bool top = true;
         while (empty_one(worker, here, name)) {
-            deeper = (int)need(worker, open_directory(here, name));
+            top = false;
+            deeper = open_directory(here, name);
+            if (deeper == -ENOENT)
+                break;
+            need(worker, deeper);
             CALL(close, here);
             here = deeper;
-            top = false;
         }
         CALL(close, here);
         if (top)

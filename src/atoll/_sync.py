@@ -468,13 +468,13 @@ class Sandbox:
             self._portal,
         )
 
-    def checkpoint(self, name: str = "", *, memory: bool = False) -> Checkpoint:
+    def checkpoint(self, name: str = "", *, memory: bool = False, made_by: str = "user") -> Checkpoint:
         """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
 
         With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
         isolation="gvisor". Persistent shells and followed commands are connected again by their next use.
         """
-        return self._portal.call(self._async.checkpoint(name, memory=memory))
+        return self._portal.call(self._async.checkpoint(name, memory=memory, made_by=made_by))
 
     def pause(self, *, memory: str = "ram") -> None:
         """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor")."""

@@ -349,7 +349,7 @@ class AsyncSandbox:
 
     # --- going back, and branching off --------------------------------------------------------------------------------
 
-    async def checkpoint(self, name: str = "", *, memory: bool = False) -> Checkpoint:
+    async def checkpoint(self, name: str = "", *, memory: bool = False, made_by: str = "user") -> Checkpoint:
         """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
 
         With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
@@ -357,7 +357,9 @@ class AsyncSandbox:
         """
         if memory:
             await self._let_go()
-        return await (await self._checkpointing()).checkpoint(self._created(), name=name, memory=memory)
+        return await (await self._checkpointing()).checkpoint(
+            self._created(), name=name, made_by=made_by, memory=memory
+        )
 
     async def pause(self, *, memory: str = "ram") -> None:
         """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor")."""

@@ -25,7 +25,7 @@ SLOW_S = 900
 NeedEngine = Callable[[str, Settings], None]
 
 
-ELSEWHERE = {"oci", "docker"}
+ELSEWHERE = {"native", "oci", "docker"}
 """Engines with a suite of their own that runs all checks: with each runtime, with images that they need."""
 
 

@@ -46,10 +46,11 @@ async def look(settings: Settings) -> list[str]:
         else:
             (await engine.connect(handle)).close()
         await engine.delete(handle)
-    await engine.aclose()
     places = engine._places
+    wrong += [f"layer {name}" for name in places.layers.list()]
+    await engine.aclose()
     wrong += [f"control group {path}" for path in places.group("x").directories() if path.parent.exists()]
-    wrong += [f"file {path}" for name in ("ids", "sandboxes") for path in (places.data / name).iterdir()]
+    wrong += [f"file {path}" for name in ("ids", "sandboxes") for path in (places.data / name).glob("*")]
     wrong += [f"file {path}" for path in (settings.run_dir / "oci").glob("*")]
     return wrong
 

@@ -16,6 +16,7 @@ import pytest
 
 from atoll.engines.base import Engine
 from atoll.engines.linux.cgroups import Hierarchy
+from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.oci.runtimes import locate
 from atoll.engines.process import ProcessEngine
@@ -31,10 +32,11 @@ PIDS = 256
 
 _GVISOR, _CRUN = (pytest.param(name, marks=pytest.mark.slow) for name in ("runsc", "crun"))
 RUNC = pytest.mark.parametrize("target", ["runc"], indirect=True)
-NAMESPACES = pytest.mark.parametrize("target", ["runc", "crun"], indirect=True)
+NAMESPACES = pytest.mark.parametrize("target", ["native", "runc", "crun"], indirect=True)
 OCI = pytest.mark.parametrize("target", ["runc", "crun", _GVISOR], indirect=True)
-EVERY = pytest.mark.parametrize("target", ["runc", "process", _CRUN, _GVISOR], indirect=True)
-WITH_GVISOR = pytest.mark.parametrize("target", ["runc", "crun", "process", "runsc"], indirect=True)
+IDS = pytest.mark.parametrize("target", ["native", "runc", "crun", _GVISOR], indirect=True)
+EVERY = pytest.mark.parametrize("target", ["native", "runc", "process", _CRUN, _GVISOR], indirect=True)
+WITH_GVISOR = pytest.mark.parametrize("target", ["native", "runc", "crun", "process", "runsc"], indirect=True)
 """gVisor takes seconds to start, and for calls on files and commands all runtimes are alike: with most cases they are
 left to the slow suite."""
 
@@ -151,7 +153,7 @@ def prepared(root: None, settings: Settings, folder: Path) -> None:
     """A first sandbox, so that what an installation makes once is there before the host is looked at."""
 
     async def make() -> None:
-        for engine in (OciEngine(settings), ProcessEngine(settings)):
+        for engine in (OciEngine(settings), NativeEngine(settings), ProcessEngine(settings)):
             async with AsyncSandbox(engine=engine, settings=settings):
                 pass
             await engine.aclose()
@@ -184,12 +186,14 @@ def devices_are_as_before() -> Iterator[None]:
 async def target(
     request: pytest.FixtureRequest, settings: Settings, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Target]:
-    """`@pytest.mark.parametrize("target", [...], indirect=True)` names the engines: a runtime, or `process`."""
+    """`@pytest.mark.parametrize("target", [...], indirect=True)` names engines: a runtime, `native` or `process`."""
     name: str = request.param
     if name == "process":
         if shutil.which("bwrap") is None:
             missing("needs bubblewrap")
         engine: Engine = ProcessEngine(settings)
+    elif name == "native":
+        engine = NativeEngine(settings)
     else:
         if name == "runsc":
             monkeypatch.setenv("ATOLL_RUNSC", str(request.getfixturevalue("runsc")))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.oci.runtimes import locate
 from atoll.model import SandboxSpec
@@ -67,7 +68,8 @@ def look(settings: Settings, canaries: Canaries) -> Look:
     seen: dict[tuple[str, str], Verdicts] = {}
 
     async def run(runtime: str) -> None:
-        engine = OciEngine(settings, None if runtime == "runsc" else runtime)
+        native = runtime == "native"
+        engine = NativeEngine(settings) if native else OciEngine(settings, None if runtime == "runsc" else runtime)
         spec = SandboxSpec.of(isolation="gvisor") if runtime == "runsc" else SandboxSpec.of(limits={"pids": PIDS})
         try:
             async with AsyncSandbox(spec, engine=engine, settings=settings) as sandbox:
@@ -83,7 +85,7 @@ def look(settings: Settings, canaries: Canaries) -> Look:
 
     def ask(runtime: str, user: str) -> Verdicts:
         if (runtime, user) not in seen:
-            if runtime != "runsc" and locate(runtime, settings.data_dir) is None:
+            if runtime not in ("runsc", "native") and locate(runtime, settings.data_dir) is None:
                 missing(f"needs {runtime}")
             asyncio.run(run(runtime))
         return seen[runtime, user]
@@ -103,7 +105,7 @@ def in_weak(weak: Weak) -> Verdicts:
 
 @pytest.mark.parametrize("check", probe.CHECKS)
 @pytest.mark.parametrize("user", ["0", "1000"])
-@pytest.mark.parametrize("runtime", ["runc", "crun"])
+@pytest.mark.parametrize("runtime", ["native", "runc", "crun"])
 def test_the_wall_holds(runtime: str, user: str, check: str, look: Look) -> None:
     verdict, why = look(runtime, user)[check]
     assert verdict == "HELD", why

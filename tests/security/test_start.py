@@ -20,7 +20,7 @@ from atoll.errors import EngineError, ImageError, SandboxError, SpecError
 from atoll.images import Image, ImageConfig, Kind
 from atoll.model import SandboxSpec, Volume
 from atoll.sandbox import AsyncSandbox
-from security.conftest import EVERY, NAMESPACES, OCI, PRELUDE, PYTHON, RUNC, WITH_GVISOR, Target, inside
+from security.conftest import EVERY, IDS, NAMESPACES, OCI, PRELUDE, PYTHON, RUNC, WITH_GVISOR, Target, inside
 from security.weak import Weak
 from unit.images import archives
 
@@ -265,7 +265,7 @@ def test_b04_control(weak: Weak, host_secret: Path) -> None:
     assert said.text.strip() == str(host_secret)
 
 
-@OCI
+@IDS
 async def test_b04_what_a_runtime_is_started_with_stays_the_hosts(target: Target) -> None:
     """A runtime gives its standard streams to the sandbox's root. They must be no files that the host goes on using."""
     nodes = [os.stat(f"/dev/{name}") for name in ("null", "zero", "full", "tty", "ptmx")]
@@ -553,7 +553,7 @@ def test_b14_a_volume_is_named_by_whole_paths(text: str) -> None:
         Volume.parse(text)
 
 
-@OCI
+@IDS
 @pytest.mark.parametrize("path", ["/", "/proc", "/proc/sys", "/sys/fs/cgroup", "/dev", "/dev/shm"])
 async def test_b14_a_volume_covers_no_wall(target: Target, path: str, place: Path) -> None:
     with pytest.raises((SpecError, EngineError, ImageError)):

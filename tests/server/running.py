@@ -97,7 +97,9 @@ SCHEMA: dict[str, Any] = json.loads((ROOT / "openapi.json").read_text()) if (ROO
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile("^" + re.sub(r"\\\{[^}]*\\\}", "[^/]+", re.escape(path)) + "$")
+    return re.compile(
+        "^" + re.sub(r"\\\{[^}]*\\\}", "[^/]+", re.escape(path)).replace("/ports/[^/]+/[^/]+", "/ports/[^/]+/.*") + "$"
+    )
 
 
 PATHS = [(_pattern(path), "{" in path, operations) for path, operations in SCHEMA.get("paths", {}).items()]
@@ -121,6 +123,8 @@ def validate(response: httpx.Response) -> None:
         assert response.status_code in (404, 405, 200), (request.method, request.url.path, response.status_code)
         return
     status = str(response.status_code)
+    if "default" in found["responses"]:
+        return
     assert status in found["responses"], f"{request.method} {request.url.path} answered {status}: not in openapi.json"
     kind = response.headers.get("content-type", "").partition(";")[0]
     promised = found["responses"][status].get("content", {})

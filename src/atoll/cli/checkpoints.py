@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.checkpoint import Checkpoint
+from atoll.cli.target import attach
 from atoll.engines import registry
 from atoll.engines.base import Checkpointing
-from atoll.errors import SandboxNotFoundError, UnsupportedError
+from atoll.errors import UnsupportedError
 from atoll.model import Capability
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
@@ -195,20 +196,11 @@ def import_snapshot(
 
 @asynccontextmanager
 async def _attached(sandbox_id: str) -> AsyncIterator[AsyncSandbox]:
-    settings = Settings.load()
-    for name in registry.names():
-        engine = registry.get(name, settings)
-        try:
-            if any(handle.sandbox_id == sandbox_id for handle in await engine.list()):
-                sandbox = await AsyncSandbox.attach(sandbox_id, engine=engine, settings=settings)
-                try:
-                    yield sandbox
-                finally:
-                    await sandbox.detach()
-                return
-        finally:
-            await engine.aclose()
-    raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", hint="`atoll ls` lists them.")
+    sandbox = await attach(sandbox_id)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.detach()
 
 
 @asynccontextmanager

@@ -50,8 +50,9 @@ async def everything() -> list[tuple[Engine, str]]:
     """All sandboxes of this machine, with their engines. One that does not work here has none."""
     settings = Settings.load()
     found: list[tuple[Engine, str]] = []
-    for engine in [registry.get(name, settings) for name in registry.names()]:
-        with suppress(EngineUnavailableError):
+    for name in registry.names():
+        with suppress(EngineUnavailableError):  # one that is not here has nothing here
+            engine = registry.get(name, settings)
             found += [(engine, handle.sandbox_id) for handle in await engine.list()]
     return found
 

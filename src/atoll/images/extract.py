@@ -59,19 +59,28 @@ class Extraction:
 
 
 def extract(
-    reader: Reader, root: Root, budget: Budget, work: Work, *, require_end: bool = True, detail: str = "image"
+    reader: Reader,
+    root: Root,
+    budget: Budget,
+    work: Work,
+    *,
+    require_end: bool = True,
+    whiteouts: bool = True,
+    detail: str = "image",
 ) -> Extraction:
     """Unpack one uncompressed tar stream over what is in the root already, as the next layer of an image.
 
     Raises ImageError for anything it refuses; the root is then half filled and of no use. `require_end` is off where
-    a digest has shown already that the stream is complete, since some builders leave out the end mark.
+    a digest has shown already that the stream is complete, since some builders leave out the end mark. Without
+    `whiteouts` names that begin with `.wh.` are names like any other.
     """
-    return _Layer(root, budget, work, detail).apply(TarStream(reader, budget, require_end=require_end))
+    return _Layer(root, budget, work, detail, whiteouts).apply(TarStream(reader, budget, require_end=require_end))
 
 
 class _Layer:
-    def __init__(self, root: Root, budget: Budget, work: Work, detail: str) -> None:
+    def __init__(self, root: Root, budget: Budget, work: Work, detail: str, whiteouts: bool) -> None:
         self._root, self._budget, self._work, self._detail = root, budget, work, detail
+        self._whiteouts = whiteouts
         self._is_root_user = os.geteuid() == 0
         self._made: set[Parts] = set()
         self._directories: dict[Parts, Member] = {}
@@ -98,7 +107,7 @@ class _Layer:
                 raise ImageError("the archive replaces the root directory by something else")
             self._directories[()] = member
             return
-        if any(part.startswith(_WHITEOUT) for part in parts):
+        if self._whiteouts and any(part.startswith(_WHITEOUT) for part in parts):
             self._whiteout(parts)
         elif member.type in _SKIPPED:
             self._skip(parts, member)

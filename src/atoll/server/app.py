@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.server import problems
+from atoll.server.auth import SCHEMES
 from atoll.server.limits import BodyLimits
 from atoll.server.routes import ROUTERS
 from atoll.server.services import Services, services
@@ -21,6 +23,8 @@ from atoll.server.settings import ServerSettings
 from atoll.settings import Settings
 
 PREFIX = "/api/v1"
+PUBLIC = frozenset({f"{PREFIX}/health"})
+"""What needs no credential."""
 
 
 def make_app(settings: ServerSettings, installation: Settings | None = None) -> FastAPI:
@@ -66,8 +70,26 @@ def bare_app(lifespan: object = None) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX, responses=problems.RESPONSES)
     problems.install(app)
+    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.add_exception_handler(ClientDisconnect, _nobody)
     return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """What FastAPI finds out, and how callers say who they are."""
+    if app.openapi_schema is None:
+        document = FastAPI.openapi(app)
+        document["components"]["securitySchemes"] = SCHEMES
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                if path not in PUBLIC:
+                    operation["security"] = [{"bearer": []}, {"session": []}]
+                for status, answer in operation["responses"].items():
+                    content = answer.get("content", {})
+                    if status[0] in "45" and "application/json" in content:  # errors are problem+json and nothing else
+                        answer["content"] = {problems.MEDIA_TYPE: content["application/json"]}
+        app.openapi_schema = document
+    return app.openapi_schema
 
 
 async def _nobody(_: Request, __: Exception) -> Response:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request, WebSocket
-from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
@@ -18,8 +17,11 @@ SESSION_HEADER = "X-Session-API-Key"
 _SUBPROTOCOL = "atoll.bearer."
 """A page in a browser cannot set headers on a WebSocket: it sends the credential as a subprotocol."""
 
-_bearer = HTTPBearer(auto_error=False, description="An API key (`atoll_…`) or a token (JWT).")
-_session = APIKeyHeader(name=SESSION_HEADER, auto_error=False, description="The session key of one sandbox.")
+SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key (`atoll_…`) or a token (JWT)."},
+    "session": {"type": "apiKey", "in": "header", "name": SESSION_HEADER, "description": "Of one sandbox."},
+}
+"""As openapi.json tells them. FastAPI's own way to tell costs every request two more calls."""
 
 
 def services_of(connection: HTTPConnection) -> Services:
@@ -56,11 +58,7 @@ def subprotocol(websocket: WebSocket) -> str | None:
 def needs(scope: Scope, *, session: bool = False) -> Callable[..., Awaitable[Caller]]:
     """The dependency of a route. With `session` a session key is good too, for its own sandbox."""
 
-    async def check(
-        request: Request,
-        bearer: Annotated[object, Depends(_bearer)] = None,
-        key: Annotated[object, Depends(_session)] = None,
-    ) -> Caller:
+    async def check(request: Request) -> Caller:
         return allow(await identify(request), scope, session=session)
 
     check.scope = scope  # type: ignore[attr-defined]
@@ -97,4 +95,11 @@ SandboxUser = Annotated[Caller, Depends(needs(Scope.USE, session=True))]
 Manager = Annotated[Caller, Depends(needs(Scope.MANAGE))]
 KeyMaker = Annotated[Caller, Depends(needs(Scope.KEYS))]
 Admin = Annotated[Caller, Depends(needs(Scope.ADMIN))]
-Services_ = Annotated[Services, Depends(services_of)]
+
+
+async def _services(connection: HTTPConnection) -> Services:
+    """Asynchronous though it waits for nothing: anything else is called in a thread, which costs more than the rest."""
+    return services_of(connection)
+
+
+Services_ = Annotated[Services, Depends(_services)]

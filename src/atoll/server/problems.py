@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from atoll.errors import (
     AgentError,
+    CheckpointNotFoundError,
     EngineError,
     ImageError,
     SandboxError,
@@ -45,6 +46,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (NotAuthenticatedError, 401),
     (ForbiddenError, 403),
     (SandboxNotFoundError, 404),
+    (CheckpointNotFoundError, 404),
     (SandboxSpecNotFoundError, 404),
     (UserNotFoundError, 404),
     (KeyNotFoundError, 404),
@@ -135,6 +137,7 @@ def of(error: BaseException) -> Problem:
         return problem(status, code, _os_words(error))
     if isinstance(error, HTTPException):
         codes = {404: "no_such_route", 405: "method_not_allowed", 413: "too_large", 408: "too_slow", 416: "bad_range"}
+        codes |= {503: "unavailable", 504: "timeout"}
         return problem(error.status_code, codes.get(error.status_code, "bad_request"), str(error.detail))
     if isinstance(error, ValueError):
         return problem(422, "invalid_request", str(error) or "the request makes no sense")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tarfile
 import tempfile
@@ -12,7 +11,13 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
+from atoll.errors import ImageError
 from atoll.guest import trees
+from atoll.images.decompress import plain
+from atoll.images.extract import extract
+from atoll.images.limits import Budget, ImageLimits
+from atoll.images.root import Root
+from atoll.images.work import Work
 from atoll.manager import ManagedSandbox
 
 _CHUNK = 1 << 20
@@ -69,39 +74,16 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _extract(archive: Path, tree: Path, max_bytes: int) -> None:
+    """With the same care as an image of a stranger: nothing in it leads out of the tree."""
     tree.mkdir()
+    limits = ImageLimits(total_bytes=max_bytes, file_bytes=max_bytes, entries=_MOST_ITEMS)
+    budget, work = Budget(limits), Work()
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            total = 0
-            for count, member in enumerate(tar, 1):
-                total += member.size
-                if total > max_bytes or count > _MOST_ITEMS:
-                    raise HTTPException(413, f"the archive holds more than {max_bytes} bytes or {_MOST_ITEMS} files")
-                if not (member.isreg() or member.isdir() or member.issym()):
-                    raise ValueError(f"{member.name[:200]!r} is neither a file, a directory nor a link")
-                _extract_member(tar, member, tree)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, tarfile.TarError):
-            raise
-        raise ValueError(f"the archive cannot be read: {error}") from error
-
-
-def _extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Path) -> None:
-    """Files and directories as the standard library's filter lets them; links as they are, since they are only ever
-    followed inside the sandbox. For the same reason nothing is written through a link that came before."""
-    if not member.issym():
-        tar.extract(member, tree, filter="data")
-        return
-    parts = [part for part in member.name.split("/") if part not in ("", ".")]
-    if ".." in parts or not parts or member.name.startswith("/"):
-        raise ValueError(f"{member.name[:200]!r} leaves the tree")
-    place = tree
-    for part in parts[:-1]:
-        place /= part
-        if place.is_symlink():
-            raise ValueError(f"{member.name[:200]!r} goes through a link")
-        place.mkdir(exist_ok=True)
-    target = place / parts[-1]
-    if target.is_symlink() or target.is_file():
-        target.unlink()
-    os.symlink(member.linkname, target)
+        with archive.open("rb") as file, Root(tree) as root, plain(file, limits, work) as reader:
+            result = extract(reader, root, budget, work, whiteouts=False, detail="archive")
+    except ImageError as error:
+        if budget.bytes_used > limits.total_bytes or budget.entries_used > limits.entries:
+            raise HTTPException(413, f"the archive holds more than {max_bytes} bytes or {_MOST_ITEMS} files") from error
+        raise ValueError(f"the archive cannot be taken: {error.reason}") from error
+    if result.devices_skipped:
+        raise ValueError("the archive holds what is neither a file, a directory nor a link")

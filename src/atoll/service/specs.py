@@ -22,6 +22,8 @@ from atoll.service.refusals import ForbiddenError, SandboxSpecNotFoundError
 from atoll.store import AlreadyThereError, Store, StoredSpec
 
 DEFAULT_ID = "default"
+_OF_THE_MACHINE = ("tar:", "docker:", "snapshot:")
+"""What images begin with that come from the server's own machine and not from a registry."""
 
 
 class Recipe(BaseModel):
@@ -117,6 +119,10 @@ class SandboxSpecService:
         """Raises ForbiddenError for what only administrators may ask for."""
         if settings.volumes and not caller.is_admin:
             raise ForbiddenError("only administrators share directories of the server's machine")
+        if settings.image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
+            raise ForbiddenError(
+                f"only administrators use files and states of the server's machine as images: {settings.image[:80]!r}"
+            )
         self.check_network(caller, settings.network)
 
     def check_network(self, caller: Caller, policy: NetworkPolicy) -> None:

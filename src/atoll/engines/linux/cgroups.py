@@ -78,6 +78,30 @@ def parse_hierarchy(mountinfo: str) -> Hierarchy:
     return Hierarchy("v2", {name: unified for name in (*names, "freezer", "devices", "cpuacct") if name in CONTROLLERS})
 
 
+def delegated(mountinfo: str, own: str) -> Hierarchy | None:
+    """What of a v2 hierarchy was given to this user, as if it were the whole. None: nothing.
+
+    `own` is /proc/self/cgroup: only what lies around our own process may be used, since nobody may move a process out
+    of somebody else's part. Where controllers are handed down there are limits; elsewhere a group can still be frozen
+    and killed."""
+    tops = [line.split()[4] for line in mountinfo.splitlines() if " - cgroup2 " in line and line.split()[3] == "/"]
+    paths = [line.removeprefix("0::/") for line in own.splitlines() if line.startswith("0::/")]
+    if not tops or not paths:
+        return None
+    here = Path(tops[0]) / paths[0]
+    ours = [each for each in (here, *here.parents) if each.is_relative_to(tops[0]) and _may_use(each)]
+    for directory in ours:
+        names = [name for name in (directory / "cgroup.subtree_control").read_text().split() if name in CONTROLLERS]
+        if "memory" in names or "pids" in names:
+            return Hierarchy("v2", dict.fromkeys((*names, "freezer", "cpuacct"), directory))
+    return Hierarchy("v2", dict.fromkeys(("freezer", "cpuacct"), ours[0])) if ours else None
+
+
+def _may_use(directory: Path) -> bool:
+    files = (directory, directory / "cgroup.procs", directory / "cgroup.subtree_control")
+    return all(os.access(path, os.W_OK) for path in files)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """One sandbox's control group. Methods on a group that is gone do nothing and see nothing."""
@@ -115,7 +139,19 @@ class Group:
             # Swap accounting may be turned off on v1: then there is no such file, and memory alone is the limit.
             if name == "memory.memsw.limit_in_bytes" and not (found / name).exists():
                 continue
+            if self.hierarchy.mode == "v2" and not (found / name).exists():
+                self._hand_down()
             (found / name).write_text(value)
+
+    def _hand_down(self) -> None:
+        """On v2 a group has the controllers that each group above it hands down. One that does not is found out when a
+        limit is set."""
+        names = [name for name in ("cpu", "memory", "pids") if name in self.hierarchy.controllers]
+        top = self.hierarchy.controllers[names[0]]
+        above = Path(self.path).relative_to("/").parents
+        for part in reversed(above):
+            with suppress(OSError):
+                (top / part / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in names))
 
     def remove(self) -> None:
         """Remove the empty group. Raises OSError while something is in it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.engines.linux.plan import RANGE, IdRange
@@ -26,6 +26,8 @@ COUNT = 4096
 @dataclass(frozen=True, slots=True)
 class IdRanges:
     directory: Path
+    _own: dict[str, int] = field(default_factory=dict, compare=False)
+    """What this process claimed, so that it need not be looked for among thousands."""
 
     def claim(self, owner: str) -> IdRange:
         """A range for this sandbox. Raises EngineError when all are taken."""
@@ -33,6 +35,7 @@ class IdRanges:
         for step in range(COUNT):
             first = FIRST + (start + step) % COUNT * RANGE
             if self._take(first, owner):
+                self._own[owner] = first
                 return IdRange(first)
         raise EngineError(
             f"all {COUNT} ranges of user ids are in use", hint="Delete sandboxes that are no longer needed."
@@ -46,6 +49,10 @@ class IdRanges:
 
     def release_all(self, owner: str) -> None:
         """As `release`, without knowing which. Looks first where `claim` did, so that others do not slow it down."""
+        own = self._own.pop(owner, None)
+        if own is not None and self._owner(own) == owner:
+            self.release(own, owner)
+            return
         start = FIRST + _start(owner) * RANGE
         for first in sorted(self._claimed(), key=lambda first: (first - start) % (COUNT * RANGE)):
             if self._owner(first) == owner:

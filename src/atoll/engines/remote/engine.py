@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents
 from atoll.engines.remote.server import Server
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
+    CheckpointNotFoundError,
     EngineError,
     EngineUnavailableError,
     SandboxError,
     SandboxGoneError,
     SandboxNotFoundError,
     SpecError,
+    UnsupportedError,
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
@@ -34,6 +39,7 @@ _MARK = "atoll-client"
 _LABEL = "client."
 _AT_ONCE = 16
 _UNDO_S = 60.0
+_CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 class RemoteEngine:
@@ -173,6 +179,62 @@ class RemoteEngine:
             return LimitEvents()
         return LimitEvents(used["oom_kills"] or 0, used["pids_refused"] or 0, bool(used["disk_full"]))
 
+    # --- saved states ---------------------------------------------------------------------------------------------
+
+    async def checkpoint(
+        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
+    ) -> Checkpoint:
+        if memory:
+            raise _not_over_a_server("saving the memory of a sandbox")
+        path = f"/sandboxes/{await self._remote_id(handle)}/checkpoints"
+        return _checkpoint(await self._server.call("POST", path, json={"name": name, "made_by": made_by}), handle)
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        found = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/checkpoints")
+        return [_checkpoint(each, handle) for each in found]
+
+    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
+        await self._server.call("DELETE", await self._saved(handle, checkpoint_id))
+
+    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        if checkpoint_id is None:
+            await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/restart")
+        else:
+            await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback")
+
+    async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
+        query = {"text": "true" if text else "false"} | ({} if new is None else {"to": new})
+        found = await self._server.call("GET", f"{await self._saved(handle, old)}/diff", params=query)
+        return [Change(each["path"], ChangeKind(each["kind"]), each["text"]) for each in found]
+
+    async def fork(
+        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None, *, memory: bool = False
+    ) -> Sequence[Handle]:
+        raise _not_over_a_server("forking")
+
+    async def hibernate(self, handle: Handle) -> None:
+        raise _not_over_a_server("pausing to the disk")
+
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None) -> Snapshot:
+        raise _not_over_a_server("a snapshot")
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        raise _not_over_a_server("a snapshot")
+
+    async def delete_snapshot(self, name: str) -> None:
+        raise _not_over_a_server("a snapshot")
+
+    async def export_snapshot(self, name: str, file: Path) -> None:
+        raise _not_over_a_server("a snapshot")
+
+    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
+        raise _not_over_a_server("a snapshot")
+
+    async def _saved(self, handle: Handle, checkpoint_id: str) -> str:
+        if not _CHECKPOINT.fullmatch(checkpoint_id):
+            raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id[:80]!r}")
+        return f"/sandboxes/{await self._remote_id(handle)}/checkpoints/{checkpoint_id}"
+
     async def call(self, method: str, path: str, **options: Any) -> Any:
         """A call to the server that no engine has: its catalogue, its keys, its events."""
         return await self._server.call(method, path, **options)
@@ -222,6 +284,23 @@ class RemoteEngine:
         if not page["items"]:
             raise SandboxNotFoundError(f"Sandbox {handle.sandbox_id} not found")
         return str(page["items"][0]["id"])
+
+
+def _checkpoint(info: Mapping[str, Any], handle: Handle) -> Checkpoint:
+    return Checkpoint(
+        info["id"],
+        handle.sandbox_id,
+        info["name"],
+        info["created_at"],
+        info["parent"],
+        info["made_by"],
+        info["size_bytes"],
+        info["memory"],
+    )
+
+
+def _not_over_a_server(what: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} is not offered by a server", hint="It works where the sandbox's machine is yours.")
 
 
 def _handle(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:

@@ -12,7 +12,9 @@ import httpx
 from atoll.engines.remote.failures import error_of
 from atoll.errors import EngineUnavailableError, SandboxTimeoutError
 
-_PAUSES_S = (0.1, 0.3, 0.9, 2.0)
+_PAUSES_S = (0.1, 0.3)
+_PATIENT_S = (0.1, 0.3, 0.9, 2.0, 4.0, 8.0, 16.0)
+"""Once it has answered: a server that is being restarted comes back, and so do the streams that wait for it."""
 _TRY_AGAIN = frozenset({502, 503, 504})
 _LARGEST = 64 << 20
 
@@ -25,6 +27,7 @@ class Server:
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout_s, connect=10.0)
         self._used = False
+        self._answered = False
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def call(
@@ -43,7 +46,7 @@ class Server:
         done twice.
         """
         headers = {"Idempotency-Key": key} if key is not None else {}
-        pauses = iter(_PAUSES_S if safe else ())
+        pauses = iter((_PATIENT_S if self._answered else _PAUSES_S) if safe else ())
         if timeout_s is not None:
             options["timeout"] = timeout_s
         while True:
@@ -58,6 +61,7 @@ class Server:
             except httpx.HTTPError as error:
                 failure = EngineUnavailableError(f"the connection to {self.url} broke: {error!r}")
             else:
+                self._answered = True
                 if answer.is_success:
                     return answer.json()
                 failure = error_of(answer.status_code, answer.content[:_LARGEST])

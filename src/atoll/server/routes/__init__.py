@@ -2,14 +2,29 @@
 
 from fastapi import APIRouter
 
-from atoll.server.routes import commands, events, files, health, keys, network, ports, sandboxes, sockets, specs, users
+from atoll.server.routes import (
+    checkpoints,
+    commands,
+    events,
+    files,
+    health,
+    keys,
+    network,
+    ports,
+    sandboxes,
+    sockets,
+    specs,
+    users,
+)
 
+# They are tried in this order: what is asked most comes first.
 ROUTERS: tuple[APIRouter, ...] = (
-    health.router,
-    sandboxes.router,
-    specs.router,
     commands.router,
     files.router,
+    sandboxes.router,
+    checkpoints.router,
+    health.router,
+    specs.router,
     events.router,
     sockets.router,
     network.router,

@@ -70,7 +70,7 @@ class NativeBuilder(Builder):
             opened.callback(os.close, agent)
             lists = (*words.operations(plan, joining), _filter(plan.seccomp, plan.machine))
             known = False
-            if plan.ordinary_user and (first := await chosen.wait_for_first(deadline)) is not None:
+            if not self._places.hierarchy.controllers and (first := await chosen.wait_for_first(deadline)) is not None:
                 # In no control group, it is found by its number alone: written down before it is told to go on.
                 known = started(first)
             chosen.tell(lists, (listener.fileno(), agent), deadline)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 from atoll.engines.availability import Availability
 from atoll.engines.base import refuse_unsupported
-from atoll.engines.linux.cgroups import Hierarchy
+from atoll.engines.linux.cgroups import Hierarchy, delegated
 from atoll.engines.linux.native import launcher, ordinary, probing
 from atoll.engines.linux.native.building import NativeBuilder
 from atoll.engines.linux.native.ordinary import UserLayers, UserNamespace
@@ -63,7 +64,7 @@ class NativeEngine(OciEngine):
             init = ProcessRef.of(first)
             if init is None:
                 return False
-            done = {"init": init, "restoring": None, "half_made": self._namespace is not None}
+            done = {"init": init, "restoring": None, "half_made": self._is_found_by_number()}
             record = record.model_copy(update=done)
             self._places.records.write(record)
             return True
@@ -99,7 +100,7 @@ class NativeEngine(OciEngine):
         self._places.group(handle.sandbox_id).thaw()
 
     async def stats(self, handle: Handle) -> Stats:
-        if self._namespace is None:
+        if self._namespace is None or Capability.MEMORY in self.capabilities:
             return await super().stats(handle)
         record = self._places.records.read(handle.sandbox_id)
         if record is None or not record.is_alive() or record.init is None:
@@ -125,7 +126,11 @@ class NativeEngine(OciEngine):
 
     def about(self) -> tuple[str, ...]:
         """What one should know of its sandboxes here."""
-        return self._namespace.about() if self._namespace is not None else ()
+        return self._namespace.about(self.capabilities) if self._namespace is not None else ()
+
+    def _is_found_by_number(self) -> bool:
+        """There is no control group to find a sandbox's processes by."""
+        return not self._places.hierarchy.controllers
 
     def _handle(self, record: Record) -> Handle:
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at)
@@ -144,7 +149,8 @@ class NativeEngine(OciEngine):
         if self._namespace is None:
             return super()._find_places(settings)
         layers = UserLayers(settings.data_dir / "layers", namespace=self._namespace)
-        return Places(settings, Hierarchy("none"), layers)
+        mounts, own = (Path(f"/proc/self/{name}").read_text(errors="replace") for name in ("mountinfo", "cgroup"))
+        return Places(settings, delegated(mounts, own) or Hierarchy("none"), layers)
 
     def _ready(self, spec: SandboxSpec) -> NativeBuilder:
         if spec.isolation not in (None, "namespaces"):

@@ -24,6 +24,7 @@ from atoll.engines.local.waiting import Deadline, readable
 from atoll.errors import EngineError, EngineUnavailableError, ImageError, SandboxError
 
 _LONGEST_REPORT = 2048
+_NOT_MADE = "the sandbox could not be made"
 _FAILURES = (b"failed ", b"killed ")
 _SOON_S = 0.025
 """After a sandbox was made the next launcher is started, but not before its maker had a chance to use it: the start of
@@ -218,7 +219,8 @@ def _frame(content: bytes) -> bytes:
 
 
 def understood(said: bytes) -> str:
-    return _failure(said).reason
+    """Why it failed, in words."""
+    return _failure(said).reason.removeprefix(f"{_NOT_MADE}: ")
 
 
 def _failure(said: bytes) -> SandboxError:
@@ -228,7 +230,7 @@ def _failure(said: bytes) -> SandboxError:
     match text.split(" ", 3):
         case ["failed", number, step, detail] if number.isdecimal():
             kind = ImageError if step in _IMAGE_STEPS else EngineError
-            return kind(f"the sandbox could not be made: {f'{step} {detail}'.strip()}: {os.strerror(int(number))}")
+            return kind(f"{_NOT_MADE}: {f'{step} {detail}'.strip()}: {os.strerror(int(number))}")
         case ["killed", *step]:
             return EngineError(
                 f"the sandbox's first process was killed while it was being made ({' '.join(step)})",

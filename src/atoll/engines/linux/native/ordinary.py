@@ -37,7 +37,7 @@ _ALONE = 1000
 _HELPER_S = 20.0
 
 
-_NO_GROUPS = "an ordinary user has no control groups of its own"
+_NO_GROUPS = "no control groups with that limit are delegated to this user"
 MISSING = {
     Capability.MEMORY: _NO_GROUPS,
     Capability.CPUS: _NO_GROUPS,
@@ -93,14 +93,17 @@ class UserNamespace:
         """Those of every sandbox, as the namespace numbers them."""
         return IdRange(_USER, first_alone=True) if self.ranges is not None else IdRange(_USER, 1, inner=_ALONE)
 
-    def about(self) -> tuple[str, ...]:
+    def about(self, capabilities: frozenset[Capability]) -> tuple[str, ...]:
         """What one should know of sandboxes in it."""
         ids = (
             "user ids inside: 65,536, from your range in /etc/subuid"
             if self.ranges is not None
             else "user ids inside: one, not root (more need newuidmap, and a range in /etc/subuid and /etc/subgid)"
         )
-        return ids, "no limits for memory, CPU, processes and disk: you have no control groups of your own"
+        limits = (Capability.MEMORY, Capability.CPUS, Capability.PIDS, Capability.DISK)
+        missing = ", ".join(limit.value for limit in limits if limit not in capabilities)
+        groups = "delegated to you" if Capability.PAUSE in capabilities else "none of your own"
+        return ids, f"control groups: {groups}; no limits for {missing}"
 
     def open(self) -> int:
         """Its descriptor, which belongs to us. Blocks for some milliseconds the first time."""

@@ -76,7 +76,7 @@ def early(plan: Plan, joining: Joining) -> Early:
     if "net" in plan.host_owned:
         host.append("loopback")
         for name, value in plan.sysctls:
-            host += ["write", f"/proc/sys/{name}", value]
+            host += ["set", f"sys/{name}", value]
     host += ["stage", _STAGE]
     if joining.born_in is None:
         host.append("first")

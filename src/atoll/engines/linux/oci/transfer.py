@@ -142,7 +142,7 @@ class Parcel:
         limits = ImageLimits()
         with Root(target) as root:
             with plain(_Part(self._content, self._end), limits, work) as reader:
-                extract(reader, root, Budget(limits), work, detail="snapshot")
+                extract(reader, root, Budget(limits), work, whiteouts=False, detail="snapshot")
             for path in self._removed:
                 with _parent(root, path) as (parent, name):
                     os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
