@@ -74,8 +74,6 @@ BODIES: dict[str, Any] = {
     "keys": {"user_id": "ann"},
     "tokens": {},
     "users": {"id": "ann"},
-    "network": {"policy": "none"},
-    "port-links": {"port": 80},
 }
 
 
