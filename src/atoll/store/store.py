@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from atoll.store.tables import api_keys, specs, users
 _MIGRATIONS = Path(__file__).with_name("migrations")
 LATEST = "0001"
 """The last of the migrations."""
+_THREAD_S = 0.2
 _LOCK = 0x61746F6C6C
 """Two servers that start at once on one database take turns with the migrations."""
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
@@ -68,6 +71,8 @@ class Store:
 
     async def aclose(self) -> None:
         await self._engine.dispose()
+        if self._is_sqlite:
+            await _ended_threads()
 
     async def ping(self) -> None:
         """Raises StoreError if the database does not answer."""
@@ -249,3 +254,10 @@ def _spec(row: Row[Any]) -> StoredSpec:
     return StoredSpec(
         id=row.id, owner_id=row.owner_id, body=row.body, created_at=_utc(row.created_at) or datetime.now(UTC)
     )
+
+
+async def _ended_threads() -> None:
+    """A connection of SQLite that could not be opened has a thread that still reports to this event loop."""
+    for thread in threading.enumerate():
+        if "_connection_worker_thread" in thread.name:
+            await asyncio.to_thread(thread.join, _THREAD_S)
