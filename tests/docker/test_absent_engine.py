@@ -210,5 +210,4 @@ def test_other_engines_are_listed_without_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from atoll.cli import main; main()", "ls"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0
-    assert "engine" in done.stdout
     assert "docker: not looked at: there is no Docker engine" in done.stderr

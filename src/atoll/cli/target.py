@@ -62,6 +62,9 @@ def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
     if as_json:
         print_json(list(rows))
         return
+    if not rows:
+        print("nothing there", file=sys.stderr)
+        return
     table = Table(box=None, padding=(0, 2))
     for column in rows[0] if rows else ():
         table.add_column(column.replace("_", " "), header_style="bold")
