@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import socket
 import time
@@ -32,14 +33,14 @@ class MemberRecord(BaseModel):
     policy: NetworkPolicy
 
 
-class Flow:
+class Flow(abc.ABC):
     """A connection, or datagrams between two addresses, that a policy allowed. Ended when another forbids it."""
 
     def __init__(self, address: Address, port: int, protocol: Protocol, name: str | None) -> None:
         self.address, self.port, self.protocol, self.name = address, port, protocol, name
 
-    def abort(self) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def abort(self) -> None: ...
 
 
 class TcpFlow(Flow):
