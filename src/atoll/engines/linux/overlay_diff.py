@@ -22,8 +22,12 @@ from atoll.checkpoint import Change, ChangeKind
 
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _BLOCK = 1 << 20
-_LARGEST_TEXT = 1 << 20
-MOST_ENTRIES = 1_000_000
+_LARGEST_TEXT = 256 << 10
+_MOST_LINES = 5_000
+"""Comparing takes the square of it, at worst."""
+_MOST_TEXT = 16 << 20
+"""Of all differences together; what comes after is told without its text."""
+MOST_ENTRIES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,14 @@ def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False)
     before, after = _Side(old, lowers), _Side(new, lowers)
     found: list[Change] = []
     removed = ""
+    left = _MOST_TEXT if text else 0
+
+    def told(path: str, kind: ChangeKind, side: _Side | None) -> Change:
+        nonlocal left
+        words = _text(side, after, path) if left > 0 else None
+        left -= len(words or "")
+        return Change(f"/{path}", kind, words)
+
     for path in sorted(before.entries.keys() | after.entries.keys(), key=lambda path: path.split("/")):
         if removed and path.startswith(f"{removed}/"):
             continue
@@ -52,9 +64,9 @@ def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False)
             removed = path
             found.append(Change(f"/{path}", ChangeKind.REMOVED))
         elif one is None:
-            found.append(Change(f"/{path}", ChangeKind.ADDED, _text(None, after, path) if text else None))
+            found.append(told(path, ChangeKind.ADDED, None))
         elif _differ(before, after, path, one, other):
-            found.append(Change(f"/{path}", ChangeKind.CHANGED, _text(before, after, path) if text else None))
+            found.append(told(path, ChangeKind.CHANGED, before))
     return found
 
 
@@ -208,6 +220,7 @@ def _lines(path: Path | None) -> list[str] | None:
     if len(data) > _LARGEST_TEXT or b"\0" in data:
         return None
     try:
-        return data.decode().splitlines(keepends=True)
+        lines = data.decode().splitlines(keepends=True)
     except UnicodeDecodeError:
         return None
+    return lines if len(lines) <= _MOST_LINES else None
