@@ -146,3 +146,14 @@ async def test_a_bomb_is_not_unpacked(native: OciEngine, tmp_path: Path) -> None
     with pytest.raises(ImageError, match="bomb"):
         await native.import_snapshot(file, "bomb")
     assert native._places.layers.list_saved() == []
+
+
+async def test_what_a_file_says_of_its_size_opens_no_limit(
+    native: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path
+) -> None:
+    for number, said in enumerate((-(1 << 40), 0)):
+        file = tmp_path / f"{number}"
+        file.write_bytes(parcel([entry("zeros", size=20 << 20)], size_bytes=said))
+        assert (await native.import_snapshot(file, f"s{number}")).size_bytes >= 20 << 20
+        async with sandbox_on(native, image=f"snapshot:s{number}", disk="24m") as sandbox:
+            assert not (await sandbox.exec("head -c 16m /dev/urandom >more")).success

@@ -19,7 +19,7 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,7 @@ from atoll.engines.linux.oci.saved import Base, Saved
 from atoll.errors import EngineError, ImageError
 from atoll.images.decompress import plain
 from atoll.images.extract import extract
-from atoll.images.limits import Budget, ImageLimits
+from atoll.images.limits import Budget
 from atoll.images.root import Root
 from atoll.images.work import Work
 from atoll.storage import Layers
@@ -128,21 +128,26 @@ class Parcel:
     """A file that is what its digest says."""
 
     base: Base
-    size_bytes: int
+    _said_bytes: int
     _inner: str
     _removed: tuple[str, ...]
     _opaque: tuple[str, ...]
     _content: IO[bytes]
     _end: int
+    _budget: Budget = field(default_factory=Budget)
+
+    @property
+    def size_bytes(self) -> int:
+        """Once it is unpacked, at least what that took: limits are reckoned with it, so the file is not believed."""
+        return max(self._said_bytes, self._budget.bytes_used)
 
     def unpack(self, layer: Path) -> None:
         target = layer / "upper" / self._inner
         target.mkdir(mode=0o755)
         work = Work()
-        limits = ImageLimits()
         with Root(target) as root:
-            with plain(_Part(self._content, self._end), limits, work) as reader:
-                extract(reader, root, Budget(limits), work, whiteouts=False, detail="snapshot")
+            with plain(_Part(self._content, self._end), self._budget.limits, work) as reader:
+                extract(reader, root, self._budget, work, whiteouts=False, detail="snapshot")
             for path in self._removed:
                 with _parent(root, path) as (parent, name):
                     os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
