@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from atoll.checkpoint import Checkpoint
 from atoll.cli.target import attach
+from atoll.cli.words import age, size
 from atoll.engines import registry
 from atoll.engines.base import Checkpointing
 from atoll.errors import UnsupportedError
@@ -147,7 +147,7 @@ def list_snapshots() -> None:
         table = _table("name", "image", "size", "age", "from")
         async with _engine() as engine:
             for each in await engine.snapshots():
-                table.add_row(each.name, each.image, _size(each.size_bytes), _age(each.created_at), each.source)
+                table.add_row(each.name, each.image, size(each.size_bytes), age(each.created_at), each.source)
         Console(highlight=False).print(table)
 
     asyncio.run(work())
@@ -227,7 +227,7 @@ def _show(found: list[Checkpoint]) -> None:
         each, depth = waiting.pop()
         # A line of states one after the other stays flat; only where it branches it goes deeper.
         below = children.get(each.id, [])
-        table.add_row("  " * depth + each.id, each.name, _size(each.size_bytes), _age(each.created_at), each.made_by)
+        table.add_row("  " * depth + each.id, each.name, size(each.size_bytes), age(each.created_at), each.made_by)
         waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]
     Console(highlight=False).print(table)
 
@@ -237,18 +237,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, header_style="bold")
     return table
-
-
-def _size(count: int) -> str:
-    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
-def _age(since: float) -> str:
-    seconds = time.time() - since
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from atoll.cli import words
 from atoll.images import Image, Images, ProgressCallback, Recipe
 from atoll.images import Progress as Step
 from atoll.settings import Settings
@@ -36,7 +37,7 @@ def list_images() -> None:
     table.add_row("host", "", "", "this machine's own /usr")
     stored = asyncio.run(images.ls())
     for image in stored:
-        table.add_row(image.reference, image.digest[:19], _size(image.size_bytes), image.kind)
+        table.add_row(image.reference, image.digest[:19], words.size(image.size_bytes), image.kind)
     built = {image.reference for image in stored}
     for name, recipe in images.recipes.all().items():
         if name not in built and f"recipe:{name}" not in built:
@@ -81,7 +82,7 @@ def rm(reference: Reference) -> None:
     images = _images()
     asyncio.run(images.remove(reference))
     freed = asyncio.run(images.gc())
-    print(f"removed {reference}, {_size(freed.size_bytes)} freed")
+    print(f"removed {reference}, {words.size(freed.size_bytes)} freed")
 
 
 @app.command()
@@ -106,13 +107,9 @@ def _make(title: str, work: Callable[[ProgressCallback], Awaitable[Image]]) -> N
             return await work(lambda step: _advance(bars, bar, title, step))
 
         image = asyncio.run(run())
-    print(f"{image.reference}  {image.digest}  {_size(image.size_bytes)}")
+    print(f"{image.reference}  {image.digest}  {words.size(image.size_bytes)}")
 
 
 def _advance(bars: Progress, bar: TaskID, title: str, step: Step) -> None:
     detail = step.detail if len(step.detail) <= 48 else step.detail[:47] + "…"
     bars.update(bar, description=f"{title}: {step.stage} {detail}", completed=step.done_bytes, total=step.total_bytes)
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"

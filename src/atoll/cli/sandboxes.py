@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from datetime import datetime
 from typing import Annotated
 
 import typer
 
+from atoll.cli import words
 from atoll.cli.target import JsonOption, server_url, show, the_server
 from atoll.engines import registry
 from atoll.engines.base import Collecting, Engine
@@ -78,7 +78,7 @@ async def _list_server() -> list[dict[str, object]]:
         answer = await server.call("GET", "/sandboxes/search", params=query)
         for info in answer["items"]:
             state = f"{info['state']} ({info['cause']})" if info["cause"] else info["state"]
-            age = _age(time.time() - datetime.fromisoformat(info["created_at"]).timestamp())
+            age = words.age(datetime.fromisoformat(info["created_at"]).timestamp())
             rows.append(
                 {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state, "age": age}
             )
@@ -93,7 +93,7 @@ async def _list() -> list[dict[str, object]]:
     for engine, handle in await _everything():
         seen = await engine.inspect(handle)
         state = f"{seen.state} ({seen.cause})" if seen.cause else str(seen.state)
-        age = _age(time.time() - handle.created_at)
+        age = words.age(handle.created_at)
         image = handle.spec.image
         rows.append({"id": handle.sandbox_id, "engine": engine.name, "image": image, "state": state, "age": age})
     return rows
@@ -117,10 +117,3 @@ async def _remove(ids: list[str] | None) -> None:
         if ids is None or handle.sandbox_id in ids:
             await engine.delete(handle)
             print(handle.sandbox_id)
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
