@@ -9,8 +9,8 @@ from atoll import Sandbox
 
 PRELUDE = r'''
 import json, socket, struct, sys, time
-def connect(host, port, data=b"", wait=4.0, pieces=1, pause=0.0):
-    """What came back, or the error. Reads to the end, or until nothing comes any more."""
+def connect(host, port, data=b"", wait=4.0, pieces=1, pause=0.0, answers=1):
+    """What came back, or the error. Reads to the end, or to that many answers, or until nothing comes any more."""
     found = b""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -25,7 +25,7 @@ def connect(host, port, data=b"", wait=4.0, pieces=1, pause=0.0):
                 piece = s.recv(65536)
                 if not piece: break
                 found += piece
-                if b'"body"' in found or found.endswith(b"world\r\n"): break
+                if found.count(b'"body"') >= answers or found.endswith(b"world\r\n"): break
             return found.decode("latin-1")
     except OSError as error:
         return found.decode("latin-1") or "error: %s" % (error,)

@@ -63,16 +63,16 @@ def test_every_request_of_a_connection_is_judged(internet: Internet, named: Sand
     seen, _ = internet.mark()
     keep = "GET / HTTP/1.1\\r\\nHost: {}\\r\\n\\r\\n"
     both = keep.format("allowed.test") + keep.format("evil.test")
-    found = run(named, f"connect('{WEB}', 80, b'{both}')")
+    found = run(named, f"connect('{WEB}', 80, b'{both}', answers=2)")
     assert {host for _, host in web_requests(internet, seen)} <= {"allowed.test"}
     assert found.count("200 OK") <= 1
     # Another allowed name is another destination too.
     other = keep.format("allowed.test") + keep.format("a.w.test")
-    run(named, f"connect('{WEB}', 80, b'{other}')")
+    run(named, f"connect('{WEB}', 80, b'{other}', answers=2)")
     assert "a.w.test" not in {host for _, host in web_requests(internet, seen)}
     same = keep.format("allowed.test") * 3
     before = len(web_requests(internet, seen))
-    run(named, f"connect('{WEB}', 80, b'{same}' + get('allowed.test'))")
+    run(named, f"connect('{WEB}', 80, b'{same}' + get('allowed.test'), answers=4)")
     assert len(web_requests(internet, seen)) == before + 4, "the control: many requests on one connection"
 
 
