@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.local.processes import ProcessRef
+from atoll.errors import SandboxGoneError
 from atoll.manager import PoolSettings, Record, SandboxManager, StateError, StateInUseError
 from atoll.manager.journal_tables import checksum
 from atoll.manager.record import Act
@@ -94,6 +95,32 @@ async def test_a_half_made_deletion_is_finished_with_its_cause(
     assert await engine.list() == []
     gone = await second.describe(id)
     assert (gone.cause, gone.reason) == (Cause.POLICY, "idle")
+
+
+async def test_one_that_is_deleted_while_it_is_claimed_is_known_to_be_on_its_way_out(
+    make_manager: Make, folder: Path, engine: TroubledEngine
+) -> None:
+    """Else a manager that dies in that moment would leave a sandbox that is said to run."""
+    manager = make_manager(pools=[PoolSettings(SandboxSpec(), size=1)])
+    await manager.start()
+    await until(lambda: '"ready": 1' in json.dumps(manager.get_stats()["pools"]))
+    engine.hanging.add("delete")
+    database = sqlite3.connect(folder / "state" / "manager.db", isolation_level=None)
+    database.execute("BEGIN IMMEDIATE")  # so that the claim cannot be written down yet
+    claiming = asyncio.create_task(manager.create_sandbox())
+    await until(lambda: manager.get_stats()["total_sandboxes"] == 1)
+    listed = await manager.list_sandboxes()
+    deleting = asyncio.create_task(manager.delete_sandbox(listed[0].id))
+    await asyncio.sleep(0.1)
+    database.execute("COMMIT")
+    await until(lambda: engine.calls["delete"] == 1)
+    [body] = database.execute("SELECT body FROM sandboxes WHERE id = ?", (listed[0].id,)).fetchone()
+    database.close()
+    assert json.loads(body)["act"] is not None
+    engine.heal()
+    with pytest.raises(SandboxGoneError):
+        await claiming
+    assert await deleting
 
 
 async def test_one_that_is_lost_is_marked_with_a_cause(make_manager: Make, engine: TroubledEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from atoll.engines.base import Resizable
 from atoll.errors import ConflictError, EngineError, SandboxError, SandboxGoneError, SpecError, StateError
@@ -181,6 +182,10 @@ class Creating:
         await member.sandbox.let_go()
         reason = f"it was not made: {error}" if isinstance(error, Exception) else "its caller was gone"
         try:
+            if member.record.act is None:
+                # A claim is done as soon as it is written down; given up before that, it is one that never was.
+                with suppress(StateError):
+                    await core.ledger.change(member, act=Act.CREATE, reason=reason)
             if not isinstance(error, SpecError):
                 work = core.engine_of(member).delete(member.record.handle())
                 await core.tasks.bounded(work, core.rules.delete_s, f"undo {member.id}")
