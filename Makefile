@@ -32,9 +32,9 @@ test: setup-test ## all tests but the slow ones
 ifdef ARGS
 	@$(PYTEST) -m "not slow" $(ARGS)
 else
-	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
-	@$(PYTEST) -m "not slow" -n 2 $(ALONE)
-	@$(PYTEST) -m "not slow" -n 2 $(DOCKER)
+	@scripts/run-tests -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
+	@scripts/run-tests -m "not slow" -n 2 $(ALONE)
+	@scripts/run-tests -m "not slow" -n 2 $(DOCKER)
 endif
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory
