@@ -19,6 +19,7 @@ from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.tasks import Tasks
 from atoll.manager.usage import Usage
 from atoll.model import Cause, State
+from atoll.network.policy import NetworkPolicy
 from atoll.sandbox import DEFAULT_TIMEOUT_S
 from atoll.settings import Settings
 
@@ -158,6 +159,11 @@ class Care:
 
     def executed(self, seconds: float) -> None:
         self._core.metrics.exec_s.add(seconds)
+
+    async def relinked(self, policy: NetworkPolicy) -> None:
+        record = self._member.record
+        spec = record.spec.model_copy(update={"network": policy})
+        await self._core.ledger.change(self._member, act=record.act, update={"spec": spec})
 
     def _cause(self) -> Cause:
         return self._member.record.cause or Cause.LOST

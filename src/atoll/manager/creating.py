@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from atoll.engines.base import Resizable
+from atoll.engines.base import NetworkPolicies, Resizable
 from atoll.errors import ConflictError, EngineError, SandboxError, SandboxGoneError, SpecError, StateError
 from atoll.manager.core import Core
 from atoll.manager.ending import FIRST_RETRY_S
@@ -97,10 +97,11 @@ class Creating:
         update = {"env": extra, **request.belongings(self._core)}
         spec = member.record.spec
         limits = request.spec.limits.model_copy(update={"lifetime_s": None})
-        if limits != spec.limits:
-            update["spec"] = spec.model_copy(update={"limits": limits})
-        # Until its limits hold it is on its way, as a new one would be.
-        act = Act.CREATE if limits != spec.limits else None
+        wanted = spec.model_copy(update={"limits": limits, "network": request.spec.network})
+        if wanted != spec:
+            update["spec"] = wanted
+        # Until its limits and its policy hold it is on its way, as a new one would be.
+        act = Act.CREATE if wanted != spec else None
         written = self._core.ledger.change(member, act=act, reason="it was claimed from its pool", update=update)
         member.sandbox.env = extra
         member.sandbox.timeout_s = request.timeout_s or DEFAULT_TIMEOUT_S
@@ -144,7 +145,7 @@ class Creating:
                 async with self._starting:
                     await self._in_engine(member)
             elif member.record.act is Act.CREATE:  # a spare; without an act all is done
-                await self._limit(member)
+                await self._adapt(member)
         except BaseException as error:
             await finish(self._undo(member, error))
             if isinstance(error, SandboxError):
@@ -166,11 +167,18 @@ class Creating:
         await core.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
         await core.ledger.change(member, State.RUNNING, update={"details": handle.details})
 
-    async def _limit(self, member: Member) -> None:
+    async def _adapt(self, member: Member) -> None:
+        """Give a spare the limits and the policy that its record says."""
         core, engine = self._core, self._core.engine_of(member)
-        assert isinstance(engine, Resizable)
-        handle = member.record.handle()
-        await core.tasks.bounded(engine.set_limits(handle, handle.spec.limits), core.rules.inspect_s, "set limits")
+        was, handle = member.sandbox.spec, member.record.handle()
+        wanted = handle.spec
+        if wanted.limits != was.limits:
+            assert isinstance(engine, Resizable)
+            await core.tasks.bounded(engine.set_limits(handle, wanted.limits), core.rules.inspect_s, "set limits")
+        if wanted.network != was.network:
+            assert isinstance(engine, NetworkPolicies)
+            work = engine.set_network(handle, wanted.network)
+            await core.tasks.bounded(work, core.rules.inspect_s, "set its network policy")
         member.sandbox.change(handle)
         await core.ledger.change(member)
 

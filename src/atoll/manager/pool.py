@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from atoll.engines.base import LATER, Resizable
+from atoll.engines.base import LATER, NetworkPolicies, Resizable
 from atoll.errors import SandboxError, SpecError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
@@ -92,15 +92,19 @@ class Pool:
         spec = request.spec
         if not self._env.items() <= spec.env.items():
             return False
-        return spec == self.settings.spec or self._base == base(self._without_later_limits(spec))[0]
+        return spec == self.settings.spec or self._base == base(self._without_what_comes_later(spec))[0]
 
-    def _without_later_limits(self, spec: SandboxSpec) -> SandboxSpec:
-        """Without limits that can still be set when a sandbox is claimed."""
-        if not isinstance(self._core.engines.get(self.settings.engine or self._core.engine.name), Resizable):
-            return spec
-        mine = self.settings.spec.limits
-        free = {name: None for name in LATER if getattr(mine, name) is None}
-        return spec.model_copy(update={"limits": spec.limits.model_copy(update=free)})
+    def _without_what_comes_later(self, spec: SandboxSpec) -> SandboxSpec:
+        """Without what can still be set when a sandbox is claimed: limits that it has not got, and the policy of one
+        that has a link."""
+        engine = self._core.engines.get(self.settings.engine or self._core.engine.name)
+        mine, update = self.settings.spec, dict[str, object]()
+        if isinstance(engine, Resizable):
+            free = {name: None for name in LATER if getattr(mine.limits, name) is None}
+            update["limits"] = spec.limits.model_copy(update=free)
+        if isinstance(engine, NetworkPolicies) and mine.network != "none":
+            update["network"] = mine.network
+        return spec.model_copy(update=update)
 
     def target(self) -> int:
         return self._size.target(self._core.clock.now())

@@ -24,7 +24,7 @@ from atoll.manager.members import Member
 from atoll.manager.pools import Pools
 from atoll.manager.record import Act, Record
 from atoll.manager.request import LIFETIME, expiry
-from atoll.model import Cause, Handle, State
+from atoll.model import Cause, Handle, SandboxSpec, State
 
 _AT_ONCE = 32
 _LIST_S = 60.0
@@ -138,7 +138,8 @@ class Recovery:
     async def _adopt(self, member: Member, handle: Handle) -> None:
         core = self._core
         member.sandbox.adopt(handle)
-        await core.ledger.change(member, update={"details": handle.details, **self._time_left(member.record)})
+        found = {"details": handle.details, "spec": _with_network_of(member.record.spec, handle.spec)}
+        await core.ledger.change(member, update={**found, **self._time_left(member.record)})
         await core.health.look(member)
         self._report.adopted.append(member.id)
         if member.waits_in_pool:
@@ -178,3 +179,8 @@ class Recovery:
         """A rebuilt journal may give a name to two: the later one then has none."""
         taken = record.name is not None and self._core.members.named(record.owner, record.name) is not None
         return record.model_copy(update={"name": None}) if taken else record
+
+
+def _with_network_of(written: SandboxSpec, seen: SandboxSpec) -> SandboxSpec:
+    """The engine changes a policy before we can write it down."""
+    return written if written.network == seen.network else written.model_copy(update={"network": seen.network})

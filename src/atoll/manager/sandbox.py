@@ -19,6 +19,7 @@ from atoll.guest.guest import Guest
 from atoll.guest.processes import Completed, Processes, ProcessStream, StartRequest
 from atoll.manager.usage import MeteredSocket, Usage
 from atoll.model import ExecutionResult, Handle, SandboxSpec
+from atoll.network.policy import NetworkPolicy, NetworkRules
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES, AsyncSandbox
 from atoll.settings import Settings
 from atoll.shell import AsyncShell
@@ -57,6 +58,9 @@ class Keeper(Protocol):
 
     def executed(self, seconds: float) -> None:
         """A command took this long."""
+
+    async def relinked(self, policy: NetworkPolicy) -> None:
+        """It has another network policy. Returns when that is written down."""
 
 
 def counted(
@@ -210,7 +214,6 @@ class ManagedSandbox(AsyncSandbox):
     copy_to = counted(AsyncSandbox.copy_to)
     copy_from = counted(AsyncSandbox.copy_from)
     expose = counted(AsyncSandbox.expose)
-    set_network = counted(AsyncSandbox.set_network)
     network_log = counted(AsyncSandbox.network_log)
     checkpoint = counted(AsyncSandbox.checkpoint)
     checkpoints = counted(AsyncSandbox.checkpoints)
@@ -222,6 +225,11 @@ class ManagedSandbox(AsyncSandbox):
     snapshot = counted(AsyncSandbox.snapshot)
     connect_port = counted(AsyncSandbox.connect_port)
     connect_socket = counted(AsyncSandbox.connect_socket)
+
+    async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        async with self.use():
+            await super().set_network(policy)
+            await self.keeper.relinked(self.spec.network)
 
     async def start(self, *args: Any, **options: Any) -> AsyncCommand:
         """As `AsyncSandbox.start`: in use while somebody follows the command, and with each byte of its output."""
