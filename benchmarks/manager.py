@@ -6,11 +6,8 @@ Against Docker only where an engine answers that has the image of `benchmarks.do
 from __future__ import annotations
 
 import asyncio
-import functools
-import secrets
-import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,10 @@ from atoll.engines.base import ByteStream, Engine
 from atoll.manager import PoolSettings, SandboxManager
 from atoll.model import Handle, Observation, SandboxSpec, Stats
 from atoll.settings import Settings
+from benchmarks import rates
 from benchmarks.docker import IMAGE
 from benchmarks.measure import Figure, take_turns
+from benchmarks.rates import PARALLEL, docker, has_docker
 
 ROUNDS = 40
 SLOW_CREATES = 50
@@ -29,8 +28,6 @@ SLOW_S = 0.5
 FEW = 10
 MANY = {"native": 1000}
 """Living at once; 100 on other engines."""
-PARALLEL = 8
-CYCLES = 48
 RECOVERED = 100
 
 
@@ -142,48 +139,12 @@ async def pool_hit(manager: SandboxManager) -> list[Figure]:
 
 
 async def rate(manager: SandboxManager) -> Figure:
-    """Create, exec and delete again and again, several at a time."""
-
-    async def ours() -> None:
+    async def cycle() -> None:
         id = await manager.create_sandbox()
         assert (await (await manager.get_sandbox(id)).exec(["true"])).success
         await manager.delete_sandbox(id)
 
-    async def dockers() -> None:
-        name = f"atoll-bench-{secrets.token_hex(4)}"
-        await docker("run", "-d", "--network", "none", "--name", name, IMAGE, "sleep", "1000")
-        await docker("exec", name, "true")
-        await docker("rm", "-f", name)
-
-    async def per_second(once: Callable[[], Awaitable[None]], cycles: int) -> float:
-        left = iter(range(cycles))
-
-        async def worker() -> None:
-            for _ in left:
-                await once()
-
-        started = time.perf_counter()
-        await asyncio.gather(*(worker() for _ in range(PARALLEL)))
-        return cycles / (time.perf_counter() - started)
-
-    await per_second(ours, PARALLEL)
-    rates = [(await per_second(ours, 4 * CYCLES), await per_second(dockers, CYCLES)) for _ in range(2)]
-    mine, theirs = (sum(each) / len(rates) for each in zip(*rates, strict=True))
-    name = f"manager: create, exec, delete, {PARALLEL} at a time"
-    return Figure(name, mine, theirs, "per s", "docker run, exec, rm", at_least=5.0)
-
-
-async def docker(*arguments: str) -> None:
-    process = await asyncio.create_subprocess_exec("docker", *arguments, stdout=subprocess.DEVNULL)
-    assert await process.wait() == 0
-
-
-@functools.cache
-def has_docker() -> bool:
-    try:
-        return subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
+    return await rates.against_docker("manager", cycle, at_least=5.0)
 
 
 async def grow(manager: SandboxManager, count: int) -> None:

@@ -23,6 +23,7 @@ from atoll.engines.linux.oci import OciEngine
 from atoll.guest import Guest, StartRequest
 from atoll.model import Handle, SandboxSpec
 from atoll.settings import Settings
+from benchmarks import rates
 from benchmarks.create import BWRAP
 from benchmarks.measure import Figure, Samples, Timed, take_turns
 from benchmarks.programs import spawn_and_wait, static_true
@@ -145,6 +146,10 @@ async def _second(engine: NativeEngine) -> float:
     return (await first_result(engine))[1]
 
 
+async def _once(engine: NativeEngine) -> None:
+    await first_result(engine)
+
+
 async def among_many(engine: NativeEngine, rounds: int) -> AsyncIterator[Figure]:
     handles: list[Handle] = []
     try:
@@ -188,6 +193,8 @@ async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
         try:
             for figure in figures(await compare(native, path, ROUNDS)):
                 yield figure
+            if rates.has_docker():
+                yield await rates.against_docker("native", lambda: _once(native), at_least=10.0)
             async for figure in among_many(native, ROUNDS):
                 yield figure
         finally:
