@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.engines.base import Resizable
-from atoll.errors import EngineError, SpecError, UnsupportedError
+from atoll.errors import EngineError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.manager import LimitReachedError, PoolSettings, SandboxManager
 from atoll.manager.pool_size import PoolSize
 from atoll.model import Cause, Limits, SandboxSpec, Volume
@@ -230,6 +230,31 @@ async def test_spares_count_against_the_cap_but_make_way(make_manager: Make, eng
     [record, *_] = await manager.list_sandboxes()
     await manager.delete_sandbox(record.id)
     await until(lambda: figures(manager)["ready"] == 1)
+
+
+async def test_spares_that_are_just_being_made_make_way_too(make_manager: Make, engine: TroubledEngine) -> None:
+    engine.delays["create"] = 0.2
+    manager = make_manager(pools=[PoolSettings(SandboxSpec(), size=2, pace_s=0.0)], max_sandboxes=2)
+    await manager.start()
+    await until(lambda: engine.calls["create"] == 2)
+    ids = await asyncio.gather(*(manager.create_sandbox({"hostname": "other"}) for _ in range(2)))
+    assert {handle.sandbox_id for handle in await engine.list()} == set(ids)
+    assert figures(manager)["failures"] == 0
+    await manager.delete_sandbox(ids[0])
+    await until(lambda: figures(manager)["ready"] == 1)
+
+
+async def test_who_uses_one_that_is_being_deleted_hears_that_it_has_ended(
+    make_manager: Make, engine: TroubledEngine
+) -> None:
+    manager = make_manager()
+    id = await manager.create_sandbox()
+    sandbox = await manager.get_sandbox(id)
+    uses = [asyncio.create_task(sandbox.append_file("f", "x" * 100_000)) for _ in range(50)]
+    await asyncio.sleep(0)
+    await manager.delete_sandbox(id)
+    for error in await asyncio.gather(*uses, return_exceptions=True):
+        assert error is None or isinstance(error, SandboxGoneError), repr(error)
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,16 @@ class Creating:
         return member.id
 
     async def make_spare(self, request: Request) -> Member | None:
-        """A new one for a pool; None when there is no room."""
-        if not self._room.is_free() or self._core.closing:
+        """A new one for a pool; None when there is no room, or none any more."""
+        if not self._room.is_free() or self._room.waiting or self._core.closing:
             return None
         member = self._add(request)
-        await self._join(member)
+        try:
+            await self._join(member)
+        except SandboxGoneError:
+            if member.doomed:
+                return None
+            raise
         return member
 
     # --- deciding, between two awaits -----------------------------------------------------------------------------
@@ -64,7 +69,10 @@ class Creating:
                     return member
                 if self._room.is_free():
                     return self._add(request)
-                await self._room.make()
+                try:
+                    await self._room.make()
+                finally:
+                    self._pools.wake()  # nothing was made for them while somebody waited
         finally:
             if spare is not None:
                 self._pools.put_back(spare)

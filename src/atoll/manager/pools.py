@@ -53,6 +53,11 @@ class Pools:
         elif member.waits_in_pool and not member.doomed:
             self._core.ending.begin(member, Cause.POLICY, "its pool is gone")
 
+    def wake(self) -> None:
+        """There may be room now."""
+        for pool in self._pools.values():
+            pool.wake()
+
     def tidy(self) -> None:
         for pool in self._pools.values():
             pool.tidy()
@@ -61,6 +66,5 @@ class Pools:
         return {key: pool.figures() for key, pool in self._pools.items()}
 
     def _on_event(self, event: Event) -> None:
-        if event.after is State.MISSING:  # there may be room now
-            for pool in self._pools.values():
-                pool.wake()
+        if event.after is State.MISSING:
+            self.wake()

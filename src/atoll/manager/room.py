@@ -18,6 +18,8 @@ class Room:
     def __init__(self, core: Core) -> None:
         self.pause: Callable[[Member], asyncio.Task[None]]
         """Begins to pause a member; set by whoever can."""
+        self.waiting = 0
+        """So many wait for a place. What becomes free is theirs, not for a pool."""
         self._core = core
 
     def taken(self) -> int:
@@ -41,8 +43,14 @@ class Room:
 
     async def make(self) -> None:
         """Make some, or raise LimitReachedError. When it returns somebody else may have taken it already."""
-        spare = next((member for member in self._core.members if member.waits_in_pool and member.usable), None)
-        if spare is not None:
+        self.waiting += 1
+        try:
+            await self._make()
+        finally:
+            self.waiting -= 1
+
+    async def _make(self) -> None:
+        if (spare := self._spare()) is not None:
             await self._core.ending.delete(spare, Cause.POLICY, "its place in the pool was needed")
             return
         victim = self._longest_idle() if self._core.rules.at_cap == "pause" else None
@@ -52,6 +60,11 @@ class Room:
                 hint="Delete one, or raise max_sandboxes.",
             )
         await outcome(self.pause(victim))
+
+    def _spare(self) -> Member | None:
+        """One of a pool, if possible one that is ready, else one on its way in or out."""
+        spares = [each for each in self._core.members if each.waits_in_pool and not each.waits_for_deletion]
+        return next((each for each in spares if each.usable), spares[0] if spares else None)
 
     def _longest_idle(self) -> Member | None:
         rules, members = self._core.rules, self._core.members

@@ -176,9 +176,15 @@ class ManagedSandbox(AsyncSandbox):
         with self.keeper.usage.operation():
             try:
                 yield
-            except (SandboxGoneError, AgentUnreachableError):
+            except SandboxGoneError:
                 self.keeper.suspect()
                 raise
+            except AgentUnreachableError as error:
+                self.keeper.suspect()
+                gone = self.keeper.ended()
+                if gone is None:
+                    raise
+                raise gone from error
             except asyncio.CancelledError:
                 me = asyncio.current_task()
                 if me is None or me.cancelling():
