@@ -181,10 +181,10 @@ class ManagedSandbox(AsyncSandbox):
                 raise
             except AgentUnreachableError as error:
                 self.keeper.suspect()
-                gone = self.keeper.ended()
-                if gone is None:
+                ended = self.keeper.ended()
+                if ended is None:
                     raise
-                raise gone from error
+                raise ended from error
             except asyncio.CancelledError:
                 me = asyncio.current_task()
                 if me is None or me.cancelling():
