@@ -23,9 +23,7 @@ def dial(url: str) -> socket.socket:
     return sock
 
 
-def ask(
-    url: str, key: str, line: str, body: bytes = b"", *, length: int | None = None, **headers: str
-) -> socket.socket:
+def ask(url: str, key: str, line: str, body: bytes = b"", *headers: str, length: int | None = None) -> socket.socket:
     sock = dial(url)
     method, _, path = line.partition(" ")
     head = f"{method} /api/v1{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"

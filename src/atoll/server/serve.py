@@ -1,4 +1,4 @@
-"""Running the server: listen, say where, end cleanly."""
+"""Running the server: say where it listens, end cleanly."""
 
 from __future__ import annotations
 
@@ -13,34 +13,15 @@ from atoll.errors import SandboxError
 from atoll.server.app import make_app
 from atoll.server.protocol import BoundedProtocol, BoundedSocket
 from atoll.server.settings import ServerSettings
-from atoll.server.vanished import probe_idle
 
 _MOST_MESSAGE = 4 << 20
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises SandboxError if the address is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    probe_idle(sock)
-    try:
-        sock.bind((host, port))
-        sock.listen(2048)
-    except OSError as error:
-        sock.close()
-        raise SandboxError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="Choose another with --port."
-        ) from error
-    return sock
-
-
-def serve(settings: ServerSettings, on_ready: Callable[[str, str | None], None]) -> None:
+def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str, str | None], None]) -> None:
     """Until SIGTERM or SIGINT: then nothing new is taken, and what is under way has `drain_s` to end.
 
-    `on_ready` gets the URL and, at the first run, the administrator's key.
+    `sock` listens already. `on_ready` gets the URL and, at the first run, the administrator's key.
     """
-    sock = listen(settings.host, settings.port)
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
