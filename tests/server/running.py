@@ -46,7 +46,8 @@ class RunningServer:
         return self.process.wait(30)
 
 
-def start_server(folder: Path, engine: str = "process", port: int = 0, **variables: str) -> RunningServer:
+def launch(folder: Path, engine: str = "process", port: int = 0, **variables: str) -> subprocess.Popen[str]:
+    """Returns at once. Its messages go to the file `log`."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     environment = {
@@ -60,6 +61,12 @@ def start_server(folder: Path, engine: str = "process", port: int = 0, **variabl
     log = (folder / "log").open("a")
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/")
     log.close()
+    return process
+
+
+def start_server(folder: Path, engine: str = "process", port: int = 0, **variables: str) -> RunningServer:
+    """Returns when it listens."""
+    process = launch(folder, engine, port, **variables)
     assert process.stdout is not None
     url = key = None
     deadline = time.monotonic() + START_S
@@ -67,6 +74,7 @@ def start_server(folder: Path, engine: str = "process", port: int = 0, **variabl
         line = process.stdout.readline()
         if not line or time.monotonic() > deadline:
             process.kill()
+            process.stdout.close()
             raise AssertionError(f"the server did not start: {(folder / 'log').read_text()[-2000:]}")
         if match := re.search(r"listens on (http://\S+)", line):
             url = match[1]
@@ -74,6 +82,17 @@ def start_server(folder: Path, engine: str = "process", port: int = 0, **variabl
             key = match[1]
             (folder / "key").write_text(key)
     return RunningServer(url, key or (folder / "key").read_text(), process, folder)
+
+
+def everything(client: httpx.Client, limit: int = 100) -> list[dict[str, Any]]:
+    """All sandboxes of the caller, page by page."""
+    found: list[dict[str, Any]] = []
+    page: dict[str, Any] = {"next_page_id": ""}
+    while page["next_page_id"] is not None:
+        query = {"limit": str(limit)} | ({"page_id": page["next_page_id"]} if page["next_page_id"] else {})
+        page = client.get("/sandboxes/search", params=query).json()
+        found += page["items"]
+    return found
 
 
 @contextmanager
@@ -84,7 +103,7 @@ def running_server(folder: Path, engine: str = "process", **variables: str) -> I
     finally:
         if server.process.poll() is None:
             with server.client() as client:
-                for info in client.get("/sandboxes/search").json()["items"]:
+                for info in everything(client):
                     client.delete(f"/sandboxes/{info['id']}")
             server.stop()
         assert server.process.stdout is not None

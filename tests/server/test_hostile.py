@@ -15,7 +15,7 @@ import pytest
 from server.conftest import Person
 from server.running import RunningServer, running_server
 
-PATIENCE_S = 20
+PATIENCE_S = 5
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

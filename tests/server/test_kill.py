@@ -1,134 +1,126 @@
-"""kill -9 of the server under load: nothing acknowledged is lost, nothing is doubled, clients go on."""
+"""kill -9 of the server under load: nothing acknowledged is lost, nothing is doubled or left over, streams go on."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 import socket
-import threading
+import subprocess
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
-from server.running import RunningServer, start_server
+from atoll.engines import registry
+from atoll.settings import Settings
+from leftovers import leftovers
+from server.killing import Client, Follower, RestFollower, SdkFollower, Worker
+from server.running import RunningServer, everything, launch, start_server
 
 KILLS = int(os.environ.get("ATOLL_KILLS", "12"))
 CLIENTS = 8
-
-
-class Load:
-    """One client: makes a sandbox, writes into it, reads back, deletes it, again and again, retrying what failed."""
-
-    def __init__(self, number: int, url: str, key: str, over: threading.Event) -> None:
-        self.over = over
-        self.number = number
-        self.client = httpx.Client(
-            base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=30, trust_env=False
-        )
-        self.done = self.failed = 0
-        self.kept: dict[str, str] = {}
-        """Sandboxes that were acknowledged and not deleted, with what was written to them."""
-        self.problems: list[str] = []
-
-    def run(self) -> None:
-        round_ = 0
-        while not self.over.is_set():
-            round_ += 1
-            name = f"load-{self.number}-{round_}"
-            made = self.call("POST", "/sandboxes", json={"name": name}, headers={"Idempotency-Key": name})
-            if made is None:
-                continue
-            id, text = made.json()["id"], f"text {name}"
-            where = {"path": "f"}
-            if self.call("PUT", f"/sandboxes/{id}/files/content", params=where, content=text.encode()) is not None:
-                self.kept[id] = text
-                read = self.call("GET", f"/sandboxes/{id}/files/content", params=where)
-                if read is not None and read.text != text:
-                    self.problems.append(f"{id} holds {read.text!r} instead of {text!r}")
-            if len(self.kept) > 3:
-                oldest = next(iter(self.kept))
-                if self.call("DELETE", f"/sandboxes/{oldest}", missing_ok=True) is not None:
-                    del self.kept[oldest]
-
-    def call(self, method: str, path: str, *, missing_ok: bool = False, **options: object) -> httpx.Response | None:
-        deadline = time.monotonic() + 90
-        said = "nothing"
-        while time.monotonic() < deadline:
-            try:
-                answer = self.client.request(method, path, **options)  # type: ignore[arg-type]
-            except httpx.HTTPError as error:
-                said = repr(error)
-                time.sleep(0.05)
-                continue
-            if answer.is_success or (missing_ok and answer.status_code == 404):
-                self.done += 1
-                return answer
-            said = answer.text
-            if answer.status_code not in (429, 503):
-                break
-            time.sleep(0.05)
-        self.failed += 1
-        self.problems.append(f"{method} {path} failed for good: {said}")
-        return None
+STREAMS = 4
+ENGINE = "process"
+PATIENCE_S = 60.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("server")
 def test_nothing_acknowledged_is_lost_however_often_the_server_is_killed(session_folder: Path) -> None:
-    port = free_port()
-    server = start_server(session_folder / "kill", port=port)
+    port, folder = free_port(), session_folder / "kill"
+    server = start_server(folder, ENGINE, port)
     assert server.key is not None
-    over = threading.Event()
-    loads = [Load(number, server.url, server.key, over) for number in range(CLIENTS)]
-    threads = [threading.Thread(target=load.run) for load in loads]
-    for thread in threads:
-        thread.start()
+    workers = [Worker(number, server.url, server.key) for number in range(CLIENTS)]
+    followers: list[Follower] = [
+        (RestFollower if number % 2 else SdkFollower)(number, server.url, server.key) for number in range(STREAMS)
+    ]
+    clients: list[Client] = [*workers, *followers]
+    for client in clients:
+        client.thread.start()
     try:
-        for _ in range(KILLS):
+        for number in range(KILLS):
             time.sleep(random.uniform(0.2, 2.0))
-            kill(server)
-            server = start_server(session_folder / "kill", port=port)
+            kill(server.process)
+            if number % 4 == 0:  # also while it is still settling what the one before left
+                starting = launch(folder, ENGINE, port)
+                time.sleep(random.uniform(0.1, 1.5))
+                kill(starting)
+            server = start_server(folder, ENGINE, port)
+        everybody_reads_on(followers)
     finally:
-        over.set()
-        for thread in threads:
-            thread.join(120)
+        for client in clients:
+            client.stop()
     try:
-        check(server, loads)
+        promises_hold(clients)
+        streams_are_whole(followers)
+        writes_are_there(server, workers)
+        nothing_is_doubled_or_left_over(server, workers, followers)
     finally:
-        with server.client() as client:
-            for info in client.get("/sandboxes/search").json()["items"]:
-                client.delete(f"/sandboxes/{info['id']}")
+        with server.client() as admin:
+            for info in everything(admin):
+                admin.delete(f"/sandboxes/{info['id']}")
         assert server.stop() == 0
         assert server.process.stdout is not None
         server.process.stdout.close()
-        for load in loads:
-            load.client.close()
+    assert leftovers(Settings(folder / "data", folder / "run")) == []
 
 
-def check(server: RunningServer, loads: list[Load]) -> None:
-    done, failed = sum(load.done for load in loads), sum(load.failed for load in loads)
-    assert [problem for load in loads for problem in load.problems] == []
+def everybody_reads_on(followers: list[Follower]) -> None:
+    """The streams live after the last death."""
+    before = [len(follower.text) for follower in followers]
+    deadline = time.monotonic() + PATIENCE_S
+    while any(len(follower.text) <= length for follower, length in zip(followers, before, strict=True)):
+        assert time.monotonic() < deadline, [follower.problems for follower in followers]
+        time.sleep(0.1)
+
+
+def promises_hold(clients: list[Client]) -> None:
+    done, failed = sum(client.done for client in clients), sum(client.failed for client in clients)
+    retried = sum(client.retried for client in clients)
+    print(f"{KILLS} kills: {done} calls done, {retried} tries failed, {failed} calls failed for good")
+    assert [problem for client in clients for problem in client.problems] == []
     assert done > KILLS
+    assert retried > 0, "nobody noticed"
     assert done / (done + failed) >= 0.999
-    with server.client() as client:
-        there = client.get("/sandboxes/search").json()["items"]
-        names = [info["name"] for info in there]
-        assert len(names) == len(set(names)), "a sandbox was doubled"
-        for load in loads:
-            for id, text in load.kept.items():
-                answer = client.get(f"/sandboxes/{id}/files/content", params={"path": "f"})
+
+
+def streams_are_whole(followers: list[Follower]) -> None:
+    for follower in followers:
+        assert follower.numbers == list(range(len(follower.numbers))), "output is missing, or came twice"
+        assert follower.connections > KILLS / 2 or isinstance(follower, SdkFollower)
+
+
+def writes_are_there(server: RunningServer, workers: list[Worker]) -> None:
+    with server.client() as admin:
+        for worker in workers:
+            for id, text in worker.kept.items():
+                answer = admin.get(f"/sandboxes/{id}/files/content", params={"path": "f"})
                 assert (answer.status_code, answer.text) == (200, text)
+            for id in worker.deleted:
+                assert admin.get(f"/sandboxes/{id}").status_code in (404, 410)
 
 
-def kill(server: RunningServer) -> None:
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait(10)
-    assert server.process.stdout is not None
-    server.process.stdout.close()
+def nothing_is_doubled_or_left_over(server: RunningServer, workers: list[Worker], followers: list[Follower]) -> None:
+    """Exactly what was acknowledged and not deleted is there: in the store, and in the engine."""
+    expected = [id for worker in workers for id in worker.kept] + [follower.sandbox_id for follower in followers]
+    with server.client() as admin:
+        there = everything(admin, limit=7)
+    assert len(there) > 7, "one page only"
+    assert len({info["name"] for info in there}) == len(there), "a sandbox was doubled"
+    assert sorted(info["id"] for info in there) == sorted(map(str, expected))
+    assert {info["status"] for info in there} == {"RUNNING"}
+    engine = registry.get(ENGINE, Settings(server.folder / "data", server.folder / "run"))
+    assert sorted(handle.sandbox_id for handle in asyncio.run(engine.list())) == sorted(map(str, expected))
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def free_port() -> int:

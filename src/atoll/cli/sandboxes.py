@@ -12,7 +12,7 @@ import typer
 
 from atoll.cli import words
 from atoll.cli.target import JsonOption, server_url, show, the_server
-from atoll.engines import registry
+from atoll.engines import registry, shared
 from atoll.engines.base import Collecting, Engine
 from atoll.errors import EngineUnavailableError, SandboxNotFoundError
 from atoll.model import Handle
@@ -44,10 +44,9 @@ async def _gc() -> None:
     settings = Settings.load()
     removed: list[str] = []
     for name in registry.names():
-        engine = registry.get(name, settings)
+        engine = (await shared.acquire(name, settings)).engine
         if isinstance(engine, Collecting):
             removed += [f"{name}: {text}" for text in await engine.gc()]
-        await engine.aclose()
     from atoll.images import Images
 
     collected = await Images(settings.data_dir).gc()
@@ -57,7 +56,7 @@ async def _gc() -> None:
 
 async def _everything() -> list[tuple[Engine, Handle]]:
     settings = Settings.load()
-    engines = [registry.get(name, settings) for name in registry.names()]
+    engines = [(await shared.acquire(name, settings)).engine for name in registry.names()]
     found: list[tuple[Engine, Handle]] = []
     for engine in engines:
         try:

@@ -17,15 +17,18 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="A TOML file; see `atoll config`.")] = None,
 ) -> None:
     """Serve sandboxes over HTTP until SIGTERM. State is kept in ATOLL_STATE_DIR."""
-    try:
-        from atoll.server.serve import serve as run
-        from atoll.server.settings import ServerSettings
-    except ImportError as error:
-        raise EngineUnavailableError(
-            f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
-        ) from error
+    from atoll.server.listening import listen
+    from atoll.server.settings import ServerSettings
+
     settings = ServerSettings.load(file=config, host=host, port=port, engine=engine)
-    run(settings, _ready)
+    with listen(settings.host, settings.port) as sock:
+        try:
+            from atoll.server.serve import serve as run
+        except ImportError as error:
+            raise EngineUnavailableError(
+                f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
+            ) from error
+        run(settings, sock, _ready)
 
 
 def _ready(url: str, first_key: str | None) -> None:

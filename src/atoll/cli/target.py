@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from atoll.engines import registry
+from atoll.engines import registry, shared
 from atoll.engines.base import Engine
 from atoll.errors import EngineUnavailableError, SandboxError, SandboxNotFoundError
 from atoll.sandbox import AsyncSandbox
@@ -47,12 +47,13 @@ async def attach(sandbox_id: str) -> AsyncSandbox:
 
 
 async def everything() -> list[tuple[Engine, str]]:
-    """All sandboxes of this machine, with their engines. One that does not work here has none."""
+    """All sandboxes of this machine, with their engines, which are closed when the event loop ends. One that does not
+    work here has none."""
     settings = Settings.load()
     found: list[tuple[Engine, str]] = []
     for name in registry.names():
         with suppress(EngineUnavailableError):  # one that is not here has nothing here
-            engine = registry.get(name, settings)
+            engine = (await shared.acquire(name, settings)).engine
             found += [(engine, handle.sandbox_id) for handle in await engine.list()]
     return found
 

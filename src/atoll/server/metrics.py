@@ -1,7 +1,9 @@
-"""Figures of the server itself: requests by route and status, streams that are open."""
+"""Figures of the server itself: requests by route and status, streams, tasks and files that are open."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,4 +40,6 @@ class Figures:
         lines.append("# TYPE atoll_open_streams gauge")
         for kind, count in sorted(self.streams.items()):
             lines.append(f'atoll_open_streams{{kind="{kind}"}} {count}')
+        lines += ["# TYPE atoll_tasks gauge", f"atoll_tasks {len(asyncio.all_tasks())}"]
+        lines += ["# TYPE process_open_fds gauge", f"process_open_fds {len(os.listdir('/proc/self/fd'))}"]
         return "\n".join(lines) + "\n"

@@ -1,4 +1,5 @@
-"""HTTP connections that cannot be held open or filled for nothing: headers have a deadline and a size."""
+"""Connections that cannot be held open or filled for nothing: headers have a deadline and a size, clients that vanish
+are noticed."""
 
 from __future__ import annotations
 
@@ -6,14 +7,20 @@ import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
 
+from atoll.server.vanished import Watched
+
+GONE = "gone"
+_SWITCHING = 101
 _HEADERS_S = 20.0
 _MOST_BYTES = 64 << 10
 _SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(Watched, HttpToolsProtocol):
     """As uvicorn's own. From the first byte of a connection or request its headers have `_HEADERS_S` to be complete."""
 
     _deadline: asyncio.TimerHandle | None = None
@@ -43,6 +50,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._headers_came()
         super().on_headers_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        self.unwatch()
+        super().handle_websocket_upgrade()
+
     def data_received(self, data: bytes) -> None:
         if self._deadline is not None:  # also what is not a whole header yet
             self._header_bytes += len(data) if len(data) < _MOST_BYTES else 0
@@ -71,3 +82,21 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(answer)
             self.transport.close()
+
+
+class BoundedSocket(Watched, WebSocketsSansIOProtocol):
+    """As uvicorn's own. `scope["state"][GONE]` is set when the connection is lost: whoever is busy with a message does
+    not ask for the next one, and would not learn of it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._gone = asyncio.Event()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == _SWITCHING:
+            self.scope["state"][GONE] = self._gone
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone.set()
+        super().connection_lost(exc)

@@ -1,4 +1,4 @@
-"""Running the server: listen, say where, end cleanly."""
+"""Running the server: say where it listens, end cleanly."""
 
 from __future__ import annotations
 
@@ -11,44 +11,27 @@ import uvicorn
 
 from atoll.errors import SandboxError
 from atoll.server.app import make_app
-from atoll.server.protocol import BoundedProtocol
+from atoll.server.protocol import BoundedProtocol, BoundedSocket
 from atoll.server.settings import ServerSettings
 
 _MOST_MESSAGE = 4 << 20
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Raises SandboxError if the address is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-        sock.listen(2048)
-    except OSError as error:
-        sock.close()
-        raise SandboxError(
-            f"cannot listen on {host}:{port}: {error.strerror}", hint="Choose another with --port."
-        ) from error
-    return sock
-
-
-def serve(settings: ServerSettings, on_ready: Callable[[str, str | None], None]) -> None:
+def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str, str | None], None]) -> None:
     """Until SIGTERM or SIGINT: then nothing new is taken, and what is under way has `drain_s` to end.
 
-    `on_ready` gets the URL and, at the first run, the administrator's key.
+    `sock` listens already. `on_ready` gets the URL and, at the first run, the administrator's key.
     """
-    sock = listen(settings.host, settings.port)
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
     if not settings.public_url:
         settings = settings.model_copy(update={"public_url": url})
     app = make_app(settings)
-    config = uvicorn.Config(
+    config = _Config(
         app,
         http=BoundedProtocol,
-        ws="websockets-sansio",
+        ws=BoundedSocket,
         ws_max_size=_MOST_MESSAGE,
         ws_per_message_deflate=False,
         lifespan="on",
@@ -58,6 +41,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[str, str | None], None])
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
     )
+    config.slow_s = settings.slow_s
     server = _Server(config)
     server.on_ready = lambda: on_ready(url, app.state.services.first_key)
     # uvicorn hands on the signal that ended it: the end is a clean one all the same.
@@ -67,6 +51,11 @@ def serve(settings: ServerSettings, on_ready: Callable[[str, str | None], None])
         server.run(sockets=[sock])
     if not server.started:
         raise SandboxError("the server did not start")
+
+
+class _Config(uvicorn.Config):
+    slow_s: float
+    """What a connection needs to know of our own settings."""
 
 
 class _Server(uvicorn.Server):

@@ -48,7 +48,8 @@ class ServerSettings(BaseModel):
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 << 20, description="The largest body of a request.")
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(4 << 30, description="The largest file or tree.")
     slow_s: Annotated[float, Field(gt=0)] = Field(
-        30, description="A client that sends nothing for so long in the middle of a request is given up."
+        30,
+        description="A client that neither sends its request nor takes its answer for so long is given up.",
     )
     drain_s: Annotated[float, Field(ge=0)] = Field(10, description="After SIGTERM what is under way has so long.")
     jwt_algorithm: Literal["HS256", "RS256", "ES256"] = Field("HS256", description="The one that tokens must have.")

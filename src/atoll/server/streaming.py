@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from typing import Any, TypeVar
 
 from fastapi import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from atoll.server.problems import of
@@ -91,6 +91,18 @@ class EventStream(Response):
             return data.encode() + b"\n"
         id = f"id: {event['id']}\n" if "id" in event else ""
         return f"{id}event: {event['type']}\ndata: {data}\n\n".encode()
+
+
+class Download(StreamingResponse):
+    """Pieces of a file. They are closed when the answer is over, also when its client went away in the middle."""
+
+    def __init__(self, pieces: AsyncGenerator[bytes, None], status_code: int = 200, **options: Any) -> None:
+        super().__init__(pieces, status_code, **options)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._pieces):
+            await super().__call__(scope, receive, send)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 _MOST_ITEMS = 1_000_000
 
 
-async def pack(sandbox: ManagedSandbox, path: str, max_bytes: int) -> AsyncIterator[bytes]:
+async def pack(sandbox: ManagedSandbox, path: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """The archive, piece by piece. What cannot be read is an error before the first."""
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="atoll-tree-"))
     archive = folder / "archive"
@@ -53,7 +53,7 @@ async def unpack(sandbox: ManagedSandbox, path: str, pieces: AsyncIterator[bytes
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-async def _pieces(archive: Path, folder: Path) -> AsyncIterator[bytes]:
+async def _pieces(archive: Path, folder: Path) -> AsyncGenerator[bytes, None]:
     try:
         with archive.open("rb") as file:
             while data := await asyncio.to_thread(file.read, _CHUNK):

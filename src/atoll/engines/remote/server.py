@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,9 +13,12 @@ import httpx
 from atoll.engines.remote.failures import error_of
 from atoll.errors import EngineUnavailableError, SandboxTimeoutError
 
-_PAUSES_S = (0.1, 0.3)
-_PATIENT_S = (0.1, 0.3, 0.9, 2.0, 4.0, 8.0, 16.0)
-"""Once it has answered: a server that is being restarted comes back, and so do the streams that wait for it."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
+_GIVE_UP_S = 0.5
+_PATIENT_S = 60.0
+"""Once it has answered: a server that is being restarted comes back, and so do the streams that wait for it. One that
+never did is perhaps not there at all, which somebody wants to know soon."""
 _TRY_AGAIN = frozenset({502, 503, 504})
 _LARGEST = 64 << 20
 
@@ -46,7 +50,8 @@ class Server:
         done twice.
         """
         headers = {"Idempotency-Key": key} if key is not None else {}
-        pauses = iter((_PATIENT_S if self._answered else _PAUSES_S) if safe else ())
+        deadline = time.monotonic() + ((_PATIENT_S if self._answered else _GIVE_UP_S) if safe else 0.0)
+        pause_s = _FIRST_PAUSE_S
         if timeout_s is not None:
             options["timeout"] = timeout_s
         while True:
@@ -67,10 +72,10 @@ class Server:
                 failure = error_of(answer.status_code, answer.content[:_LARGEST])
                 if answer.status_code not in _TRY_AGAIN:
                     raise failure
-            pause_s = next(pauses, None)
-            if pause_s is None:
+            if time.monotonic() + pause_s > deadline:
                 raise failure
             await asyncio.sleep(pause_s * (0.5 + random.random()))  # noqa: S311
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def ask(self, path: str) -> Any:
         """A question from outside of any event loop; blocks."""

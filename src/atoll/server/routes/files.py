@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from atoll.guest.files import FileInfo, Watch
 from atoll.server.auth import SandboxReader, SandboxUser, Services_
 from atoll.server.routes.sandboxes import SandboxId
-from atoll.server.streaming import NDJSON, SSE, EventStream, Happening
+from atoll.server.services import Services
+from atoll.server.streaming import NDJSON, SSE, Download, EventStream, Happening, while_connected
 from atoll.server.trees import pack, unpack
 from atoll.service import Success
 
@@ -63,7 +65,7 @@ class ChangeMode(BaseModel):
 @router.get(
     "/content",
     operation_id="read_file",
-    response_class=StreamingResponse,
+    response_class=Download,
     responses={
         200: {"description": "The content.", "content": _BINARY},
         206: {"description": "The part asked for.", "content": _BINARY},
@@ -86,9 +88,9 @@ async def read(
     # The first piece is read before the answer begins, so that a file that cannot be read is an error and not an
     # empty answer. A file may grow or shrink while it is read: its length is told only for a part.
     first = await anext(pieces, b"")
-    return StreamingResponse(
-        _rest(first, pieces), 206 if partial else 200, headers, media_type="application/octet-stream"
-    )
+    assert isinstance(pieces, AsyncGenerator)
+    content = _content(services, first, pieces)
+    return Download(content, 206 if partial else 200, headers=headers, media_type="application/octet-stream")
 
 
 @router.put("/content", operation_id="write_file", openapi_extra=_ANY_BODY)
@@ -119,16 +121,16 @@ async def append(
 @router.get(
     "/tree",
     operation_id="download_tree",
-    response_class=StreamingResponse,
+    response_class=Download,
     responses={200: {"description": "An archive.", "content": _TAR}},
 )
 async def download(
-    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, path: FilePath = "."
-) -> StreamingResponse:
+    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, request: Request, path: FilePath = "."
+) -> Download:
     """A directory and everything in it, as a tar archive. Links stay links."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    archive = await pack(sandbox, path, services.settings.max_upload_bytes)
-    return StreamingResponse(archive, media_type="application/x-tar")
+    archive = await while_connected(request, pack(sandbox, path, services.settings.max_upload_bytes))
+    return Download(_content(services, b"", archive), media_type="application/x-tar")
 
 
 @router.put("/tree", operation_id="upload_tree", openapi_extra=_TAR_BODY)
@@ -231,10 +233,14 @@ async def _end(watching: Watch) -> None:
     await watching.aclose()
 
 
-async def _rest(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    yield first
-    async for piece in pieces:
-        yield piece
+async def _content(
+    services: Services, first: bytes, pieces: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(pieces):
+        with services.figures.stream("download"):
+            yield first
+            async for piece in pieces:
+                yield piece
 
 
 async def _body(request: Request) -> AsyncIterator[bytes]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Header, Path, Query
+from fastapi import APIRouter, Body, Header, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.engines.base import LimitReporting
 from atoll.errors import SandboxNotFoundError
 from atoll.server.auth import Manager, Reader, SandboxReader, Services_
+from atoll.server.streaming import while_connected
 from atoll.service import SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
 from atoll.service.models import Lifetime, SandboxSettings
 
@@ -128,10 +129,12 @@ async def wait(
     caller: SandboxReader,
     services: Services_,
     sandbox_id: SandboxId,
+    request: Request,
     timeout: Annotated[float, Query(gt=0, le=600)] = 120,
 ) -> SandboxInfo:
     """Answers when it runs; 410 if it ends instead, 504 if it takes longer."""
-    return await services.sandboxes.wait_for_sandbox_running(caller, sandbox_id, timeout)
+    work = services.sandboxes.wait_for_sandbox_running(caller, sandbox_id, timeout)
+    return await while_connected(request, work)
 
 
 @router.put("/{sandbox_id}/expiry", operation_id="extend_sandbox")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -15,12 +16,14 @@ from fastapi import APIRouter, Query, WebSocket, WebSocketDisconnect
 from atoll.errors import SandboxError
 from atoll.server.auth import admit, services_of, subprotocol
 from atoll.server.problems import respond
+from atoll.server.protocol import GONE
 from atoll.server.services import Services
 from atoll.service import Caller, Scope
 from atoll.terminal import AsyncTerminal
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["sockets"])
 _CHUNK = 256 << 10
+_MOST_TYPED = 1 << 20
 _ENDED = 1000
 _FAILED = 1011
 
@@ -49,7 +52,7 @@ async def terminal(
         with services.figures.stream("terminal"):
             try:
                 async with sandbox.use():
-                    await _until_first(_show(websocket, opened), _type(websocket, opened))
+                    await _until_first(_show(websocket, opened), _type(websocket, opened), _gone(websocket))
             finally:
                 await opened.kill()
 
@@ -70,7 +73,7 @@ async def agent(websocket: WebSocket, sandbox_id: str) -> None:
             return
         with contextlib.closing(stream), services.figures.stream("agent"):
             await websocket.accept(subprotocol(websocket))
-            await _until_first(_from_agent(websocket, stream), _to_agent(websocket, stream))
+            await _until_first(_from_agent(websocket, stream), _to_agent(websocket, stream), _gone(websocket))
             with contextlib.suppress(RuntimeError):
                 await websocket.close(_ENDED)
 
@@ -86,7 +89,7 @@ async def _admitted(websocket: WebSocket) -> AsyncIterator[tuple[Caller, Service
 
 
 async def _until_first(*work: Coroutine[Any, Any, None]) -> None:
-    """Run both until one ends; the other is cancelled."""
+    """Run them all until one ends; the others are cancelled."""
     tasks = [asyncio.create_task(part) for part in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +102,11 @@ async def _until_first(*work: Coroutine[Any, Any, None]) -> None:
             raise result
 
 
+async def _gone(websocket: WebSocket) -> None:
+    """Returns when the connection is lost, also while a message is still being passed on."""
+    await websocket.scope["state"][GONE].wait()
+
+
 async def _show(websocket: WebSocket, opened: AsyncTerminal) -> None:
     async for data in opened:
         await websocket.send_bytes(data)
@@ -107,20 +115,47 @@ async def _show(websocket: WebSocket, opened: AsyncTerminal) -> None:
 
 
 async def _type(websocket: WebSocket, opened: AsyncTerminal) -> None:
-    while True:
-        message = await websocket.receive()
-        if message["type"] == "websocket.disconnect":
-            return
-        if (data := message.get("bytes")) is not None:
-            with contextlib.suppress(BrokenPipeError):
-                await opened.write(data)
-            continue
-        try:
-            rows, columns = json.loads(message["text"])["resize"]
-            await opened.resize(int(rows), int(columns))
-        except (ValueError, KeyError, TypeError):
-            await websocket.close(_FAILED, "a text message is {'resize': [rows, columns]}")
-            return
+    """Until the client goes away, also while the program does not read what was typed: so much is kept for it."""
+    waiting: collections.deque[Mapping[str, Any]] = collections.deque()
+    changed = asyncio.Condition()
+
+    def is_full() -> bool:
+        return sum(len(message.get("bytes") or b"") for message in waiting) >= _MOST_TYPED
+
+    async def hear() -> None:
+        while (message := await websocket.receive())["type"] != "websocket.disconnect":
+            async with changed:
+                await changed.wait_for(lambda: not is_full())
+                waiting.append(message)
+                changed.notify_all()
+
+    async def pass_on() -> None:
+        while True:
+            async with changed:
+                await changed.wait_for(lambda: waiting)
+                message = waiting[0]
+            if not await _typed(websocket, opened, message):
+                return
+            async with changed:
+                waiting.popleft()
+                changed.notify_all()
+
+    await _until_first(hear(), pass_on())
+
+
+async def _typed(websocket: WebSocket, opened: AsyncTerminal, message: Mapping[str, Any]) -> bool:
+    """False: it made no sense, and the connection is closed."""
+    if (data := message.get("bytes")) is not None:
+        with contextlib.suppress(BrokenPipeError):
+            await opened.write(data)
+        return True
+    try:
+        rows, columns = json.loads(message["text"])["resize"]
+        await opened.resize(int(rows), int(columns))
+    except (ValueError, KeyError, TypeError):
+        await websocket.close(_FAILED, "a text message is {'resize': [rows, columns]}")
+        return False
+    return True
 
 
 async def _from_agent(websocket: WebSocket, stream: socket.socket) -> None:
