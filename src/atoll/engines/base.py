@@ -139,9 +139,18 @@ class Checkpointing(Protocol):
         """
 
     async def fork(
-        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None, *, memory: bool = False
+        self,
+        handle: Handle,
+        sandbox_ids: Sequence[str],
+        checkpoint_id: str | None,
+        *,
+        memory: bool = False,
+        labels: Sequence[Mapping[str, str]] = (),
     ) -> Sequence[Handle]:
-        """New sandboxes from a checkpoint (None: from now, with `memory` also what runs). All of them, or none."""
+        """New sandboxes from a checkpoint (None: from now, with `memory` also what runs). All of them, or none.
+
+        With `labels`, one for each, they have these instead of the source's.
+        """
 
     async def hibernate(self, handle: Handle) -> None:
         """Pause it, with its memory on the disk; `resume` brings it back. UnsupportedError as for `checkpoint`."""

@@ -25,33 +25,38 @@ class Room:
         # Where room is made by pausing, those that sleep have a limit of their own.
         return len(members) - (members.asleep() if self._core.rules.at_cap == "pause" else 0)
 
-    def is_free(self) -> bool:
-        return self.taken() < self._core.rules.max_sandboxes
+    def is_free(self, more: int = 1) -> bool:
+        return self.taken() + more <= self._core.rules.max_sandboxes
 
     def free_for_waking(self) -> bool:
         """A sleeping one counts already unless sleeping makes room."""
         return self._core.rules.at_cap != "pause" or self.is_free()
 
-    def check_owner(self, owner: str | None) -> None:
+    def check_owner(self, owner: str | None, more: int = 1) -> None:
         limit = self._core.rules.max_per_owner
-        if owner is not None and limit is not None and self._core.members.of_owner(owner) >= limit:
+        if owner is not None and limit is not None and self._core.members.of_owner(owner) + more > limit:
             raise LimitReachedError(
                 f"Maximum number of sandboxes ({limit}) of owner {owner!r} reached", hint="Delete one of them first."
             )
 
-    async def make(self) -> None:
+    async def make(self, more: int = 1) -> None:
         """Make some, or raise LimitReachedError. When it returns somebody else may have taken it already."""
+        if more > self._core.rules.max_sandboxes:
+            raise self._full()
         spare = next((member for member in self._core.members if member.waits_in_pool and member.usable), None)
         if spare is not None:
             await self._core.ending.delete(spare, Cause.POLICY, "its place in the pool was needed")
             return
         victim = self._longest_idle() if self._core.rules.at_cap == "pause" else None
         if victim is None:
-            raise LimitReachedError(
-                f"Maximum number of sandboxes ({self._core.rules.max_sandboxes}) reached",
-                hint="Delete one, or raise max_sandboxes.",
-            )
+            raise self._full()
         await outcome(self.pause(victim))
+
+    def _full(self) -> LimitReachedError:
+        return LimitReachedError(
+            f"Maximum number of sandboxes ({self._core.rules.max_sandboxes}) reached",
+            hint="Delete one, or raise max_sandboxes.",
+        )
 
     def _longest_idle(self) -> Member | None:
         rules, members = self._core.rules, self._core.members

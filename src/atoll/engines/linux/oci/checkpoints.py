@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Literal
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.linux import host_view, identity, overlay_diff
@@ -70,25 +71,19 @@ class Checkpoints:
 
     # --- where new sandboxes start ---------------------------------------------------------------------------------
 
-    def origin_for(self, sandbox_id: str, source: Saved) -> Saved:
-        """The state that a new sandbox begins with, as its own: it can go back to it whatever happens to the source."""
-        with self._new() as saved_id:
-            self._places.layers.copy_saved(source.id, saved_id)
-            if source.memory:
-                _link(self._places.memory(source.id), self._places.memory(saved_id))
-            return self._write(
-                Saved(
-                    id=saved_id,
-                    kind="origin",
-                    memory=source.memory,
-                    runtime=source.runtime,
-                    sandbox_id=sandbox_id,
-                    created_at=time.time(),
-                    source=source.id,
-                    size_bytes=source.size_bytes,
-                    base=source.base,
-                )
-            )
+    @asynccontextmanager
+    async def branching(self, record: Record, dump: Dump | None) -> AsyncIterator[Saved]:
+        """The state of this moment, for new sandboxes: it is listed nowhere and goes with the last of them."""
+        saved = await finish(self._make(record, "", "fork", dump, kind="origin"))
+        try:
+            yield saved
+        finally:
+            await finish(asyncio.to_thread(self._release, saved.id))
+
+    def begin_with(self, sandbox_id: str, source: Saved) -> None:
+        """A new sandbox can go back to what it began with, whatever happens to the source."""
+        if not self.states.use(source.id, sandbox_id):
+            raise CheckpointNotFoundError(f"the state {source.name or source.id!r} was just deleted")
 
     def snapshot_named(self, image: str) -> Saved:
         """What `snapshot:NAME` means. Raises ImageNotFoundError."""
@@ -127,6 +122,8 @@ class Checkpoints:
         tree.remove(self._places.memory(sandbox_id))
         for saved in self.states.of(sandbox_id):
             self._delete(saved.id)
+        for saved_id in self.states.used_by(sandbox_id):
+            self._leave(saved_id, sandbox_id)
 
     def collect(self, living: set[str]) -> list[str]:
         """Remove what a process that died left, and what belonged to sandboxes that are gone."""
@@ -135,6 +132,8 @@ class Checkpoints:
             if saved.sandbox_id and saved.sandbox_id not in living:
                 self._delete(saved.id)
                 removed.append(f"checkpoint {saved.id} of {saved.sandbox_id}")
+        for saved_id in self.states.unused(living):
+            self._remove(saved_id)
         known = self.states.known()
         for saved_id in self._places.layers.list_saved():
             if saved_id not in known:
@@ -152,29 +151,47 @@ class Checkpoints:
 
     # --- its parts, which block --------------------------------------------------------------------------------------
 
-    async def _make(self, record: Record, name: str, made_by: str, dump: Dump | None) -> Saved:
+    async def _make(
+        self,
+        record: Record,
+        name: str,
+        made_by: str,
+        dump: Dump | None,
+        kind: Literal["checkpoint", "origin"] = "checkpoint",
+    ) -> Saved:
         if dump is None:
-            return await asyncio.to_thread(self._save, record, name, made_by)
+            return await asyncio.to_thread(self._save, record, name, made_by, kind)
         with self._new() as saved_id:
             async with dump(self._places.memory(saved_id)):
                 await asyncio.to_thread(self._places.layers.save, record.sandbox_id, saved_id)
-            return self._written(record, saved_id, name, made_by, memory=True)
+            return self._written(record, saved_id, name, made_by, kind, memory=True)
 
-    def _save(self, record: Record, name: str, made_by: str) -> Saved:
+    def _save(self, record: Record, name: str, made_by: str, kind: Literal["checkpoint", "origin"]) -> Saved:
         with self._new() as saved_id:
             self._places.layers.save(record.sandbox_id, saved_id)
-            return self._written(record, saved_id, name, made_by, memory=False)
+            return self._written(record, saved_id, name, made_by, kind, memory=False)
 
-    def _written(self, record: Record, saved_id: str, name: str, made_by: str, *, memory: bool) -> Saved:
-        if len(self.states.of(record.sandbox_id)) >= MOST_CHECKPOINTS:
+    def _written(
+        self,
+        record: Record,
+        saved_id: str,
+        name: str,
+        made_by: str,
+        kind: Literal["checkpoint", "origin"],
+        *,
+        memory: bool,
+    ) -> Saved:
+        if kind == "origin":
+            self.states.hold(saved_id)
+        elif len(self.states.of(record.sandbox_id)) >= MOST_CHECKPOINTS:
             raise SandboxResourceError(
                 f"sandbox '{record.sandbox_id}' has {MOST_CHECKPOINTS} checkpoints", hint="Delete some first."
             )
         return self._write(
             Saved(
                 id=saved_id,
-                kind="checkpoint",
-                sandbox_id=record.sandbox_id,
+                kind=kind,
+                sandbox_id=record.sandbox_id if kind == "checkpoint" else "",
                 name=name,
                 created_at=time.time(),
                 parent=record.position,
@@ -276,6 +293,7 @@ class Checkpoints:
             yield saved_id
         finally:
             if self.states.read(saved_id) is None:
+                self.states.release(saved_id)
                 self._remove(saved_id)
             self.states.abandon(saved_id)
 
@@ -286,20 +304,21 @@ class Checkpoints:
         return saved
 
     def _delete(self, saved_id: str) -> None:
-        self.states.forget(saved_id)
-        self._remove(saved_id)
+        if self.states.forget(saved_id):
+            self._remove(saved_id)
+
+    def _release(self, saved_id: str) -> None:
+        if self.states.release(saved_id):
+            self._remove(saved_id)
+
+    def _leave(self, saved_id: str, sandbox_id: str) -> None:
+        if self.states.leave(saved_id, sandbox_id):
+            self._remove(saved_id)
 
     def _remove(self, saved_id: str) -> None:
         tree.remove(self._places.memory(saved_id))
         self._places.layers.delete_saved(saved_id)
         self._places.images.store.release(LEASE + saved_id)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Files that nobody changes any more, once more under another name."""
-    target.mkdir(mode=0o700, parents=True)
-    for name in os.listdir(source):
-        os.link(source / name, target / name)
 
 
 # --- for those who make sandboxes ------------------------------------------------------------------------------------
