@@ -169,8 +169,8 @@ class Checkpointing(Protocol):
     async def export_snapshot(self, name: str, file: Path) -> None:
         """To a file that `import_snapshot` understands on another machine. It appears as a whole."""
 
-    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
-        """Checked against its own digest; hostile content does no harm."""
+    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
+        """Checked against its own digest; hostile content does no harm. ImageError if it unpacks to more."""
 
 
 @runtime_checkable
@@ -233,6 +233,7 @@ def refuse_unsupported(
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
         Capability.VOLUMES: spec.volumes or None,
+        Capability.CHECKPOINTS: spec.undo,
         Capability.NETWORK: None if spec.network == "none" else spec.network,
     }
     for capability, value in asked.items():

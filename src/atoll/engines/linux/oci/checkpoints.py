@@ -23,9 +23,16 @@ from atoll.engines.linux import host_view, identity, overlay_diff
 from atoll.engines.linux.oci import transfer
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
-from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates, checked_name
+from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates, checked_name, checked_snapshot
 from atoll.engines.local.waiting import finish
-from atoll.errors import CheckpointNotFoundError, EngineError, ImageNotFoundError, SandboxResourceError, SpecError
+from atoll.errors import (
+    CheckpointNotFoundError,
+    ConflictError,
+    EngineError,
+    ImageNotFoundError,
+    SandboxResourceError,
+    SnapshotNotFoundError,
+)
 from atoll.images import Image, ImageConfig, Kind, tree
 from atoll.images.work import Work
 from atoll.storage import Layer
@@ -89,7 +96,7 @@ class Checkpoints:
         """What `snapshot:NAME` means. Raises ImageNotFoundError."""
         saved = self.states.snapshot(image.removeprefix(SNAPSHOT))
         if saved is None:
-            raise ImageNotFoundError(
+            raise SnapshotNotFoundError(
                 f"there is no snapshot {image.removeprefix(SNAPSHOT)[:80]!r}", hint="'atoll snapshot ls' lists them."
             )
         return saved
@@ -97,7 +104,7 @@ class Checkpoints:
     # --- snapshots -------------------------------------------------------------------------------------------------
 
     async def keep(self, record: Record, name: str, checkpoint: str | None) -> Snapshot:
-        checked_name(name)
+        checked_snapshot(name)
         return (await finish(asyncio.to_thread(self._keep, record, name, checkpoint))).as_snapshot()
 
     def snapshots(self) -> list[Snapshot]:
@@ -112,9 +119,9 @@ class Checkpoints:
         saved = await asyncio.to_thread(self.snapshot_named, name)
         await finish(asyncio.to_thread(transfer.write, self._places.layers, saved, file))
 
-    async def take_in(self, file: Path, name: str) -> Snapshot:
-        checked_name(name)
-        return (await finish(asyncio.to_thread(self._take_in, file, name))).as_snapshot()
+    async def take_in(self, file: Path, name: str, most_bytes: int | None = None) -> Snapshot:
+        checked_snapshot(name)
+        return (await finish(asyncio.to_thread(self._take_in, file, name, most_bytes))).as_snapshot()
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -204,8 +211,7 @@ class Checkpoints:
         )
 
     def _keep(self, record: Record, name: str, checkpoint: str | None) -> Saved:
-        if self.states.snapshot(name) is not None:
-            raise SpecError(f"there is already a snapshot {name!r}", hint="Delete it first, or choose another name.")
+        self._refuse_taken(name)
         source = self.find(record.sandbox_id, checkpoint) if checkpoint is not None else None
         with self._new() as saved_id:
             if source is not None:
@@ -224,10 +230,9 @@ class Checkpoints:
                 )
             )
 
-    def _take_in(self, file: Path, name: str) -> Saved:
-        if self.states.snapshot(name) is not None:
-            raise SpecError(f"there is already a snapshot {name!r}", hint="Delete it first, or choose another name.")
-        with transfer.opened(file) as parcel, self._new() as saved_id:
+    def _take_in(self, file: Path, name: str, most_bytes: int | None) -> Saved:
+        self._refuse_taken(name)
+        with transfer.opened(file, most_bytes) as parcel, self._new() as saved_id:
             if parcel.base.digest and not self._places.images.store.root(parcel.base.digest).is_dir():
                 raise ImageNotFoundError(
                     f"the snapshot was made from the image {parcel.base.image!r} ({parcel.base.digest}), "
@@ -245,6 +250,13 @@ class Checkpoints:
                     size_bytes=parcel.size_bytes,
                     base=parcel.base,
                 )
+            )
+
+    def _refuse_taken(self, name: str) -> None:
+        if self.states.snapshot(name) is not None:
+            raise ConflictError(
+                f"there is already a snapshot {name.rpartition('/')[2]!r}",
+                hint="Delete it first, or choose another name.",
             )
 
     def _diff(self, record: Record, old: str, new: str | None, text: bool) -> list[Change]:
@@ -300,7 +312,12 @@ class Checkpoints:
     def _write(self, saved: Saved) -> Saved:
         if saved.base.digest and saved.kind == "snapshot":  # the others are there only as long as their sandbox
             self._places.images.store.lease(LEASE + saved.id, saved.base.digest, Work())
-        self.states.write(saved)
+        if saved.kind != "snapshot":
+            self.states.write(saved)
+            return saved
+        with self.states.locked():
+            self._refuse_taken(saved.name)
+            self.states.write(saved)
         return saved
 
     def _delete(self, saved_id: str) -> None:

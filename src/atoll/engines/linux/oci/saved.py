@@ -30,6 +30,7 @@ from atoll.errors import SpecError
 _ID = re.compile(r"[0-9a-f]{24}")
 _USERS = ".users"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+_OWNER = re.compile(r"[a-zA-Z0-9_.%@|:+~-]{1,256}")
 LEASE = "saved-"
 """What the names of leases on images begin with that saved states hold."""
 
@@ -116,7 +117,7 @@ class SavedStates:
 
     def use(self, saved_id: str, sandbox_id: str) -> bool:
         """Keep it for a sandbox, whatever is deleted. False: it is gone already."""
-        with self._locked():
+        with self.locked():
             if not self._path(saved_id).exists():
                 return False
             users = self._users(saved_id)
@@ -141,7 +142,7 @@ class SavedStates:
 
     def leave(self, saved_id: str, user: str | None) -> bool:
         """The user needs it no more. True: nobody does, and it is forgotten."""
-        with self._locked():
+        with self.locked():
             if user is not None:
                 (self._users(saved_id) / user).unlink(missing_ok=True)
             saved = self.read(saved_id)
@@ -151,7 +152,7 @@ class SavedStates:
 
     def forget(self, saved_id: str) -> bool:
         """False: sandboxes need it still, so it is only listed no more."""
-        with self._locked():
+        with self.locked():
             if self._forget_unused(saved_id):
                 return True
             saved = self.read(saved_id)
@@ -197,7 +198,7 @@ class SavedStates:
                 (self.directory / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Between looking for users and what follows from it nobody else does. Only for moments."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -223,6 +224,15 @@ class SavedStates:
 
     def _draft(self, saved_id: str) -> Path:
         return self.directory / f".{saved_id}.{os.getpid()}"
+
+
+def checked_snapshot(name: str) -> str:
+    """`NAME`, or `OWNER/NAME` for one that a server keeps for a user of its own."""
+    owner, slash, own = name.rpartition("/")
+    if slash and not _OWNER.fullmatch(owner):
+        raise SpecError(f"{owner[:80]!r} cannot be the owner of a snapshot")
+    checked_name(own)
+    return name
 
 
 def checked_name(name: str) -> str:

@@ -144,8 +144,8 @@ class Saving(abc.ABC):
     async def export_snapshot(self, name: str, file: Path) -> None:
         await self._checkpoints.export(name, file)
 
-    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
-        return await self._checkpoints.take_in(file, name)
+    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
+        return await self._checkpoints.take_in(file, name, most_bytes)
 
     # --- asleep on the disk ----------------------------------------------------------------------------------------
 
