@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+import fnmatch
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from atoll.model import UndoRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,16 @@ class Undo:
         if self.keep < 1:
             raise ValueError(f"keep must be at least 1, not {self.keep}")
 
+    @classmethod
+    def of(cls, rule: UndoRule) -> Undo:
+        return cls(rule.keep, functools.partial(_matches, rule.only) if rule.only else None)
+
     def covers(self, command: str) -> bool:
         return self.risky is None or self.risky(command)
+
+
+def _matches(patterns: tuple[str, ...], line: str) -> bool:
+    return any(fnmatch.fnmatchcase(line, pattern) for pattern in patterns)
 
 
 class ChangeKind(enum.StrEnum):

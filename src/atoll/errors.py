@@ -9,6 +9,7 @@ SandboxError                         anything that went wrong with a sandbox
 │   └── UnsupportedError             this engine cannot enforce what was asked for: choose another
 ├── ImageError                       the image cannot be used
 │   └── ImageNotFoundError           there is no such image
+│       └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
 ├── EngineError                      the engine failed to do its work
 │   ├── EngineNotFoundError          there is no engine of that name
 │   └── EngineUnavailableError       the engine cannot work on this machine: install what is missing
@@ -86,6 +87,10 @@ class ImageError(SandboxError):
 
 class ImageNotFoundError(ImageError):
     code = "image_not_found"
+
+
+class SnapshotNotFoundError(ImageNotFoundError):
+    code = "snapshot_not_found"
 
 
 class EngineError(SandboxError):

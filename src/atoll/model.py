@@ -97,6 +97,15 @@ class Limits(BaseModel):
     lifetime_s: Annotated[float, Field(gt=0)] | None = None
 
 
+class UndoRule(BaseModel):
+    """When a sandbox keeps the state before a command, and how many of these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    keep: Annotated[int, Field(ge=1, le=500)] = 20
+    only: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(default=(), max_length=64)
+    """Shell patterns, such as `*rm *`, of the command lines that are worth it. None: all."""
+
+
 class SandboxSpec(BaseModel):
     """What a sandbox should be. Immutable; `SandboxSpec.of(...)` turns bad input into a `SpecError`."""
 
@@ -110,6 +119,8 @@ class SandboxSpec(BaseModel):
     volumes: tuple[Volume, ...] = ()
     network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
     labels: dict[str, str] = Field(default_factory=dict)
+    undo: UndoRule | None = None
+    """Keep the state before each command, so that `undo` can go back."""
 
     @classmethod
     def of(cls, **values: Any) -> SandboxSpec:

@@ -128,7 +128,7 @@ class AsyncSandbox:
         self.id = new_sandbox_id()
         self.spec = spec or SandboxSpec.of(**given)
         self.timeout_s = _seconds(timeout)
-        self._undo = undo if isinstance(undo, Undo) else Undo() if undo else None
+        self._undo = undo if isinstance(undo, Undo) else Undo() if undo else _undo_of(self.spec)
         self._settings = settings or Settings.load()
         self._held: shared.Held | None = None
         if server is None and api_key is None and engine == "auto":
@@ -177,6 +177,7 @@ class AsyncSandbox:
         for handle in found:
             if handle is not None and handle.sandbox_id == sandbox_id:
                 sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
+                sandbox._undo = _undo_of(handle.spec)
                 return sandbox
         sandbox._let_go_of_engine()
         raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
@@ -432,7 +433,13 @@ class AsyncSandbox:
         engine = self._engine_name if self._held is not None else await self._the_engine()
         twins = [
             type(self)(
-                self.spec, engine=engine, timeout=self.timeout_s, undo=self._undo or False, settings=self._settings
+                self.spec,
+                engine=engine,
+                server=self._server,
+                api_key=self._api_key,
+                timeout=self.timeout_s,
+                undo=self._undo or False,
+                settings=self._settings,
             )
             for _ in range(count)
         ]
@@ -737,6 +744,10 @@ class AsyncSandbox:
             # Where the work directory really is, only the agent knows: what was relative stays so.
             return full if path.startswith("/") else posixpath.normpath(path)
         return path
+
+
+def _undo_of(spec: SandboxSpec) -> Undo | None:
+    return Undo.of(spec.undo) if spec.undo is not None else None
 
 
 def _id_of(checkpoint: Checkpoint | str) -> str:

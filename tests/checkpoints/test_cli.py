@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from atoll.engines.linux.oci import OciEngine
 from atoll.settings import Settings
 
@@ -20,6 +22,7 @@ def atoll(settings: Settings, *words: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.stderr
 
 
+@pytest.mark.timeout(240)
 def test_going_back_by_hand(native: OciEngine, settings: Settings, tmp_path: Path) -> None:
     sandbox = atoll(settings, "create", "--engine", "native").strip()
     atoll(settings, "exec", sandbox, "--", "sh", "-c", "echo one >file")

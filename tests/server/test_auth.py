@@ -33,6 +33,7 @@ def filled(path: str, sandbox_id: str) -> str:
         "user_id": "ann",
         "command_id": "c",
         "checkpoint_id": "c",
+        "name": "s",
         "port": "1",
         "path": "",
     }
@@ -74,6 +75,7 @@ BODIES: dict[str, Any] = {
     "keys": {"user_id": "ann"},
     "tokens": {},
     "users": {"id": "ann"},
+    "snapshots": {"name": "s"},
 }
 
 

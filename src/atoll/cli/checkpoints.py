@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.checkpoint import Checkpoint
-from atoll.cli.target import attach
+from atoll.cli.target import attach, server_url, the_server
 from atoll.cli.words import age, size
 from atoll.engines import registry
-from atoll.engines.base import Checkpointing
+from atoll.engines.base import Checkpointing, Engine
 from atoll.errors import UnsupportedError
 from atoll.model import Capability
 from atoll.sandbox import AsyncSandbox
@@ -24,6 +24,7 @@ from atoll.settings import Settings
 
 SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id; see `atoll ls`.")]
 CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Its id or name.")]
+MemoryOption = Annotated[bool, typer.Option("--memory", help="Also what runs in it; needs --isolation gvisor.")]
 
 snapshots = typer.Typer(
     help="Kept states that new sandboxes can start from: --image snapshot:NAME.", no_args_is_help=True
@@ -33,6 +34,7 @@ snapshots = typer.Typer(
 def checkpoint(
     sandbox: SandboxArgument,
     name: Annotated[str, typer.Option("--name", help="To find it again by.")] = "",
+    memory: MemoryOption = False,
     delete: Annotated[str, typer.Option("--delete", metavar="CHECKPOINT", help="Delete one instead.")] = "",
 ) -> None:
     """Keep the state of a sandbox's files. Prints the id of the checkpoint."""
@@ -42,7 +44,7 @@ def checkpoint(
             if delete:
                 await found.delete_checkpoint(delete)
             else:
-                print((await found.checkpoint(name)).id)
+                print((await found.checkpoint(name, memory=memory)).id)
 
     asyncio.run(work())
 
@@ -111,13 +113,14 @@ def fork(
     sandbox: SandboxArgument,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
     checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Default: as it is now.")] = None,
+    memory: MemoryOption = False,
 ) -> None:
     """New sandboxes that begin with the files of another. Prints their ids."""
 
     async def work() -> None:
         async with _attached(sandbox) as found:
-            for twin in await found.fork(count, checkpoint):
-                print(twin.id)
+            for twin in await found.fork(count, checkpoint, memory=memory):
+                print(twin._created().details.get("remote_id", twin.id))  # on a server: the id it has there
                 await twin.detach()
 
     asyncio.run(work())
@@ -205,11 +208,15 @@ async def _attached(sandbox_id: str) -> AsyncIterator[AsyncSandbox]:
 
 @asynccontextmanager
 async def _engine() -> AsyncIterator[Checkpointing]:
-    """Snapshots belong to the machine: engines that can keep them share them."""
-    engine = registry.get("native", Settings.load())
+    """Snapshots belong to the user on the server, or to the machine: engines that can keep them share them."""
+    engine: Engine = the_server() if server_url() is not None else registry.get("native", Settings.load())
     try:
         if Capability.CHECKPOINTS not in engine.capabilities or not isinstance(engine, Checkpointing):
-            raise UnsupportedError("snapshots need root and btrfs-progs", hint="Run 'apt-get install btrfs-progs'.")
+            where = "on the server" if server_url() is not None else "here"
+            raise UnsupportedError(
+                f"snapshots cannot be kept {where}: they need root and btrfs-progs",
+                hint="Run 'apt-get install btrfs-progs'.",
+            )
         yield engine
     finally:
         await engine.aclose()

@@ -115,9 +115,12 @@ def stats(sandbox_id: SandboxArgument, as_json: JsonOption = False) -> None:
     _with(sandbox_id, work)
 
 
-def pause(sandbox_id: SandboxArgument) -> None:
+def pause(
+    sandbox_id: SandboxArgument,
+    disk: Annotated[bool, typer.Option("--disk", help="Without using memory; needs --isolation gvisor.")] = False,
+) -> None:
     """Stop a sandbox's processes where they are."""
-    _with(sandbox_id, lambda sandbox: sandbox.pause())
+    _with(sandbox_id, lambda sandbox: sandbox.pause(memory="disk" if disk else "ram"))
 
 
 def resume(sandbox_id: SandboxArgument) -> None:

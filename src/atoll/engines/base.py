@@ -139,9 +139,18 @@ class Checkpointing(Protocol):
         """
 
     async def fork(
-        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None, *, memory: bool = False
+        self,
+        handle: Handle,
+        sandbox_ids: Sequence[str],
+        checkpoint_id: str | None,
+        *,
+        memory: bool = False,
+        labels: Sequence[Mapping[str, str]] = (),
     ) -> Sequence[Handle]:
-        """New sandboxes from a checkpoint (None: from now, with `memory` also what runs). All of them, or none."""
+        """New sandboxes from a checkpoint (None: from now, with `memory` also what runs). All of them, or none.
+
+        With `labels`, one for each, they have these instead of the source's.
+        """
 
     async def hibernate(self, handle: Handle) -> None:
         """Pause it, with its memory on the disk; `resume` brings it back. UnsupportedError as for `checkpoint`."""
@@ -160,8 +169,8 @@ class Checkpointing(Protocol):
     async def export_snapshot(self, name: str, file: Path) -> None:
         """To a file that `import_snapshot` understands on another machine. It appears as a whole."""
 
-    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
-        """Checked against its own digest; hostile content does no harm."""
+    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
+        """Checked against its own digest; hostile content does no harm. ImageError if it unpacks to more."""
 
 
 @runtime_checkable
@@ -224,6 +233,7 @@ def refuse_unsupported(
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
         Capability.VOLUMES: spec.volumes or None,
+        Capability.CHECKPOINTS: spec.undo,
         Capability.NETWORK: None if spec.network == "none" else spec.network,
     }
     for capability, value in asked.items():

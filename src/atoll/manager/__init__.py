@@ -16,6 +16,7 @@ from atoll.manager.manager import SandboxManager
 from atoll.manager.pool import PoolSettings
 from atoll.manager.record import Act, Event, Record
 from atoll.manager.recovery import Recovered
+from atoll.manager.request import fork_key
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.shutdown import Shutdown
 from atoll.manager.usage import Usage
@@ -38,4 +39,5 @@ __all__ = [
     "StateInUseError",
     "SystemClock",
     "Usage",
+    "fork_key",
 ]

@@ -25,6 +25,7 @@ from atoll.settings import Settings
 
 if TYPE_CHECKING:
     from atoll.manager.ending import Ending
+    from atoll.manager.forking import Forking
     from atoll.manager.health import Health
     from atoll.manager.pausing import Pausing
 
@@ -79,6 +80,7 @@ class Core:
     ending: Ending = field(init=False)
     health: Health = field(init=False)
     pausing: Pausing = field(init=False)
+    forking: Forking = field(init=False)
 
     @property
     def engine(self) -> Engine:
@@ -142,6 +144,10 @@ class Care:
 
     async def delete(self) -> None:
         await self._core.ending.delete(self._member, Cause.USER, "it was deleted")
+
+    async def fork(self, count: int, checkpoint: str | None, memory: bool) -> list[ManagedSandbox]:
+        made = await self._core.forking.twins(self._member, count, checkpoint, memory=memory)
+        return [each.sandbox for each in made]
 
     def suspect(self) -> None:
         if self._member.usable and not self._core.closing:

@@ -18,7 +18,7 @@ from atoll.manager.tasks import finish
 from atoll.model import Cause, State
 from atoll.sandbox import DEFAULT_TIMEOUT_S
 
-_ANSWER_S = 30.0
+ANSWER_S = 30.0
 
 
 class Creating:
@@ -28,14 +28,15 @@ class Creating:
         self._pools = pools
         self._starting = asyncio.Semaphore(core.rules.max_starting)
         pools.make_spare = self.make_spare
+        room.calm = pools.wake
 
     async def create(self, request: Request, *, or_get: bool = False) -> str:
         """The id of a running sandbox. When the last caller who waits for it is cancelled, so is it."""
         started = self._core.clock.now()
-        member = self._existing(request, or_get)
+        member = self.existing(request, or_get)
         if member is None:
             member = await self._begin(request, or_get)
-        await self._join(member)
+        await self.join(member)
         self._core.metrics.create_s.add(self._core.clock.now() - started)
         return member.id
 
@@ -45,7 +46,7 @@ class Creating:
             return None
         member = self._add(request)
         try:
-            await self._join(member)
+            await self.join(member)
         except SandboxGoneError:
             if member.doomed:
                 return None
@@ -59,7 +60,7 @@ class Creating:
         try:
             while True:
                 self._core.refuse_if_closing()
-                member = self._existing(request, or_get)
+                member = self.existing(request, or_get)
                 if member is not None:
                     return member
                 self._room.check_owner(request.owner)
@@ -69,15 +70,12 @@ class Creating:
                     return member
                 if self._room.is_free():
                     return self._add(request)
-                try:
-                    await self._room.make()
-                finally:
-                    self._pools.wake()  # nothing was made for them while somebody waited
+                await self._room.make()
         finally:
             if spare is not None:
                 self._pools.put_back(spare)
 
-    def _existing(self, request: Request, or_get: bool) -> Member | None:
+    def existing(self, request: Request, or_get: bool = False) -> Member | None:
         self._core.refuse_if_closing()
         members = self._core.members
         member = members.keyed(request.owner, request.key) if request.key is not None else None
@@ -123,7 +121,7 @@ class Creating:
 
     # --- waiting and doing ----------------------------------------------------------------------------------------
 
-    async def _join(self, member: Member) -> None:
+    async def join(self, member: Member) -> None:
         making = member.making
         if making is None:
             return
@@ -155,7 +153,7 @@ class Creating:
             elif member.record.act is Act.CREATE:  # a spare; without an act all is done
                 await self._adapt(member)
         except BaseException as error:
-            await finish(self._undo(member, error))
+            await finish(self.undo(member, error))
             if isinstance(error, SandboxError):
                 error.reason = f"Failed to create sandbox: {error.reason}"
             elif isinstance(error, Exception):
@@ -172,7 +170,7 @@ class Creating:
         work = core.engine_of(member).create(member.id, member.record.spec)
         handle = await core.tasks.bounded(work, core.rules.create_s, f"create {member.id}")
         member.sandbox.adopt(handle)
-        await core.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
+        await core.tasks.bounded(member.sandbox.answer(), ANSWER_S, f"hear from {member.id}")
         await core.ledger.change(member, State.RUNNING, update={"details": handle.details})
 
     async def _adapt(self, member: Member) -> None:
@@ -190,7 +188,7 @@ class Creating:
         member.sandbox.change(handle)
         await core.ledger.change(member)
 
-    async def _undo(self, member: Member, error: BaseException) -> None:
+    async def undo(self, member: Member, error: BaseException) -> None:
         """It is not known how far it came, so whatever may be there is deleted, which is always safe."""
         core = self._core
         if isinstance(error, Exception):

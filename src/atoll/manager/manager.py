@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Literal
 
+from atoll.engines.base import Checkpointing
 from atoll.errors import SandboxNotFoundError
+from atoll.manager.forking import checkpointing
 from atoll.manager.members import Member
 from atoll.manager.opening import Opening
 from atoll.manager.record import Event, Record
-from atoll.manager.request import Config, Request, expiry
+from atoll.manager.request import Config, Request, expiry, fork_key
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.model import Cause, State, Stats
 
@@ -120,10 +123,51 @@ class SandboxManager(Opening):
         await core.ending.delete(member, Cause.USER, "it was deleted")
         return True
 
-    async def pause_sandbox(self, sandbox_id: str) -> None:
-        """Stop its processes where they are. UnsupportedError where the engine cannot. May be repeated."""
+    async def fork_sandbox(
+        self,
+        sandbox_id: str,
+        count: int = 1,
+        checkpoint: str | None = None,
+        *,
+        memory: bool = False,
+        names: Sequence[str] = (),
+        labels: Sequence[Mapping[str, str]] = (),
+        lifetime: float | None = None,
+        key: str | None = None,
+    ) -> list[str]:
+        """The ids of new sandboxes of the same owner that begin as this one is, or was at a checkpoint: all, or none.
+
+        `names` and `labels`, if given, are one for each; the other options are as for `create_sandbox`.
+        """
+        if count < 1 or any(len(each) not in (0, count) for each in (names, labels)):
+            raise ValueError("count is at least 1, and names and labels are one for each")
         member = await self._member(sandbox_id)
-        await (await self._open()).core.pausing.pause(member)
+        requests = [
+            Request.twin(
+                member.record,
+                checkpoint,
+                memory,
+                name=names[number] if names else None,
+                labels=labels[number] if labels else None,
+                key=fork_key(key, number) if key is not None else None,
+                lifetime=lifetime,
+            )
+            for number in range(count)
+        ]
+        forking = (await self._open()).core.forking
+        return [each.id for each in await forking.fork(member, requests, checkpoint, memory=memory)]
+
+    async def saved_states(self) -> Checkpointing:
+        """Where the snapshots of its engine are kept. UnsupportedError if it cannot keep any."""
+        return checkpointing((await self._open()).core.engine)
+
+    async def pause_sandbox(self, sandbox_id: str, *, memory: Literal["ram", "disk"] = "ram") -> None:
+        """Stop its processes where they are. UnsupportedError where the engine cannot. May be repeated.
+
+        With memory="disk" they take no memory meanwhile.
+        """
+        member = await self._member(sandbox_id)
+        await (await self._open()).core.pausing.pause(member, disk=memory == "disk")
 
     async def resume_sandbox(self, sandbox_id: str) -> None:
         """Let them go on; any use does that too. LimitReachedError when there is no room for it."""

@@ -12,6 +12,7 @@ from atoll.manager.core import Core, Rules
 from atoll.manager.creating import Creating
 from atoll.manager.ending import Ending
 from atoll.manager.engines import Engines
+from atoll.manager.forking import Forking
 from atoll.manager.health import Health
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger, OnEvent
@@ -52,6 +53,7 @@ class Parts:
         core.pausing = Pausing(core, room)
         self.pools = Pools(core, pools)
         self.creating = Creating(core, room, self.pools)
+        core.forking = Forking(core, room, self.creating)
         self.reaper = Reaper(core, self.pools)
         self.queries = Queries(core, self.pools)
 

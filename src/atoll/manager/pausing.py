@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from atoll.engines.base import Pausable
 from atoll.errors import SandboxError, SandboxGoneError, UnsupportedError
 from atoll.manager.core import Core
+from atoll.manager.forking import checkpointing
 from atoll.manager.members import Member
 from atoll.manager.record import Act
 from atoll.manager.room import Room
@@ -15,6 +16,7 @@ from atoll.manager.tasks import finish, outcome
 from atoll.model import Capability, Handle, State
 
 _PAUSE_S = 30.0
+_DISK_S = 180.0
 _Act = Callable[[Handle], Awaitable[None]]
 
 
@@ -24,11 +26,26 @@ class Pausing:
         self._room = room
         room.pause = self.begin_pause
 
-    async def pause(self, member: Member) -> None:
-        """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot."""
+    async def pause(self, member: Member, *, disk: bool = False) -> None:
+        """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot.
+
+        With `disk` they take no memory meanwhile; nobody may be connected for that.
+        """
         self._engine(member)
+        if not disk:
+            if await self._reaches(member, State.RUNNING, State.PAUSED):
+                await outcome(self.begin_pause(member))
+            return
+        engine = checkpointing(self._core.engine_of(member))
         if await self._reaches(member, State.RUNNING, State.PAUSED):
-            await outcome(self.begin_pause(member))
+            written = self._core.ledger.change(member, act=Act.PAUSE)
+
+            async def hibernate(handle: Handle) -> None:
+                await member.sandbox.let_go()
+                await engine.hibernate(handle)
+
+            work = self._carry_out(member, State.PAUSED, written, hibernate, _DISK_S)
+            await outcome(self._core.tasks.spawn(work, f"pause {member.id} to disk"))
 
     async def wake(self, member: Member) -> None:
         """Let its processes go on. May be repeated. LimitReachedError when there is no room for it."""
@@ -47,7 +64,9 @@ class Pausing:
         work = self._carry_out(member, State.PAUSED, written, self._engine(member).pause)
         return self._core.tasks.spawn(work, f"pause {member.id}")
 
-    async def _carry_out(self, member: Member, goal: State, written: asyncio.Future[None], act: _Act) -> None:
+    async def _carry_out(
+        self, member: Member, goal: State, written: asyncio.Future[None], act: _Act, seconds: float = _PAUSE_S
+    ) -> None:
         core = self._core
 
         async def both() -> None:
@@ -55,7 +74,7 @@ class Pausing:
             await act(member.record.handle())
 
         try:
-            await core.tasks.bounded(both(), _PAUSE_S, f"bring {member.id} to {goal}")
+            await core.tasks.bounded(both(), seconds, f"bring {member.id} to {goal}")
         except BaseException as error:
             await finish(self._give_up(member, error))
             raise

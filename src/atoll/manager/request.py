@@ -46,6 +46,8 @@ class Request:
     pool: str | None = None
     engine: str | None = None
     """None: the manager's own choice."""
+    origin: str = ""
+    """What it is forked from, in words."""
     fingerprint: str = field(init=False, default="")
     """Of everything that was asked for; only with a key."""
 
@@ -69,7 +71,7 @@ class Request:
             if seconds is not None and not seconds > 0:
                 raise SpecError(f"a {what} must be more than 0 seconds, not {seconds!r}")
         if self.key is not None:
-            others = (self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine)
+            others = (self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin)
             object.__setattr__(self, "fingerprint", fingerprint(self.spec.model_dump_json(), *others))
 
     @classmethod
@@ -105,6 +107,31 @@ class Request:
         seconds = spec.limits.lifetime_s if lifetime is None else lifetime
         return cls(spec, name, owner, key, seconds, timeout_s=timeout, engine=engine)
 
+    @classmethod
+    def twin(
+        cls,
+        source: Record,
+        checkpoint: str | None,
+        memory: bool,
+        *,
+        name: str | None = None,
+        key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        lifetime: float | None = None,
+    ) -> Request:
+        """For one that begins as another is, and belongs to the same owner. Its labels are those of the source too."""
+        spec = source.spec.model_copy(update={"labels": {**source.labels, **(labels or {})}})
+        return cls(
+            spec,
+            name,
+            source.owner,
+            key,
+            source.lifetime_s if lifetime is None else lifetime,
+            timeout_s=source.timeout_s,
+            engine=source.engine,
+            origin=f"{source.id} {checkpoint} {memory}",
+        )
+
     def record(self, core: Core) -> Record:
         """Of a sandbox that is to be made for it."""
         marks = {MARK: core.mark, f"{_OWN}name": self.name, f"{_OWN}owner": self.owner}
@@ -139,6 +166,11 @@ class Request:
             "created_at": core.clock.wall(),
             **expiry(core, lifetime),
         }
+
+
+def fork_key(key: str, number: int) -> str:
+    """Of one of the sandboxes that one request makes."""
+    return f"{key}#{number}"
 
 
 def expiry(core: Core, seconds: float | None) -> dict[str, object]:

@@ -18,6 +18,8 @@ class Room:
     def __init__(self, core: Core) -> None:
         self.pause: Callable[[Member], asyncio.Task[None]]
         """Begins to pause a member; set by whoever can."""
+        self.calm: Callable[[], None] = lambda: None
+        """Called when somebody waits no longer; set by whoever holds back meanwhile."""
         self.waiting = 0
         """So many wait for a place. What becomes free is theirs, not for a pool."""
         self._core = core
@@ -27,27 +29,30 @@ class Room:
         # Where room is made by pausing, those that sleep have a limit of their own.
         return len(members) - (members.asleep() if self._core.rules.at_cap == "pause" else 0)
 
-    def is_free(self) -> bool:
-        return self.taken() < self._core.rules.max_sandboxes
+    def is_free(self, more: int = 1) -> bool:
+        return self.taken() + more <= self._core.rules.max_sandboxes
 
     def free_for_waking(self) -> bool:
         """A sleeping one counts already unless sleeping makes room."""
         return self._core.rules.at_cap != "pause" or self.is_free()
 
-    def check_owner(self, owner: str | None) -> None:
+    def check_owner(self, owner: str | None, more: int = 1) -> None:
         limit = self._core.rules.max_per_owner
-        if owner is not None and limit is not None and self._core.members.of_owner(owner) >= limit:
+        if owner is not None and limit is not None and self._core.members.of_owner(owner) + more > limit:
             raise LimitReachedError(
                 f"Maximum number of sandboxes ({limit}) of owner {owner!r} reached", hint="Delete one of them first."
             )
 
-    async def make(self) -> None:
+    async def make(self, more: int = 1) -> None:
         """Make some, or raise LimitReachedError. When it returns somebody else may have taken it already."""
+        if more > self._core.rules.max_sandboxes:
+            raise self._full()
         self.waiting += 1
         try:
             await self._make()
         finally:
             self.waiting -= 1
+            self.calm()
 
     async def _make(self) -> None:
         if (spare := self._spare()) is not None:
@@ -55,16 +60,19 @@ class Room:
             return
         victim = self._longest_idle() if self._core.rules.at_cap == "pause" else None
         if victim is None:
-            raise LimitReachedError(
-                f"Maximum number of sandboxes ({self._core.rules.max_sandboxes}) reached",
-                hint="Delete one, or raise max_sandboxes.",
-            )
+            raise self._full()
         await outcome(self.pause(victim))
 
     def _spare(self) -> Member | None:
         """One of a pool, if possible one that is ready, else one on its way in or out."""
         spares = [each for each in self._core.members if each.waits_in_pool and not each.waits_for_deletion]
         return next((each for each in spares if each.usable), spares[0] if spares else None)
+
+    def _full(self) -> LimitReachedError:
+        return LimitReachedError(
+            f"Maximum number of sandboxes ({self._core.rules.max_sandboxes}) reached",
+            hint="Delete one, or raise max_sandboxes.",
+        )
 
     def _longest_idle(self) -> Member | None:
         rules, members = self._core.rules, self._core.members

@@ -41,6 +41,8 @@ class Keeper(Protocol):
 
     async def delete(self) -> None: ...
 
+    async def fork(self, count: int, checkpoint: str | None, memory: bool) -> list[ManagedSandbox]: ...
+
     def suspect(self) -> None:
         """It seems to have died: somebody should look."""
 
@@ -251,15 +253,15 @@ class ManagedSandbox(AsyncSandbox):
 
     async def fork(
         self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False
-    ) -> list[Self]:
-        """Refused: the manager has to know every sandbox that there is."""
-        raise UnsupportedError(
-            "a sandbox that a manager keeps is not forked by itself",
-            hint="Make a snapshot, and then sandboxes with the image 'snapshot:NAME'.",
-        )
+    ) -> list[ManagedSandbox]:
+        """As `AsyncSandbox.fork`; the manager keeps them too, and they belong to the same owner."""
+        if count < 1:
+            raise ValueError(f"count must be at least 1, not {count}")
+        source = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
+        return await self.keeper.fork(count, source, memory)
 
     async def pause(self, *, memory: str = "ram") -> None:
-        """Refused, as `fork`."""
+        """Refused: the manager has to know."""
         raise UnsupportedError("a manager pauses its sandboxes itself", hint="Use `pause_sandbox` of the manager.")
 
     async def resume(self) -> None:
@@ -272,6 +274,9 @@ class ManagedSandbox(AsyncSandbox):
         return self._shells[name]
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _let_go(self) -> None:
+        await self.let_go()
 
     def _created(self) -> Handle:
         error = self.keeper.ended()

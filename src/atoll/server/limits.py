@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.server.problems import respond
 
-_UPLOADS = re.compile(r"/api/v1/sandboxes/[^/]+/(files/(content|append|tree)|ports/.*)")
+_UPLOADS = re.compile(r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|ports/.*)|snapshots/[^/]+/content$)")
 
 
 class BodyLimits:

@@ -25,6 +25,7 @@ from atoll.errors import (
     SandboxNotFoundError,
     SandboxResourceError,
     SandboxTimeoutError,
+    SnapshotNotFoundError,
     SpecError,
 )
 from atoll.guest.failures import PartialCopyError
@@ -47,6 +48,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (ForbiddenError, 403),
     (SandboxNotFoundError, 404),
     (CheckpointNotFoundError, 404),
+    (SnapshotNotFoundError, 404),
     (SandboxSpecNotFoundError, 404),
     (UserNotFoundError, 404),
     (KeyNotFoundError, 404),

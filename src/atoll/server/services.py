@@ -10,6 +10,7 @@ from pathlib import Path
 from atoll.command import AsyncCommand
 from atoll.engines import registry
 from atoll.engines.base import Engine
+from atoll.images import tree
 from atoll.manager import SandboxManager
 from atoll.server.metrics import Figures
 from atoll.server.secret import load_secret
@@ -64,7 +65,15 @@ async def services(settings: ServerSettings, installation: Settings | None = Non
         identities = Identities(store, secret, _token_rules(settings))
         specs = SandboxSpecService(store, manager, settings.default_spec_id)
         await specs.prepare()
-        sandboxes = SandboxService(manager, specs, SessionKeys(secret), public_url=settings.public_url)
+        sandboxes = SandboxService(
+            manager,
+            specs,
+            SessionKeys(secret),
+            public_url=settings.public_url,
+            max_snapshots=settings.max_snapshots,
+        )
+        tree.remove(settings.transfers)  # what was on its way when an earlier server died
+        owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
         made = Services(settings, engine, store, manager, identities, specs, sandboxes, rate)
         made.first_key = await identities.first_run()

@@ -34,6 +34,9 @@ class ServerSettings(BaseModel):
     at_cap: Literal["refuse", "pause"] = Field(
         "refuse", description="When there are so many: refuse, or pause the one that was idle longest."
     )
+    max_snapshots: Annotated[int, Field(ge=0)] = Field(
+        100, description="The most snapshots of each user who has no quota of their own."
+    )
     close_delay: Annotated[float, Field(gt=0)] = Field(
         3600, description="A sandbox that nobody used for so many seconds is deleted."
     )
@@ -81,6 +84,11 @@ class ServerSettings(BaseModel):
         if settings.jwt_algorithm != "HS256" and not (settings.jwt_public_key_file or settings.jwt_jwks_url):
             raise SpecError(f"{settings.jwt_algorithm} needs jwt_public_key_file or jwt_jwks_url")
         return settings
+
+    @property
+    def transfers(self) -> Path:
+        """Files on their way in and out."""
+        return self.state_dir / "transfers"
 
     @property
     def secret_path(self) -> Path:

@@ -7,12 +7,14 @@ from atoll.service.identity import Caller, Scope
 from atoll.service.keys import Identities
 from atoll.service.models import (
     ExposedUrl,
+    ForkStart,
     SandboxInfo,
     SandboxPage,
     SandboxSpecInfo,
     SandboxSpecInfoPage,
     SandboxStart,
     SandboxStatus,
+    SnapshotInfo,
     Success,
 )
 from atoll.service.refusals import (
@@ -30,6 +32,7 @@ __all__ = [
     "Caller",
     "ExposedUrl",
     "ForbiddenError",
+    "ForkStart",
     "Identities",
     "KeyNotFoundError",
     "NotAuthenticatedError",
@@ -44,6 +47,7 @@ __all__ = [
     "SandboxStart",
     "SandboxStatus",
     "Scope",
+    "SnapshotInfo",
     "Success",
     "UserNotFoundError",
 ]

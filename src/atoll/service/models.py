@@ -8,13 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from atoll.model import Cause, Limits, SandboxSpec, State, Volume
+from atoll.checkpoint import Snapshot
+from atoll.model import Cause, Limits, SandboxSpec, State, UndoRule, Volume
 from atoll.network.policy import NetworkPolicy, parse_policy, without_secrets
 
 Text = Annotated[str, Field(max_length=4096)]
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
 Labels = Annotated[dict[str, str], Field(max_length=64)]
 Lifetime = Annotated[float, Field(gt=0, le=10 * 365 * 86400)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 SpecId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
@@ -99,6 +101,8 @@ class SandboxSettings(BaseModel):
     """What it may reach. Only administrators open private ranges, which are those of the server's own network."""
     volumes: Annotated[list[Volume], Field(max_length=64)] = []
     """Directories of the server's machine: only administrators may share them."""
+    undo: UndoRule | None = None
+    """Keep the state before each command that the server runs."""
 
     def spec(self) -> SandboxSpec:
         """Raises SpecError for what makes no sense."""
@@ -111,13 +115,51 @@ class SandboxSettings(BaseModel):
         return cls(**values, network=without_secrets(spec.network), volumes=list(spec.volumes))
 
 
+class SnapshotInfo(BaseModel):
+    """A state under a name of its own: `image` of new sandboxes may be `snapshot:NAME`."""
+
+    name: str
+    owner_id: str
+    created_at: float
+    image: str
+    """What the sandbox was made from, which has to be there too."""
+    size_bytes: int
+    source: str
+    """The sandbox it was made of, or that it was imported."""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, owner_id: str) -> SnapshotInfo:
+        return cls(
+            name=snapshot.name.rpartition("/")[2],
+            owner_id=owner_id,
+            created_at=snapshot.created_at,
+            image=snapshot.image.rpartition("/")[2] if snapshot.image.startswith("snapshot:") else snapshot.image,
+            size_bytes=snapshot.size_bytes,
+            source=snapshot.source,
+        )
+
+
+class ForkStart(BaseModel):
+    """All of it may be left out: one sandbox, as this one is now."""
+
+    model_config = ConfigDict(extra="forbid")
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    checkpoint: Annotated[str, Field(max_length=64)] | None = None
+    memory: bool = False
+    """Whether its processes go on in each of them; from a checkpoint that has memory they always do."""
+    names: Annotated[list[Name], Field(max_length=1000)] = []
+    labels: Annotated[list[Labels], Field(max_length=1000)] = []
+    """Names and labels are one for each, or none."""
+    lifetime_s: Lifetime | None = None
+
+
 class SandboxStart(BaseModel):
     """All of it may be left out. `settings` instead of `sandbox_spec_id` describes the sandbox on the spot."""
 
     model_config = ConfigDict(extra="forbid")
     sandbox_spec_id: Annotated[str, Field(max_length=128)] | None = None
     settings: SandboxSettings | None = None
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] | None = None
+    name: Name | None = None
     labels: Labels = {}
     env: Variables = {}
     lifetime_s: Lifetime | None = None

@@ -7,15 +7,17 @@ import contextlib
 import secrets
 import time
 from datetime import UTC, datetime
+from typing import Literal
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
-from atoll.manager import Event, ManagedSandbox, Record, SandboxManager
+from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
 from atoll.model import Cause, State
 from atoll.service.identity import SESSION, Caller
 from atoll.service.models import (
     STATUS,
     ExposedPort,
     ExposedUrl,
+    ForkStart,
     SandboxInfo,
     SandboxPage,
     SandboxSettings,
@@ -25,6 +27,7 @@ from atoll.service.models import (
 from atoll.service.quotas import Reservations
 from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
 from atoll.service.session_keys import SessionKeys
+from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
 
 SPEC_LABEL = "sandbox_spec_id"
@@ -45,8 +48,10 @@ class SandboxService:
         session_keys: SessionKeys,
         *,
         public_url: str = "",
+        max_snapshots: int = 100,
     ) -> None:
         self.manager = manager
+        self.snapshots = SnapshotService(manager, most=max_snapshots)
         self.specs = specs
         self._session_keys = session_keys
         self._public_url = public_url.rstrip("/")
@@ -98,7 +103,9 @@ class SandboxService:
 
     async def settings(self, caller: Caller, sandbox_id: str) -> SandboxSettings:
         """What it was made from."""
-        return SandboxSettings.of((await self._existing(caller, sandbox_id)).spec)
+        record = await self._existing(caller, sandbox_id)
+        made = SandboxSettings.of(record.spec)
+        return made.model_copy(update={"image": shown_image(made.image, record.owner)})
 
     async def sandbox(self, caller: Caller, sandbox_id: str) -> ManagedSandbox:
         """To work in it. A session key is good only while it runs; anybody else's use wakes one that sleeps."""
@@ -128,20 +135,48 @@ class SandboxService:
         else:
             spec_id, settings = _IN_PLACE, wanted.settings
             self.specs.check(caller, settings)
-        for label in wanted.labels:
-            if label.startswith(_OWN_LABELS):
-                raise ValueError(f"the label {label!r} is the service's own")
+        _refuse_own(wanted.labels)
+        settings = await self.snapshots.resolved(caller, settings)
         labels = {**wanted.labels, SPEC_LABEL: spec_id}
         labels |= {f"{_PORT_LABEL}{port.name}": str(port.port) for port in ports}
         key = key or f"once-{secrets.token_hex(16)}"
         sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
         return await self.describe(caller, sandbox_id)
 
-    async def pause_sandbox(self, caller: Caller, sandbox_id: str) -> bool:
+    async def fork_sandbox(
+        self, caller: Caller, sandbox_id: str, wanted: ForkStart, *, key: str | None = None
+    ) -> list[SandboxInfo]:
+        """New sandboxes that begin as one of the caller's is, and count as any others: all, or none."""
+        source = await self._existing(caller, sandbox_id)
+        if any(len(each) not in (0, wanted.count) for each in (wanted.names, wanted.labels)):
+            raise ValueError("names and labels are one for each of the forks, or none")
+        for labels in wanted.labels:
+            _refuse_own(labels)
+        key = key or f"once-{secrets.token_hex(16)}"
+        owner = source.owner or caller.user_id
+        mine = await self.manager.list_sandboxes(owner=owner)
+        with contextlib.ExitStack() as reserved:
+            if owner == caller.user_id:  # an administrator is not bound by the quotas of others
+                for number in range(wanted.count):
+                    part = fork_key(key, number)
+                    reserved.enter_context(self._reservations.reserve(caller, part, source.spec.limits, mine))
+            made = await self.manager.fork_sandbox(
+                sandbox_id,
+                wanted.count,
+                wanted.checkpoint,
+                memory=wanted.memory,
+                names=wanted.names,
+                labels=wanted.labels,
+                lifetime=wanted.lifetime_s,
+                key=key,
+            )
+        return [await self.describe(caller, each) for each in made]
+
+    async def pause_sandbox(self, caller: Caller, sandbox_id: str, *, memory: Literal["ram", "disk"] = "ram") -> bool:
         """False: there is none."""
         if await self._gone(caller, sandbox_id):
             return False
-        await self.manager.pause_sandbox(sandbox_id)
+        await self.manager.pause_sandbox(sandbox_id, memory=memory)
         return True
 
     async def resume_sandbox(self, caller: Caller, sandbox_id: str) -> bool:
@@ -264,7 +299,7 @@ class SandboxService:
             cause=record.cause,
             reason=record.reason,
             engine=record.engine,
-            image=record.spec.image,
+            image=shown_image(record.spec.image, record.owner),
             isolation=record.spec.isolation,
             work_dir=record.spec.work_dir,
             limits=record.spec.limits,
@@ -347,6 +382,12 @@ class SandboxService:
 def _gone(record: Record) -> SandboxGoneError:
     cause = record.cause or Cause.LOST
     return SandboxGoneError(f"sandbox {record.id} has ended: {record.reason or cause}", cause=cause)
+
+
+def _refuse_own(labels: dict[str, str]) -> None:
+    for label in labels:
+        if label.startswith(_OWN_LABELS):
+            raise ValueError(f"the label {label!r} is the service's own")
 
 
 def _newest_first(record: Record) -> tuple[float, str]:

@@ -22,6 +22,8 @@ class Quotas(BaseModel):
     max_cpus: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     max_memory_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
     max_disk_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    max_snapshots: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    max_snapshot_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
     requests_per_s: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
 
 

@@ -9,40 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents
 from atoll.engines.remote.server import Server
+from atoll.engines.remote.states import MARK, RemoteStates, handle_of, labels_of
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
-    CheckpointNotFoundError,
     EngineError,
     EngineUnavailableError,
     SandboxError,
     SandboxGoneError,
     SandboxNotFoundError,
     SpecError,
-    UnsupportedError,
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
 
-_MARK = "atoll-client"
-_LABEL = "client."
 _AT_ONCE = 16
 _UNDO_S = 60.0
-_CHECKPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
-class RemoteEngine:
+class RemoteEngine(RemoteStates):
     name = "remote"
 
     def __init__(
@@ -94,7 +86,7 @@ class RemoteEngine:
             # The server goes on whether we listen or not: so what it makes is waited for, and deleted.
             await self._undo(making)
             raise
-        return _handle(info, sandbox_id, spec)
+        return handle_of(info, sandbox_id, spec)
 
     async def delete(self, handle: Handle) -> None:
         try:
@@ -134,7 +126,7 @@ class RemoteEngine:
         found: list[dict[str, Any]] = []
         page: str | None = None
         while True:
-            query = {"limit": "100", "label": f"{_MARK}={self._settings.installation_id()}"}
+            query = {"limit": "100", "label": f"{MARK}={self._settings.installation_id()}"}
             answer = await self._server.call(
                 "GET", "/sandboxes/search", params=query | ({"page_id": page} if page else {})
             )
@@ -150,7 +142,7 @@ class RemoteEngine:
                     settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
                 except (SandboxNotFoundError, SandboxGoneError):
                     return None  # it went away between being listed and being looked at
-            return _handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=_labels(info)))
+            return handle_of(info, str(info["name"]), SandboxSpec.of(**settings, labels=labels_of(info)))
 
         handles = await asyncio.gather(*(whole(info) for info in found))
         return [handle for handle in handles if handle is not None]
@@ -163,7 +155,7 @@ class RemoteEngine:
             settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
         except (SandboxNotFoundError, SandboxGoneError, SpecError):
             return None
-        return _handle(info, sandbox_id, SandboxSpec.of(**settings, labels=_labels(info)))
+        return handle_of(info, sandbox_id, SandboxSpec.of(**settings, labels=labels_of(info)))
 
     async def stats(self, handle: Handle) -> Stats:
         try:
@@ -178,62 +170,6 @@ class RemoteEngine:
         except (SandboxNotFoundError, SandboxGoneError):
             return LimitEvents()
         return LimitEvents(used["oom_kills"] or 0, used["pids_refused"] or 0, bool(used["disk_full"]))
-
-    # --- saved states ---------------------------------------------------------------------------------------------
-
-    async def checkpoint(
-        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
-    ) -> Checkpoint:
-        if memory:
-            raise _not_over_a_server("saving the memory of a sandbox")
-        path = f"/sandboxes/{await self._remote_id(handle)}/checkpoints"
-        return _checkpoint(await self._server.call("POST", path, json={"name": name, "made_by": made_by}), handle)
-
-    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        found = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/checkpoints")
-        return [_checkpoint(each, handle) for each in found]
-
-    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
-        await self._server.call("DELETE", await self._saved(handle, checkpoint_id))
-
-    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
-        if checkpoint_id is None:
-            await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/restart")
-        else:
-            await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback")
-
-    async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
-        query = {"text": "true" if text else "false"} | ({} if new is None else {"to": new})
-        found = await self._server.call("GET", f"{await self._saved(handle, old)}/diff", params=query)
-        return [Change(each["path"], ChangeKind(each["kind"]), each["text"]) for each in found]
-
-    async def fork(
-        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None, *, memory: bool = False
-    ) -> Sequence[Handle]:
-        raise _not_over_a_server("forking")
-
-    async def hibernate(self, handle: Handle) -> None:
-        raise _not_over_a_server("pausing to the disk")
-
-    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None) -> Snapshot:
-        raise _not_over_a_server("a snapshot")
-
-    async def snapshots(self) -> Sequence[Snapshot]:
-        raise _not_over_a_server("a snapshot")
-
-    async def delete_snapshot(self, name: str) -> None:
-        raise _not_over_a_server("a snapshot")
-
-    async def export_snapshot(self, name: str, file: Path) -> None:
-        raise _not_over_a_server("a snapshot")
-
-    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
-        raise _not_over_a_server("a snapshot")
-
-    async def _saved(self, handle: Handle, checkpoint_id: str) -> str:
-        if not _CHECKPOINT.fullmatch(checkpoint_id):
-            raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id[:80]!r}")
-        return f"/sandboxes/{await self._remote_id(handle)}/checkpoints/{checkpoint_id}"
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
         """A call to the server that no engine has: its catalogue, its keys, its events."""
@@ -250,10 +186,7 @@ class RemoteEngine:
         body = {
             "name": sandbox_id,
             "settings": settings,
-            "labels": {
-                _MARK: self._settings.installation_id(),
-                **{f"{_LABEL}{name}": value for name, value in spec.labels.items()},
-            },
+            "labels": self._marked(spec.labels),
         }
         info = await self._server.call(
             "POST", "/sandboxes", key=f"create-{secrets.token_hex(16)}", json=body, timeout_s=self._start_timeout
@@ -262,11 +195,15 @@ class RemoteEngine:
             raise EngineError("the server's answer makes no sense")
         return info
 
-    async def _undo(self, making: asyncio.Task[dict[str, Any]]) -> None:
+    async def _undo(self, making: asyncio.Task[Any]) -> None:
+        """Delete what becomes of it: one sandbox, or several."""
+
         async def undo() -> None:
             await asyncio.wait({making})
             if not making.cancelled() and making.exception() is None:
-                await self._server.call("DELETE", f"/sandboxes/{making.result()['id']}")
+                made = making.result()
+                for info in made if isinstance(made, list) else [made]:
+                    await self._server.call("DELETE", f"/sandboxes/{info['id']}")
 
         undoing = asyncio.create_task(undo())
         while not undoing.done():
@@ -284,32 +221,6 @@ class RemoteEngine:
         if not page["items"]:
             raise SandboxNotFoundError(f"Sandbox {handle.sandbox_id} not found")
         return str(page["items"][0]["id"])
-
-
-def _checkpoint(info: Mapping[str, Any], handle: Handle) -> Checkpoint:
-    return Checkpoint(
-        info["id"],
-        handle.sandbox_id,
-        info["name"],
-        info["created_at"],
-        info["parent"],
-        info["made_by"],
-        info["size_bytes"],
-        info["memory"],
-    )
-
-
-def _not_over_a_server(what: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} is not offered by a server", hint="It works where the sandbox's machine is yours.")
-
-
-def _handle(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
-    created = datetime.fromisoformat(info["created_at"]).timestamp()
-    return Handle(RemoteEngine.name, sandbox_id, spec, created, {"remote_id": str(info["id"])})
-
-
-def _labels(info: Mapping[str, Any]) -> dict[str, str]:
-    return {name.removeprefix(_LABEL): value for name, value in info["labels"].items() if name.startswith(_LABEL)}
 
 
 def _cause(text: object) -> Cause | None:

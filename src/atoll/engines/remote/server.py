@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Any
 from weakref import WeakKeyDictionary
 
 import httpx
 
 from atoll.engines.remote.failures import error_of
-from atoll.errors import EngineUnavailableError, SandboxTimeoutError
+from atoll.errors import EngineError, EngineUnavailableError, SandboxTimeoutError
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -21,6 +24,12 @@ _PATIENT_S = 60.0
 never did is perhaps not there at all, which somebody wants to know soon."""
 _TRY_AGAIN = frozenset({502, 503, 504})
 _LARGEST = 64 << 20
+_PIECE = 1 << 20
+
+
+async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
+    while piece := await asyncio.to_thread(source.read, _PIECE):
+        yield piece
 
 
 class Server:
@@ -76,6 +85,32 @@ class Server:
                 raise failure
             await asyncio.sleep(pause_s * (0.5 + random.random()))  # noqa: S311
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def download(self, path: str, file: Path, timeout_s: float) -> None:
+        """What the server answers, to a file that appears as a whole."""
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            async with self._client().stream("GET", f"{self.url}/api/v1{path}", timeout=timeout_s) as answer:
+                if not answer.is_success:
+                    raise error_of(answer.status_code, await answer.aread())
+                with await asyncio.to_thread(draft.open, "xb") as target:
+                    async for piece in answer.aiter_raw():
+                        await asyncio.to_thread(target.write, piece)
+            draft.rename(file)
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError(f"the connection to {self.url} broke: {error!r}") from error
+        except OSError as error:
+            raise EngineError(f"'{file}' could not be written: {error.strerror or error}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    async def upload(self, path: str, file: Path, timeout_s: float) -> Any:
+        """The answer's JSON."""
+        try:
+            with await asyncio.to_thread(file.open, "rb") as source:
+                return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source))
+        except OSError as error:
+            raise EngineError(f"'{file}' cannot be read: {error.strerror or error}") from error
 
     def ask(self, path: str) -> Any:
         """A question from outside of any event loop; blocks."""

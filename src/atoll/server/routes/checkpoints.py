@@ -45,6 +45,13 @@ class CheckpointStart(BaseModel):
     name: Name = ""
     made_by: Annotated[str, Field(max_length=256)] = "user"
     """Why, in words: the command before which it is made."""
+    memory: bool = False
+    """Also of all processes. That needs isolation `gvisor`, and nobody may be connected."""
+
+
+class UndoSteps(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    steps: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
 class ChangeInfo(BaseModel):
@@ -63,7 +70,7 @@ async def make(
     """Keep the state of all files, at one moment, while it runs."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     wanted = wanted or CheckpointStart()
-    return CheckpointInfo.of(await sandbox.checkpoint(wanted.name, made_by=wanted.made_by))
+    return CheckpointInfo.of(await sandbox.checkpoint(wanted.name, made_by=wanted.made_by, memory=wanted.memory))
 
 
 @router.get("/checkpoints", operation_id="list_checkpoints")
@@ -104,6 +111,18 @@ async def rollback(
     """Go back: processes end, files are as they were, the id stays."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).rollback(checkpoint_id)
     return Success()
+
+
+@router.post("/undo", operation_id="undo_commands")
+async def undo(
+    caller: SandboxUser,
+    services: Services_,
+    sandbox_id: SandboxId,
+    wanted: Annotated[UndoSteps | None, Body()] = None,
+) -> CheckpointInfo:
+    """Take back the last commands: go to the state before them, which a sandbox made with `undo` keeps."""
+    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+    return CheckpointInfo.of(await sandbox.undo((wanted or UndoSteps()).steps))
 
 
 @router.post("/restart", operation_id="restart_sandbox")

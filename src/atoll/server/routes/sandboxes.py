@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Header, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,7 +11,7 @@ from atoll.engines.base import LimitReporting
 from atoll.errors import SandboxNotFoundError
 from atoll.server.auth import Manager, Reader, SandboxReader, Services_
 from atoll.server.streaming import while_connected
-from atoll.service import SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
+from atoll.service import ForkStart, SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
 from atoll.service.models import Lifetime, SandboxSettings
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
@@ -44,6 +44,12 @@ class Expiry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     lifetime_s: Lifetime
     """So long from now on."""
+
+
+class Pause(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    memory: Literal["ram", "disk"] = "ram"
+    """On the disk it takes no memory meanwhile. That needs isolation `gvisor`, and nobody may be connected."""
 
 
 class PauseOld(BaseModel):
@@ -107,9 +113,24 @@ async def get(caller: SandboxReader, services: Services_, sandbox_id: SandboxId)
 
 
 @router.post("/{sandbox_id}/pause", operation_id="pause_sandbox")
-async def pause(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
+async def pause(
+    caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: Annotated[Pause | None, Body()] = None
+) -> Success:
     """Stop its processes where they are. May be repeated."""
-    return _found(await services.sandboxes.pause_sandbox(caller, sandbox_id), sandbox_id)
+    memory = (wanted or Pause()).memory
+    return _found(await services.sandboxes.pause_sandbox(caller, sandbox_id, memory=memory), sandbox_id)
+
+
+@router.post("/{sandbox_id}/fork", operation_id="fork_sandbox")
+async def fork(
+    caller: Manager,
+    services: Services_,
+    sandbox_id: SandboxId,
+    wanted: Annotated[ForkStart | None, Body()] = None,
+    key: IdempotencyKey = None,
+) -> list[SandboxInfo]:
+    """New sandboxes that begin as this one is, or was at a checkpoint: all, or none. Answers when they run."""
+    return await services.sandboxes.fork_sandbox(caller, sandbox_id, wanted or ForkStart(), key=key)
 
 
 @router.post("/{sandbox_id}/resume", operation_id="resume_sandbox")

@@ -13,18 +13,26 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Literal
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.linux import host_view, identity, overlay_diff
 from atoll.engines.linux.oci import transfer
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
-from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates, checked_name
+from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates, checked_name, checked_snapshot
 from atoll.engines.local.waiting import finish
-from atoll.errors import CheckpointNotFoundError, EngineError, ImageNotFoundError, SandboxResourceError, SpecError
+from atoll.errors import (
+    CheckpointNotFoundError,
+    ConflictError,
+    EngineError,
+    ImageNotFoundError,
+    SandboxResourceError,
+    SnapshotNotFoundError,
+)
 from atoll.images import Image, ImageConfig, Kind, tree
 from atoll.images.work import Work
 from atoll.storage import Layer
@@ -70,31 +78,25 @@ class Checkpoints:
 
     # --- where new sandboxes start ---------------------------------------------------------------------------------
 
-    def origin_for(self, sandbox_id: str, source: Saved) -> Saved:
-        """The state that a new sandbox begins with, as its own: it can go back to it whatever happens to the source."""
-        with self._new() as saved_id:
-            self._places.layers.copy_saved(source.id, saved_id)
-            if source.memory:
-                _link(self._places.memory(source.id), self._places.memory(saved_id))
-            return self._write(
-                Saved(
-                    id=saved_id,
-                    kind="origin",
-                    memory=source.memory,
-                    runtime=source.runtime,
-                    sandbox_id=sandbox_id,
-                    created_at=time.time(),
-                    source=source.id,
-                    size_bytes=source.size_bytes,
-                    base=source.base,
-                )
-            )
+    @asynccontextmanager
+    async def branching(self, record: Record, dump: Dump | None) -> AsyncIterator[Saved]:
+        """The state of this moment, for new sandboxes: it is listed nowhere and goes with the last of them."""
+        saved = await finish(self._make(record, "", "fork", dump, kind="origin"))
+        try:
+            yield saved
+        finally:
+            await finish(asyncio.to_thread(self._release, saved.id))
+
+    def begin_with(self, sandbox_id: str, source: Saved) -> None:
+        """A new sandbox can go back to what it began with, whatever happens to the source."""
+        if not self.states.use(source.id, sandbox_id):
+            raise CheckpointNotFoundError(f"the state {source.name or source.id!r} was just deleted")
 
     def snapshot_named(self, image: str) -> Saved:
         """What `snapshot:NAME` means. Raises ImageNotFoundError."""
         saved = self.states.snapshot(image.removeprefix(SNAPSHOT))
         if saved is None:
-            raise ImageNotFoundError(
+            raise SnapshotNotFoundError(
                 f"there is no snapshot {image.removeprefix(SNAPSHOT)[:80]!r}", hint="'atoll snapshot ls' lists them."
             )
         return saved
@@ -102,7 +104,7 @@ class Checkpoints:
     # --- snapshots -------------------------------------------------------------------------------------------------
 
     async def keep(self, record: Record, name: str, checkpoint: str | None) -> Snapshot:
-        checked_name(name)
+        checked_snapshot(name)
         return (await finish(asyncio.to_thread(self._keep, record, name, checkpoint))).as_snapshot()
 
     def snapshots(self) -> list[Snapshot]:
@@ -117,9 +119,9 @@ class Checkpoints:
         saved = await asyncio.to_thread(self.snapshot_named, name)
         await finish(asyncio.to_thread(transfer.write, self._places.layers, saved, file))
 
-    async def take_in(self, file: Path, name: str) -> Snapshot:
-        checked_name(name)
-        return (await finish(asyncio.to_thread(self._take_in, file, name))).as_snapshot()
+    async def take_in(self, file: Path, name: str, most_bytes: int | None = None) -> Snapshot:
+        checked_snapshot(name)
+        return (await finish(asyncio.to_thread(self._take_in, file, name, most_bytes))).as_snapshot()
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -127,6 +129,8 @@ class Checkpoints:
         tree.remove(self._places.memory(sandbox_id))
         for saved in self.states.of(sandbox_id):
             self._delete(saved.id)
+        for saved_id in self.states.used_by(sandbox_id):
+            self._leave(saved_id, sandbox_id)
 
     def collect(self, living: set[str]) -> list[str]:
         """Remove what a process that died left, and what belonged to sandboxes that are gone."""
@@ -135,6 +139,8 @@ class Checkpoints:
             if saved.sandbox_id and saved.sandbox_id not in living:
                 self._delete(saved.id)
                 removed.append(f"checkpoint {saved.id} of {saved.sandbox_id}")
+        for saved_id in self.states.unused(living):
+            self._remove(saved_id)
         known = self.states.known()
         for saved_id in self._places.layers.list_saved():
             if saved_id not in known:
@@ -152,29 +158,47 @@ class Checkpoints:
 
     # --- its parts, which block --------------------------------------------------------------------------------------
 
-    async def _make(self, record: Record, name: str, made_by: str, dump: Dump | None) -> Saved:
+    async def _make(
+        self,
+        record: Record,
+        name: str,
+        made_by: str,
+        dump: Dump | None,
+        kind: Literal["checkpoint", "origin"] = "checkpoint",
+    ) -> Saved:
         if dump is None:
-            return await asyncio.to_thread(self._save, record, name, made_by)
+            return await asyncio.to_thread(self._save, record, name, made_by, kind)
         with self._new() as saved_id:
             async with dump(self._places.memory(saved_id)):
                 await asyncio.to_thread(self._places.layers.save, record.sandbox_id, saved_id)
-            return self._written(record, saved_id, name, made_by, memory=True)
+            return self._written(record, saved_id, name, made_by, kind, memory=True)
 
-    def _save(self, record: Record, name: str, made_by: str) -> Saved:
+    def _save(self, record: Record, name: str, made_by: str, kind: Literal["checkpoint", "origin"]) -> Saved:
         with self._new() as saved_id:
             self._places.layers.save(record.sandbox_id, saved_id)
-            return self._written(record, saved_id, name, made_by, memory=False)
+            return self._written(record, saved_id, name, made_by, kind, memory=False)
 
-    def _written(self, record: Record, saved_id: str, name: str, made_by: str, *, memory: bool) -> Saved:
-        if len(self.states.of(record.sandbox_id)) >= MOST_CHECKPOINTS:
+    def _written(
+        self,
+        record: Record,
+        saved_id: str,
+        name: str,
+        made_by: str,
+        kind: Literal["checkpoint", "origin"],
+        *,
+        memory: bool,
+    ) -> Saved:
+        if kind == "origin":
+            self.states.hold(saved_id)
+        elif len(self.states.of(record.sandbox_id)) >= MOST_CHECKPOINTS:
             raise SandboxResourceError(
                 f"sandbox '{record.sandbox_id}' has {MOST_CHECKPOINTS} checkpoints", hint="Delete some first."
             )
         return self._write(
             Saved(
                 id=saved_id,
-                kind="checkpoint",
-                sandbox_id=record.sandbox_id,
+                kind=kind,
+                sandbox_id=record.sandbox_id if kind == "checkpoint" else "",
                 name=name,
                 created_at=time.time(),
                 parent=record.position,
@@ -187,8 +211,7 @@ class Checkpoints:
         )
 
     def _keep(self, record: Record, name: str, checkpoint: str | None) -> Saved:
-        if self.states.snapshot(name) is not None:
-            raise SpecError(f"there is already a snapshot {name!r}", hint="Delete it first, or choose another name.")
+        self._refuse_taken(name)
         source = self.find(record.sandbox_id, checkpoint) if checkpoint is not None else None
         with self._new() as saved_id:
             if source is not None:
@@ -207,10 +230,9 @@ class Checkpoints:
                 )
             )
 
-    def _take_in(self, file: Path, name: str) -> Saved:
-        if self.states.snapshot(name) is not None:
-            raise SpecError(f"there is already a snapshot {name!r}", hint="Delete it first, or choose another name.")
-        with transfer.opened(file) as parcel, self._new() as saved_id:
+    def _take_in(self, file: Path, name: str, most_bytes: int | None) -> Saved:
+        self._refuse_taken(name)
+        with transfer.opened(file, most_bytes) as parcel, self._new() as saved_id:
             if parcel.base.digest and not self._places.images.store.root(parcel.base.digest).is_dir():
                 raise ImageNotFoundError(
                     f"the snapshot was made from the image {parcel.base.image!r} ({parcel.base.digest}), "
@@ -228,6 +250,13 @@ class Checkpoints:
                     size_bytes=parcel.size_bytes,
                     base=parcel.base,
                 )
+            )
+
+    def _refuse_taken(self, name: str) -> None:
+        if self.states.snapshot(name) is not None:
+            raise ConflictError(
+                f"there is already a snapshot {name.rpartition('/')[2]!r}",
+                hint="Delete it first, or choose another name.",
             )
 
     def _diff(self, record: Record, old: str, new: str | None, text: bool) -> list[Change]:
@@ -276,30 +305,37 @@ class Checkpoints:
             yield saved_id
         finally:
             if self.states.read(saved_id) is None:
+                self.states.release(saved_id)
                 self._remove(saved_id)
             self.states.abandon(saved_id)
 
     def _write(self, saved: Saved) -> Saved:
         if saved.base.digest and saved.kind == "snapshot":  # the others are there only as long as their sandbox
             self._places.images.store.lease(LEASE + saved.id, saved.base.digest, Work())
-        self.states.write(saved)
+        if saved.kind != "snapshot":
+            self.states.write(saved)
+            return saved
+        with self.states.locked():
+            self._refuse_taken(saved.name)
+            self.states.write(saved)
         return saved
 
     def _delete(self, saved_id: str) -> None:
-        self.states.forget(saved_id)
-        self._remove(saved_id)
+        if self.states.forget(saved_id):
+            self._remove(saved_id)
+
+    def _release(self, saved_id: str) -> None:
+        if self.states.release(saved_id):
+            self._remove(saved_id)
+
+    def _leave(self, saved_id: str, sandbox_id: str) -> None:
+        if self.states.leave(saved_id, sandbox_id):
+            self._remove(saved_id)
 
     def _remove(self, saved_id: str) -> None:
         tree.remove(self._places.memory(saved_id))
         self._places.layers.delete_saved(saved_id)
         self._places.images.store.release(LEASE + saved_id)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Files that nobody changes any more, once more under another name."""
-    target.mkdir(mode=0o700, parents=True)
-    for name in os.listdir(source):
-        os.link(source / name, target / name)
 
 
 # --- for those who make sandboxes ------------------------------------------------------------------------------------

@@ -14,29 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import fcntl
-import functools
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
 from atoll.engines.base import LATER, ByteStream, LimitEvents, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import links, runtimes
 from atoll.engines.linux.oci.building import Builder
-from atoll.engines.linux.oci.checkpoints import SNAPSHOT, Checkpoints, Dump, limit_for
+from atoll.engines.linux.oci.checkpoints import SNAPSHOT, Checkpoints
 from atoll.engines.linux.oci.ending import Ending
 from atoll.engines.linux.oci.pausing import Pausing
 from atoll.engines.linux.oci.places import Places
-from atoll.engines.linux.oci.record import Ended, Record
+from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Isolation, Runtime
 from atoll.engines.linux.oci.saved import Saved
+from atoll.engines.linux.oci.saving import Saving, ourselves
 from atoll.engines.linux.oci.streams import Streams
 from atoll.engines.linux.plan import CgroupLimits
 from atoll.engines.local import processes, sockets
@@ -44,14 +42,12 @@ from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import (
     AgentUnreachableError,
-    CheckpointNotFoundError,
     EngineError,
     EngineUnavailableError,
     SandboxError,
     SandboxGoneError,
     UnsupportedError,
 )
-from atoll.images import tree
 from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, State, Stats
 from atoll.network import client as network
 from atoll.network.policy import NetworkPolicy
@@ -64,14 +60,9 @@ _RETRY_S = 0.01
 _DELETE_S = 30.0
 _PAUSE_S = 10.0
 _DYING_S = 2.0
-_ALONE_S = 60.0
-_DUMP_S = 120.0
-_AS_IT_IS = "as it is"
-"""Not a saved state: its layer stays."""
-_FORKS_AT_ONCE = 8
 
 
-class OciEngine:
+class OciEngine(Saving):
     """An `Engine`, `Pausable`, `LimitReporting` and `Collecting`.
 
     `runtime` names the one to use for specs that ask for its kind of isolation or for none in particular.
@@ -115,19 +106,11 @@ class OciEngine:
         runtime = self._checked(spec)
         if source is None and spec.image.startswith(SNAPSHOT):
             source = await asyncio.to_thread(self._checkpoints.snapshot_named, spec.image)
-        record = self._first_record(sandbox_id, spec, runtime)
+        record = self._first_record(sandbox_id, spec, runtime, source)
         self._places.records.begin(record)
         try:
             if source is not None:
-                origin = await finish(asyncio.to_thread(self._checkpoints.origin_for, sandbox_id, source))
-                began = {
-                    "origin": origin.id,
-                    "base": origin.base,
-                    "inherited_bytes": origin.size_bytes,
-                    "memory": origin.id if origin.memory else None,
-                }
-                record = record.model_copy(update=began)
-                self._places.records.write(record)
+                await finish(asyncio.to_thread(self._checkpoints.begin_with, sandbox_id, source))
             record = await self._launch(record, runtime)
         except BaseException as error:
             await self._undo(sandbox_id, error)
@@ -191,10 +174,10 @@ class OciEngine:
         if record.is_alive():
             if record.expires_at is not None and record.expires_at <= time.time():
                 record = await self._ending.expire(record)
-            elif self._pausing.is_paused(record.sandbox_id):
-                return Observation(State.PAUSED)
             else:
-                return Observation(State.RUNNING)
+                if self._pausing.is_abandoned(record.sandbox_id):
+                    await self._unfreeze(record)
+                return Observation(State.PAUSED if self._pausing.is_paused(record.sandbox_id) else State.RUNNING)
         ended = record.ended or self._ending.explain(record)
         return Observation(State.STOPPED, ended.cause, ended.reason)
 
@@ -234,40 +217,10 @@ class OciEngine:
         await self._existing(handle)
         await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
-    async def hibernate(self, handle: Handle) -> None:
-        """Pause it with its memory on the disk. If that fails it goes on."""
-        async with self._alone(handle.sandbox_id):
-            record = self._record(handle)
-            if record.asleep:
-                return
-            await self._existing(handle)
-            await finish(self._sleep(record, await self._dumping(record)))
-
-    async def _sleep(self, record: Record, dump: Dump) -> None:
-        memory = self._places.memory(record.sandbox_id)
-        await asyncio.to_thread(tree.remove, memory)
-        async with dump(memory):
-            # From here on it is the memory on the disk that counts.
-            asleep = record.model_copy(update={"init": None, "asleep": True})
-            self._places.records.write(asleep)
-            await self._ending.stop(record.sandbox_id, record, Deadline.after(_DELETE_S))
-
-    async def _wake(self, record: Record) -> None:
-        runtime = self._runtime_named(record.runtime)
-        waking = record.model_copy(
-            update={"memory": record.sandbox_id, "restoring": _AS_IT_IS, "creator": _ourselves(os.getpid())}
-        )
-        await self._ending.stop(record.sandbox_id, record, Deadline.after(_DELETE_S))  # what an earlier try left
-        await self._launch(waking, runtime)
-        await asyncio.to_thread(tree.remove, self._places.memory(record.sandbox_id))
-
     async def resume(self, handle: Handle) -> None:
         record = self._places.records.read(handle.sandbox_id)
         if record is not None and record.asleep:
-            async with self._alone(handle.sandbox_id):
-                record = self._record(handle)
-                if record.asleep:
-                    await finish(self._wake(record))
+            await self._wake_up(handle)
             return
         await self._existing(handle)
         await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
@@ -328,84 +281,6 @@ class OciEngine:
     async def ensure_image(self, image: str) -> None:
         await self._places.images.ensure(image)
 
-    # --- saved states ----------------------------------------------------------------------------------------------
-
-    async def checkpoint(
-        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
-    ) -> Checkpoint:
-        async with self._alone(handle.sandbox_id):
-            record = self._record(handle)
-            dump = None
-            if memory:
-                await self._existing(handle)
-                dump = await self._dumping(record)
-            checkpoint = await self._checkpoints.make(record, name, made_by, dump)
-            self._places.records.write(record.model_copy(update={"position": checkpoint.id}))
-            return checkpoint
-
-    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        self._record(handle)
-        return await asyncio.to_thread(self._checkpoints.of, handle.sandbox_id)
-
-    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
-        await self._checkpoints.delete(handle.sandbox_id, checkpoint_id)
-
-    async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
-        return await self._checkpoints.diff(self._record(handle), old, new, text=text)
-
-    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
-        async with self._alone(handle.sandbox_id):
-            record = self._record(handle)
-            if checkpoint_id is None:
-                target, position = record.origin, None
-            else:
-                saved = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
-                target = position = saved.id
-            await finish(self._restore(record, target, position))
-
-    async def fork(
-        self, handle: Handle, sandbox_ids: Sequence[str], checkpoint_id: str | None = None, *, memory: bool = False
-    ) -> Sequence[Handle]:
-        record = self._record(handle)
-        if checkpoint_id is None:
-            # Of all that are made, each has the state of one moment.
-            made = await self.checkpoint(handle, made_by="fork", memory=memory)
-            source = self._checkpoints.find(handle.sandbox_id, made.id)
-        else:
-            source = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
-        turns = asyncio.Semaphore(_FORKS_AT_ONCE)
-
-        async def make(sandbox_id: str) -> Handle:
-            async with turns:
-                return await self._create(sandbox_id, record.spec, source)
-
-        try:
-            results = await asyncio.gather(*(make(each) for each in sandbox_ids), return_exceptions=True)
-            failures = [each for each in results if isinstance(each, BaseException)]
-            handles = [each for each in results if isinstance(each, Handle)]
-            if failures:
-                await asyncio.gather(*(self.delete(each) for each in handles))
-                raise failures[0]
-            return handles
-        finally:
-            if checkpoint_id is None:
-                await self._checkpoints.delete(handle.sandbox_id, source.id)
-
-    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None = None) -> Snapshot:
-        return await self._checkpoints.keep(self._record(handle), name, checkpoint_id)
-
-    async def snapshots(self) -> Sequence[Snapshot]:
-        return await asyncio.to_thread(self._checkpoints.snapshots)
-
-    async def delete_snapshot(self, name: str) -> None:
-        await self._checkpoints.delete_snapshot(name)
-
-    async def export_snapshot(self, name: str, file: Path) -> None:
-        await self._checkpoints.export(name, file)
-
-    async def import_snapshot(self, file: Path, name: str) -> Snapshot:
-        return await self._checkpoints.take_in(file, name)
-
     async def gc(self) -> Sequence[str]:
         """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
         return await finish(self._ending.collect(Deadline.after(_DELETE_S)))
@@ -434,8 +309,8 @@ class OciEngine:
             raise EngineUnavailableError(f"{name} is no longer installed")
         return Runtime(name, program)
 
-    def _first_record(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime) -> Record:
-        creator = _ourselves(os.getpid())
+    def _first_record(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime, source: Saved | None) -> Record:
+        creator = ourselves(os.getpid())
         now = time.time()
         return Record(
             sandbox_id=sandbox_id,
@@ -445,107 +320,11 @@ class OciEngine:
             expires_at=None if spec.limits.lifetime_s is None else now + spec.limits.lifetime_s,
             boot_id=processes.boot_id(),
             creator=creator,
+            origin=source.id if source is not None else None,
+            base=source.base if source is not None else None,
+            inherited_bytes=source.size_bytes if source is not None else 0,
+            memory=source.id if source is not None and source.memory else None,
         )
-
-    async def _dumping(self, record: Record) -> Dump:
-        """How to write its memory down. Says what stands in the way before anything happens."""
-        if record.runtime != "runsc":
-            raise UnsupportedError(
-                f"the memory of a sandbox cannot be saved with '{record.runtime}'",
-                hint="Make the sandbox with isolation='gvisor'.",
-            )
-        runtime = self._runtime_named(record.runtime)
-        await self._streams.leave(record.sandbox_id)
-
-        @asynccontextmanager
-        async def dump(target: Path) -> AsyncIterator[None]:
-            await asyncio.to_thread(target.mkdir, mode=0o700, parents=True)
-            await self._pausing.pause(record.sandbox_id, runtime, Deadline.after(_PAUSE_S))
-            try:
-                await self._pausing.dump(record.sandbox_id, runtime, target, Deadline.after(_DUMP_S))
-                yield
-            finally:
-                if self._places.run(record.sandbox_id).exists():  # else it was ended meanwhile, on purpose
-                    await self._pausing.resume(record.sandbox_id, runtime, Deadline.after(_PAUSE_S))
-
-        return dump
-
-    def _record(self, handle: Handle) -> Record:
-        record = self._places.records.read(handle.sandbox_id)
-        if record is None:
-            raise SandboxGoneError(f"there is no sandbox '{handle.sandbox_id}'", cause=Cause.USER.value)
-        return record
-
-    @asynccontextmanager
-    async def _alone(self, sandbox_id: str) -> AsyncIterator[None]:
-        """Nobody else, also no other process of ours, saves or restores this sandbox meanwhile."""
-        try:
-            fd = os.open(self._places.records.home(sandbox_id), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise SandboxGoneError(f"there is no sandbox '{sandbox_id}'", cause=Cause.USER.value) from None
-        deadline = Deadline.after(_ALONE_S)
-        try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not deadline.left():
-                        raise EngineError(f"sandbox '{sandbox_id}' is busy with another checkpoint") from None
-                    await asyncio.sleep(_RETRY_S)
-            yield
-        finally:
-            os.close(fd)
-
-    async def _restore(self, record: Record, target: str | None, position: str | None) -> Record:
-        """From the note on, whoever looks at the sandbox next completes it if we die; before, nothing has happened."""
-        saved = self._checkpoints.states.read(target) if target else None
-        if target and saved is None:
-            raise CheckpointNotFoundError(f"the state '{target}' is gone")
-        restored = record.model_copy(
-            update={
-                "init": None,
-                "ended": None,
-                "restoring": target or "",
-                "position": position,
-                "inherited_bytes": saved.size_bytes if saved is not None else 0,
-                "memory": saved.id if saved is not None and saved.memory else None,
-                "asleep": False,
-                "creator": _ourselves(os.getpid()),
-                "boot_id": processes.boot_id(),
-            }
-        )
-        runtime = self._runtime_named(record.runtime)
-        replacement = await asyncio.to_thread(
-            self._places.layers.replace_layer, record.sandbox_id, limit_for(restored), target
-        )
-        try:
-            try:
-                self._places.records.write(restored)
-            except FileNotFoundError:
-                raise SandboxGoneError(f"sandbox '{record.sandbox_id}' was deleted", cause=Cause.USER.value) from None
-            self._streams.drop(record.sandbox_id)
-            await self._ending.stop(record.sandbox_id, record, Deadline.after(_DELETE_S))
-            await asyncio.to_thread(replacement.commit)
-        finally:
-            await asyncio.to_thread(replacement.discard)
-        try:
-            return await self._launch(restored, runtime)
-        except Exception as error:
-            ended = Ended(cause=Cause.LOST, reason=f"it could not be started again: {error}")
-            with suppress(OSError):
-                self._places.records.write(restored.model_copy(update={"ended": ended, "restoring": None}))
-            raise
-
-    async def _completed(self, record: Record) -> Record:
-        """If whoever was restoring it died, go on with that."""
-        if record.restoring is None or record.is_being_made() or not record.is_of_this_boot():
-            return record
-        async with self._alone(record.sandbox_id):
-            record = self._places.records.read(record.sandbox_id) or record
-            if record.restoring is None:
-                return record
-            return await finish(self._restore(record, record.restoring or None, record.position))
 
     async def _undo(self, sandbox_id: str, error: BaseException) -> None:
         try:
@@ -603,13 +382,6 @@ class OciEngine:
             record.created_at,
             {"runtime": record.runtime, "isolation": isolation},
         )
-
-
-@functools.lru_cache(maxsize=1)
-def _ourselves(pid: int) -> ProcessRef:
-    found = ProcessRef.of(pid)
-    assert found is not None
-    return found
 
 
 def _capabilities(places: Places, isolation: Isolation) -> frozenset[Capability]:

@@ -2,19 +2,26 @@
 
 A virtual kernel that is frozen from outside answers nobody, its own tools included; one that was told to pause still
 does. What it was told is noted beside its socket, because asking it takes the start of a program.
+
+To save its memory a sandbox is held still for a moment. Who does that is noted too: if that process dies in the middle,
+whoever looks at the sandbox next lets it go on.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from atoll.engines.linux.oci import runtimes, start
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline
 from atoll.errors import EngineError
 
-_NOTE = "paused"
+_NOTE, _HOLDER = "paused", "held"
 
 
 class Pausing:
@@ -41,6 +48,37 @@ class Pausing:
             await self._tell(sandbox_id, runtime, "resume", deadline=deadline)
             self._note(sandbox_id).unlink(missing_ok=True)
 
+    @asynccontextmanager
+    async def holding(self, sandbox_id: str, runtime: Runtime, seconds: float) -> AsyncIterator[None]:
+        """Still as long as the context lasts; then it goes on, unless it was paused before or is no more."""
+        if self.is_paused(sandbox_id):
+            yield
+            return
+        me = ProcessRef.of(os.getpid())
+        assert me is not None
+        draft = self._holder(sandbox_id).with_suffix(".draft")
+        draft.write_text(f"{me.pid} {me.started}")
+        draft.rename(self._holder(sandbox_id))
+        try:
+            await self.pause(sandbox_id, runtime, Deadline.after(seconds))
+            yield
+        finally:
+            if self._places.run(sandbox_id).exists():  # else it was ended meanwhile, on purpose
+                await self.let_go(sandbox_id, runtime, Deadline.after(seconds))
+
+    async def let_go(self, sandbox_id: str, runtime: Runtime, deadline: Deadline) -> None:
+        """The end of `holding`."""
+        await self.resume(sandbox_id, runtime, deadline)
+        self._holder(sandbox_id).unlink(missing_ok=True)
+
+    def is_abandoned(self, sandbox_id: str) -> bool:
+        """Held by a process that is gone."""
+        try:
+            words = self._holder(sandbox_id).read_text().split()
+        except OSError:
+            return False
+        return not ProcessRef(int(words[0]), int(words[1])).is_alive()
+
     async def dump(self, sandbox_id: str, runtime: Runtime, target: Path, deadline: Deadline) -> None:
         """Write the memory of one that is paused to a directory; it stays paused."""
         words = ("checkpoint", "--leave-running", "--compression=none", "--exclude-committed-zero-pages")
@@ -48,6 +86,9 @@ class Pausing:
 
     def is_paused(self, sandbox_id: str) -> bool:
         return self._note(sandbox_id).exists() or self._places.group(sandbox_id).is_frozen()
+
+    def _holder(self, sandbox_id: str) -> Path:
+        return self._places.run(sandbox_id) / _HOLDER
 
     def _note(self, sandbox_id: str) -> Path:
         return self._places.run(sandbox_id) / _NOTE

@@ -1,17 +1,22 @@
 """What is written down about saved states.
 
     saved/<id>.json     a state: the subvolume of that name in the pool belongs to it
+    saved/<id>.users/   a file for each sandbox that began with it and may go back to it, and `.<pid>` for a process
+                        that is making such sandboxes
     saved/.<id>.<pid>   one that the process is making; without a living process it never came to be
 
-The file appears last and disappears first, so whatever is listed is whole. `gc` removes subvolumes and leases that no
-file names.
+The file appears last and disappears first, so whatever is listed is whole. A state that is deleted while sandboxes
+still need it becomes an origin, which nobody lists; it goes with the last of them. `gc` removes subvolumes and leases
+that no file names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +28,9 @@ from atoll.engines.local.processes import ProcessRef
 from atoll.errors import SpecError
 
 _ID = re.compile(r"[0-9a-f]{24}")
+_USERS = ".users"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+_OWNER = re.compile(r"[a-zA-Z0-9_.%@|:+~-]{1,256}")
 LEASE = "saved-"
 """What the names of leases on images begin with that saved states hold."""
 
@@ -44,9 +51,9 @@ class Saved(BaseModel):
     version: Literal[1] = 1
     id: str
     kind: Literal["checkpoint", "snapshot", "origin"]
-    """An origin is the state a sandbox began with, if that was not an empty layer."""
+    """An origin is kept only for the sandboxes that began with it."""
     sandbox_id: str = ""
-    """Whose it is; a snapshot belongs to nobody."""
+    """Whose it is; snapshots and origins belong to nobody."""
     name: str = ""
     created_at: float
     parent: str | None = None
@@ -99,8 +106,69 @@ class SavedStates:
         except (OSError, ValidationError):
             return None
 
-    def forget(self, saved_id: str) -> None:
+    def hold(self, saved_id: str) -> None:
+        """Keep a state that is about to be written for sandboxes that are about to be made. `release` ends it."""
+        users = self._users(saved_id)
+        users.mkdir(mode=0o700)
+        (users / f".{os.getpid()}").touch(0o600)
+
+    def release(self, saved_id: str) -> bool:
+        return self.leave(saved_id, f".{os.getpid()}")
+
+    def use(self, saved_id: str, sandbox_id: str) -> bool:
+        """Keep it for a sandbox, whatever is deleted. False: it is gone already."""
+        with self.locked():
+            if not self._path(saved_id).exists():
+                return False
+            users = self._users(saved_id)
+            users.mkdir(mode=0o700, exist_ok=True)
+            (users / sandbox_id).touch(0o600)
+            return True
+
+    def used_by(self, sandbox_id: str) -> list[str]:
+        names = (name.removesuffix(_USERS) for name in self._names() if name.endswith(_USERS))
+        return [saved_id for saved_id in names if (self._users(saved_id) / sandbox_id).exists()]
+
+    def unused(self, living: set[str]) -> Iterator[str]:
+        """Let go of what was kept for sandboxes and processes that are gone. Those that nobody needs any more."""
+        for name in self._names():
+            if not name.endswith(_USERS):
+                continue
+            saved_id = name.removesuffix(_USERS)
+            with contextlib.suppress(FileNotFoundError):
+                gone = [user for user in os.listdir(self.directory / name) if not _lives(user, living)]
+                if any([self.leave(saved_id, user) for user in gone] or [self.leave(saved_id, None)]):
+                    yield saved_id
+
+    def leave(self, saved_id: str, user: str | None) -> bool:
+        """The user needs it no more. True: nobody does, and it is forgotten."""
+        with self.locked():
+            if user is not None:
+                (self._users(saved_id) / user).unlink(missing_ok=True)
+            saved = self.read(saved_id)
+            if saved is not None and saved.kind != "origin":
+                return False
+            return self._forget_unused(saved_id)
+
+    def forget(self, saved_id: str) -> bool:
+        """False: sandboxes need it still, so it is only listed no more."""
+        with self.locked():
+            if self._forget_unused(saved_id):
+                return True
+            saved = self.read(saved_id)
+            if saved is not None and saved.kind != "origin":
+                self.write(saved.model_copy(update={"kind": "origin", "sandbox_id": "", "name": ""}))
+            return False
+
+    def _forget_unused(self, saved_id: str) -> bool:
+        try:
+            self._users(saved_id).rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return False
         self._path(saved_id).unlink(missing_ok=True)
+        return True
 
     def of(self, sandbox_id: str) -> list[Saved]:
         return [saved for saved in self.all() if saved.sandbox_id == sandbox_id]
@@ -129,6 +197,17 @@ class SavedStates:
             if (draft := _draft_of(name)) is not None and ProcessRef.of(draft[1]) is None:
                 (self.directory / name).unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Between looking for users and what follows from it nobody else does. Only for moments."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
     def _names(self) -> list[str]:
         try:
             return os.listdir(self.directory)
@@ -140,8 +219,20 @@ class SavedStates:
             raise SpecError(f"{saved_id[:80]!r} is not the id of a checkpoint")
         return self.directory / f"{saved_id}.json"
 
+    def _users(self, saved_id: str) -> Path:
+        return self._path(saved_id).with_suffix(_USERS)
+
     def _draft(self, saved_id: str) -> Path:
         return self.directory / f".{saved_id}.{os.getpid()}"
+
+
+def checked_snapshot(name: str) -> str:
+    """`NAME`, or `OWNER/NAME` for one that a server keeps for a user of its own."""
+    owner, slash, own = name.rpartition("/")
+    if slash and not _OWNER.fullmatch(owner):
+        raise SpecError(f"{owner[:80]!r} cannot be the owner of a snapshot")
+    checked_name(own)
+    return name
 
 
 def checked_name(name: str) -> str:
@@ -151,6 +242,12 @@ def checked_name(name: str) -> str:
             hint="Use up to 63 letters, digits, '.', '-' and '_', beginning with a letter or digit.",
         )
     return name
+
+
+def _lives(user: str, living: set[str]) -> bool:
+    if user.startswith("."):
+        return user[1:].isdecimal() and ProcessRef.of(int(user[1:])) is not None
+    return user in living
 
 
 def _draft_of(name: str) -> tuple[str, int] | None:

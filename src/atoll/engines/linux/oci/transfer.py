@@ -19,7 +19,7 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +30,7 @@ from atoll.engines.linux.oci.saved import Base, Saved
 from atoll.errors import EngineError, ImageError
 from atoll.images.decompress import plain
 from atoll.images.extract import extract
-from atoll.images.limits import Budget
+from atoll.images.limits import Budget, ImageLimits
 from atoll.images.root import Root
 from atoll.images.work import Work
 from atoll.storage import Layers
@@ -134,7 +134,7 @@ class Parcel:
     _opaque: tuple[str, ...]
     _content: IO[bytes]
     _end: int
-    _budget: Budget = field(default_factory=Budget)
+    _budget: Budget
 
     @property
     def size_bytes(self) -> int:
@@ -156,16 +156,17 @@ class Parcel:
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Parcel]:
-    """Raises ImageError for a file that is damaged or no snapshot."""
+def opened(file: Path, most_bytes: int | None = None) -> Iterator[Parcel]:
+    """Raises ImageError for a file that is damaged or no snapshot. At most so much is unpacked of it."""
+    limits = ImageLimits() if most_bytes is None else ImageLimits(total_bytes=most_bytes)
     try:
         with file.open("rb") as content:
-            yield _understood(content, file)
+            yield _understood(content, file, Budget(limits))
     except OSError as error:
         raise ImageError(f"the snapshot '{file}' cannot be read: {error.strerror or error}") from error
 
 
-def _understood(content: IO[bytes], file: Path) -> Parcel:
+def _understood(content: IO[bytes], file: Path, budget: Budget) -> Parcel:
     end = os.fstat(content.fileno()).st_size - _TRAILER
     head = content.readline(_LONGEST_HEADER)
     try:
@@ -182,7 +183,7 @@ def _understood(content: IO[bytes], file: Path) -> Parcel:
     try:
         removed, opaque = (tuple(str(path) for path in header[name]) for name in ("removed", "opaque"))
         base = Base.model_validate(header["base"])
-        return Parcel(base, int(header["size_bytes"]), "rootfs", removed, opaque, content, end)
+        return Parcel(base, int(header["size_bytes"]), "rootfs", removed, opaque, content, end, budget)
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise ImageError(f"'{file}' is no snapshot: {type(error).__name__} in its header") from error
 

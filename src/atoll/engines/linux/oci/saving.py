@@ -1,0 +1,294 @@
+"""An engine's saved states: what users do with them, one after another for each sandbox, whole or not at all."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import fcntl
+import functools
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+from atoll.checkpoint import Change, Checkpoint, Snapshot
+from atoll.engines.linux.oci.checkpoints import Checkpoints, Dump, limit_for
+from atoll.engines.linux.oci.ending import Ending
+from atoll.engines.linux.oci.pausing import Pausing
+from atoll.engines.linux.oci.places import Places
+from atoll.engines.linux.oci.record import Ended, Record
+from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.linux.oci.saved import Saved
+from atoll.engines.linux.oci.streams import Streams
+from atoll.engines.local import processes
+from atoll.engines.local.processes import ProcessRef
+from atoll.engines.local.waiting import Deadline, finish
+from atoll.errors import CheckpointNotFoundError, EngineError, SandboxGoneError, UnsupportedError
+from atoll.images import tree
+from atoll.model import Cause, Handle, SandboxSpec
+
+_RETRY_S = 0.01
+_STOP_S = 30.0
+_PAUSE_S = 10.0
+_ALONE_S = 60.0
+_DUMP_S = 120.0
+_AS_IT_IS = "as it is"
+"""Not a saved state: its layer stays."""
+_FORKS_AT_ONCE = 8
+
+
+class Saving(abc.ABC):
+    """A `Checkpointing`. What makes, starts and ends sandboxes is the engine's own."""
+
+    _places: Places
+    _checkpoints: Checkpoints
+    _ending: Ending
+    _streams: Streams
+    _pausing: Pausing
+
+    @abc.abstractmethod
+    async def delete(self, handle: Handle) -> None: ...
+
+    @abc.abstractmethod
+    async def _create(self, sandbox_id: str, spec: SandboxSpec, source: Saved | None) -> Handle: ...
+
+    @abc.abstractmethod
+    async def _launch(self, record: Record, runtime: Runtime) -> Record: ...
+
+    @abc.abstractmethod
+    async def _existing(self, handle: Handle) -> None: ...
+
+    @abc.abstractmethod
+    def _runtime_named(self, name: str) -> Runtime: ...
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    async def checkpoint(
+        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
+    ) -> Checkpoint:
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            dump = await self._dumping(record, handle) if memory else None
+            checkpoint = await self._checkpoints.make(record, name, made_by, dump)
+            self._places.records.write(record.model_copy(update={"position": checkpoint.id}))
+            return checkpoint
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        self._record(handle)
+        return await asyncio.to_thread(self._checkpoints.of, handle.sandbox_id)
+
+    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
+        await self._checkpoints.delete(handle.sandbox_id, checkpoint_id)
+
+    async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
+        return await self._checkpoints.diff(self._record(handle), old, new, text=text)
+
+    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            if checkpoint_id is None:
+                target, position = record.origin, None
+            else:
+                saved = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+                target = position = saved.id
+            await finish(self._restore(record, target, position))
+
+    # --- new sandboxes from old ones -------------------------------------------------------------------------------
+
+    async def fork(
+        self,
+        handle: Handle,
+        sandbox_ids: Sequence[str],
+        checkpoint_id: str | None = None,
+        *,
+        memory: bool = False,
+        labels: Sequence[Mapping[str, str]] = (),
+    ) -> Sequence[Handle]:
+        record = self._record(handle)
+        marks = labels or [record.spec.labels] * len(sandbox_ids)
+        specs = [record.spec.model_copy(update={"labels": dict(each)}) for each in marks]
+        async with AsyncExitStack() as held:
+            if checkpoint_id is not None:
+                source = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+            else:
+                # Of all that are made, each has the state of one moment.
+                async with self._alone(handle.sandbox_id):
+                    dump = await self._dumping(record, handle) if memory else None
+                    source = await held.enter_async_context(self._checkpoints.branching(record, dump))
+            return await self._make_all(list(zip(sandbox_ids, specs, strict=True)), source)
+
+    async def _make_all(self, wanted: Sequence[tuple[str, SandboxSpec]], source: Saved) -> Sequence[Handle]:
+        turns = asyncio.Semaphore(_FORKS_AT_ONCE)
+
+        async def make(sandbox_id: str, spec: SandboxSpec) -> Handle:
+            async with turns:
+                return await self._create(sandbox_id, spec, source)
+
+        results = await asyncio.gather(*(make(*each) for each in wanted), return_exceptions=True)
+        failures = [each for each in results if isinstance(each, BaseException)]
+        handles = [each for each in results if isinstance(each, Handle)]
+        if failures:
+            await asyncio.gather(*(self.delete(each) for each in handles))
+            raise failures[0]
+        return handles
+
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None = None) -> Snapshot:
+        return await self._checkpoints.keep(self._record(handle), name, checkpoint_id)
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        return await asyncio.to_thread(self._checkpoints.snapshots)
+
+    async def delete_snapshot(self, name: str) -> None:
+        await self._checkpoints.delete_snapshot(name)
+
+    async def export_snapshot(self, name: str, file: Path) -> None:
+        await self._checkpoints.export(name, file)
+
+    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
+        return await self._checkpoints.take_in(file, name, most_bytes)
+
+    # --- asleep on the disk ----------------------------------------------------------------------------------------
+
+    async def hibernate(self, handle: Handle) -> None:
+        """Pause it with its memory on the disk. If that fails it goes on."""
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            if not record.asleep:
+                await finish(self._sleep(record, await self._dumping(record, handle)))
+
+    async def _sleep(self, record: Record, dump: Dump) -> None:
+        memory = self._places.memory(record.sandbox_id)
+        await asyncio.to_thread(tree.remove, memory)
+        async with dump(memory):
+            # From here on it is the memory on the disk that counts.
+            asleep = record.model_copy(update={"init": None, "asleep": True})
+            self._places.records.write(asleep)
+            await self._ending.stop(record.sandbox_id, record, Deadline.after(_STOP_S))
+
+    async def _wake_up(self, handle: Handle) -> None:
+        async with self._alone(handle.sandbox_id):
+            record = self._record(handle)
+            if record.asleep:
+                await finish(self._wake(record))
+
+    async def _wake(self, record: Record) -> None:
+        runtime = self._runtime_named(record.runtime)
+        waking = record.model_copy(
+            update={"memory": record.sandbox_id, "restoring": _AS_IT_IS, "creator": ourselves(os.getpid())}
+        )
+        await self._ending.stop(record.sandbox_id, record, Deadline.after(_STOP_S))  # what an earlier try left
+        await self._launch(waking, runtime)
+        await asyncio.to_thread(tree.remove, self._places.memory(record.sandbox_id))
+
+    # --- its parts -------------------------------------------------------------------------------------------------
+
+    async def _dumping(self, record: Record, handle: Handle) -> Dump:
+        """How to write its memory down. Says what stands in the way before anything happens."""
+        await self._existing(handle)
+        if record.runtime != "runsc":
+            raise UnsupportedError(
+                f"the memory of a sandbox cannot be saved with '{record.runtime}'",
+                hint="Make the sandbox with isolation='gvisor'.",
+            )
+        runtime = self._runtime_named(record.runtime)
+        await self._streams.leave(record.sandbox_id)
+
+        @asynccontextmanager
+        async def dump(target: Path) -> AsyncIterator[None]:
+            await asyncio.to_thread(target.mkdir, mode=0o700, parents=True)
+            async with self._pausing.holding(record.sandbox_id, runtime, _PAUSE_S):
+                await self._pausing.dump(record.sandbox_id, runtime, target, Deadline.after(_DUMP_S))
+                yield
+
+        return dump
+
+    async def _unfreeze(self, record: Record) -> None:
+        """Whoever held it still to save it has died: it goes on as before."""
+        async with self._alone(record.sandbox_id):
+            if self._pausing.is_abandoned(record.sandbox_id):
+                runtime = self._runtime_named(record.runtime)
+                await finish(self._pausing.let_go(record.sandbox_id, runtime, Deadline.after(_PAUSE_S)))
+
+    def _record(self, handle: Handle) -> Record:
+        record = self._places.records.read(handle.sandbox_id)
+        if record is None:
+            raise SandboxGoneError(f"there is no sandbox '{handle.sandbox_id}'", cause=Cause.USER.value)
+        return record
+
+    @asynccontextmanager
+    async def _alone(self, sandbox_id: str) -> AsyncIterator[None]:
+        """Nobody else, also no other process of ours, saves or restores this sandbox meanwhile."""
+        try:
+            fd = os.open(self._places.records.home(sandbox_id), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise SandboxGoneError(f"there is no sandbox '{sandbox_id}'", cause=Cause.USER.value) from None
+        deadline = Deadline.after(_ALONE_S)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not deadline.left():
+                        raise EngineError(f"sandbox '{sandbox_id}' is busy with another checkpoint") from None
+                    await asyncio.sleep(_RETRY_S)
+            yield
+        finally:
+            os.close(fd)
+
+    async def _restore(self, record: Record, target: str | None, position: str | None) -> Record:
+        """From the note on, whoever looks at the sandbox next completes it if we die; before, nothing has happened."""
+        saved = self._checkpoints.states.read(target) if target else None
+        if target and saved is None:
+            raise CheckpointNotFoundError(f"the state '{target}' is gone")
+        restored = record.model_copy(
+            update={
+                "init": None,
+                "ended": None,
+                "restoring": target or "",
+                "position": position,
+                "inherited_bytes": saved.size_bytes if saved is not None else 0,
+                "memory": saved.id if saved is not None and saved.memory else None,
+                "asleep": False,
+                "creator": ourselves(os.getpid()),
+                "boot_id": processes.boot_id(),
+            }
+        )
+        runtime = self._runtime_named(record.runtime)
+        replacement = await asyncio.to_thread(
+            self._places.layers.replace_layer, record.sandbox_id, limit_for(restored), target
+        )
+        try:
+            try:
+                self._places.records.write(restored)
+            except FileNotFoundError:
+                raise SandboxGoneError(f"sandbox '{record.sandbox_id}' was deleted", cause=Cause.USER.value) from None
+            self._streams.drop(record.sandbox_id)
+            await self._ending.stop(record.sandbox_id, record, Deadline.after(_STOP_S))
+            await asyncio.to_thread(replacement.commit)
+        finally:
+            await asyncio.to_thread(replacement.discard)
+        try:
+            return await self._launch(restored, runtime)
+        except Exception as error:
+            ended = Ended(cause=Cause.LOST, reason=f"it could not be started again: {error}")
+            with suppress(OSError):
+                self._places.records.write(restored.model_copy(update={"ended": ended, "restoring": None}))
+            raise
+
+    async def _completed(self, record: Record) -> Record:
+        """If whoever was restoring it died, go on with that."""
+        if record.restoring is None or record.is_being_made() or not record.is_of_this_boot():
+            return record
+        async with self._alone(record.sandbox_id):
+            record = self._places.records.read(record.sandbox_id) or record
+            if record.restoring is None:
+                return record
+            return await finish(self._restore(record, record.restoring or None, record.position))
+
+
+@functools.lru_cache(maxsize=1)
+def ourselves(pid: int) -> ProcessRef:
+    found = ProcessRef.of(pid)
+    assert found is not None
+    return found

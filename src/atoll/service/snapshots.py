@@ -1,0 +1,151 @@
+"""Snapshots as the users of a server see them: each user has names of their own.
+
+An engine knows a user's snapshot as `OWNER/NAME`. So whose it is is written down with it, at once and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import urllib.parse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from atoll.checkpoint import Snapshot
+from atoll.errors import LimitReachedError, SnapshotNotFoundError
+from atoll.manager import ManagedSandbox, SandboxManager
+from atoll.service.identity import Caller
+from atoll.service.models import SandboxSettings, SnapshotInfo
+
+_IMAGE = "snapshot:"
+_LONGEST_OWNER = 200
+
+
+class SnapshotService:
+    """What is not the caller's is as if it were not there: SnapshotNotFoundError. Administrators may name an owner."""
+
+    def __init__(self, manager: SandboxManager, *, most: int, most_bytes: int | None = None) -> None:
+        """`most` and `most_bytes` hold for each user who has no quota of their own."""
+        self._manager = manager
+        self._most = most
+        self._most_bytes = most_bytes
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def list(self, caller: Caller, owner: str | None = None) -> list[SnapshotInfo]:
+        """The caller's, oldest first; an administrator's also everybody else's."""
+        found = await (await self._manager.saved_states()).snapshots()
+        owned = (_owned(snapshot) for snapshot in found)
+        mine = caller.owner if owner is None else owner
+        return [
+            SnapshotInfo.of(snapshot, user)
+            for snapshot, user in owned
+            if (mine is None or user == mine) and (caller.is_admin or user == caller.user_id)
+        ]
+
+    async def get(self, caller: Caller, name: str, owner: str | None = None) -> SnapshotInfo:
+        wanted = self._full_name(caller, name, owner)
+        for snapshot in await (await self._manager.saved_states()).snapshots():
+            if snapshot.name == wanted:
+                return SnapshotInfo.of(*_owned(snapshot))
+        raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="`GET /snapshots` lists yours.")
+
+    async def create(self, caller: Caller, sandbox: ManagedSandbox, name: str, checkpoint: str | None) -> SnapshotInfo:
+        """Of a sandbox that the caller may use; it belongs to the caller. LimitReachedError, ConflictError."""
+        async with self._turn(caller) as room:
+            room.check((await sandbox.stats()).disk_bytes or 0)
+            made = await sandbox.snapshot(f"{_part(caller.user_id)}/{name}", checkpoint)
+            await self._keep_within(room, made)
+        return SnapshotInfo.of(*_owned(made))
+
+    async def delete(self, caller: Caller, name: str, owner: str | None = None) -> None:
+        await self.get(caller, name, owner)
+        await (await self._manager.saved_states()).delete_snapshot(self._full_name(caller, name, owner))
+
+    async def export(self, caller: Caller, name: str, file: Path, owner: str | None = None) -> None:
+        await self.get(caller, name, owner)
+        await (await self._manager.saved_states()).export_snapshot(self._full_name(caller, name, owner), file)
+
+    async def take_in(self, caller: Caller, name: str, file: Path) -> SnapshotInfo:
+        """A file that `export` wrote, here or elsewhere. It is a stranger's: nothing in it is believed."""
+        async with self._turn(caller) as room:
+            room.check(0)
+            states = await self._manager.saved_states()
+            made = await states.import_snapshot(file, f"{_part(caller.user_id)}/{name}", most_bytes=room.bytes_left)
+            await self._keep_within(room, made)
+        return SnapshotInfo.of(*_owned(made))
+
+    async def resolved(self, caller: Caller, settings: SandboxSettings) -> SandboxSettings:
+        """`snapshot:NAME` means the caller's own; for administrators, if there is none, that of the machine."""
+        if not settings.image.startswith(_IMAGE):
+            return settings
+        name = settings.image.removeprefix(_IMAGE)
+        wanted = f"{_part(caller.user_id)}/{name}"
+        there = {snapshot.name for snapshot in await (await self._manager.saved_states()).snapshots()}
+        if wanted not in there:
+            if not caller.is_admin or name not in there:
+                raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="`GET /snapshots` lists yours.")
+            wanted = name
+        return settings.model_copy(update={"image": _IMAGE + wanted})
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _full_name(self, caller: Caller, name: str, owner: str | None) -> str:
+        user = caller.user_id if owner is None else owner
+        if user != caller.user_id and not caller.is_admin:
+            raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="`GET /snapshots` lists yours.")
+        return f"{_part(user)}/{name}" if user else name
+
+    @asynccontextmanager
+    async def _turn(self, caller: Caller) -> AsyncIterator[_Room]:
+        """One after another for each user, so that the limits are exact."""
+        lock = self._turns.setdefault(caller.user_id, asyncio.Lock())
+        async with lock:
+            mine = [each for each in await self.list(caller, caller.user_id) if each.owner_id == caller.user_id]
+            quotas = caller.quotas
+            most = self._most if quotas.max_snapshots is None else quotas.max_snapshots
+            most_bytes = self._most_bytes if quotas.max_snapshot_bytes is None else quotas.max_snapshot_bytes
+            yield _Room(caller.user_id, len(mine), sum(each.size_bytes for each in mine), most, most_bytes)
+
+    async def _keep_within(self, room: _Room, made: Snapshot) -> None:
+        """Only now is it known how large it really is."""
+        try:
+            room.check(made.size_bytes)
+        except LimitReachedError:
+            await (await self._manager.saved_states()).delete_snapshot(made.name)
+            raise
+
+
+class _Room:
+    def __init__(self, user_id: str, count: int, used_bytes: int, most: int, most_bytes: int | None) -> None:
+        self._user_id, self._count, self._most, self._most_bytes = user_id, count, most, most_bytes
+        self.bytes_left = None if most_bytes is None else max(0, most_bytes - used_bytes)
+
+    def check(self, size_bytes: int) -> None:
+        """Raises LimitReachedError if one more of that size is too much."""
+        if self._count >= self._most:
+            raise LimitReachedError(
+                f"user {self._user_id!r} has {self._count} snapshots, which is the limit", hint="Delete one first."
+            )
+        if self.bytes_left is not None and size_bytes > self.bytes_left:
+            raise LimitReachedError(
+                f"the snapshots of user {self._user_id!r} would have more than {self._most_bytes} bytes",
+                hint="Delete one first.",
+            )
+
+
+def shown_image(image: str, owner: str | None) -> str:
+    """As its owner says it."""
+    return image.replace(f"{_IMAGE}{_part(owner)}/", _IMAGE, 1) if owner is not None else image
+
+
+def _part(user_id: str) -> str:
+    """A user's id as the first part of a name: legible, and never two users alike."""
+    quoted = urllib.parse.quote(user_id, safe="@|:+")
+    return quoted if len(quoted) <= _LONGEST_OWNER else f"~{hashlib.sha256(user_id.encode()).hexdigest()}"
+
+
+def _owned(snapshot: Snapshot) -> tuple[Snapshot, str]:
+    """With whose it is. Empty: the machine's own."""
+    return snapshot, urllib.parse.unquote(snapshot.name.rpartition("/")[0])
