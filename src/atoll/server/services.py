@@ -35,6 +35,8 @@ class Services:
     figures: Figures = field(default_factory=Figures)
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
     """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
+    port_sockets: dict[str, int] = field(default_factory=dict)
+    """How many WebSockets to exposed ports are open, by sandbox."""
     first_key: str | None = None
     """Of the administrator, at the first run only."""
 
@@ -64,7 +66,13 @@ async def services(settings: ServerSettings, installation: Settings | None = Non
         identities = Identities(store, secret, _token_rules(settings))
         specs = SandboxSpecService(store, manager, settings.default_spec_id)
         await specs.prepare()
-        sandboxes = SandboxService(manager, specs, SessionKeys(secret), public_url=settings.public_url)
+        sandboxes = SandboxService(
+            manager,
+            specs,
+            SessionKeys(secret),
+            public_url=settings.public_url,
+            ports_domain=settings.ports_domain,
+        )
         rate = RateLimiter(settings.requests_per_s)
         made = Services(settings, engine, store, manager, identities, specs, sandboxes, rate)
         made.first_key = await identities.first_run()
