@@ -33,8 +33,9 @@ ifdef ARGS
 	@$(PYTEST) -m "not slow" $(ARGS)
 else
 	@$(PYTEST) -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
-	@$(PYTEST) -m "not slow" -n 2 $(ALONE)
+	@$(PYTEST) -m "not slow and not docker" -n 2 $(ALONE)
 	@$(PYTEST) -m "not slow" -n 2 $(DOCKER)
+	@$(PYTEST) -m "not slow and docker" -n 2 tests/network
 endif
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory

@@ -35,6 +35,7 @@ NAMES: dict[str, list[list[str]]] = {
     "mixed.test": [[WEB, PRIVATE]],
     "rebind-native.test": [[EVIL], [PRIVATE]],
     "rebind-oci.test": [[EVIL], [PRIVATE]],
+    "rebind-docker.test": [[EVIL], [PRIVATE]],
     "host.test": [["192.0.2.1"]],
 }
 CANARIES = {PRIVATE: "CANARY-PRIVATE", METADATA: "CANARY-METADATA", EVIL: "EVIL", WEB: "WEB", GIT: "GIT"}

@@ -40,8 +40,12 @@ class GatewayPlaces:
     def log(self, sandbox_id: str) -> Path:
         return self.members / f"{sandbox_id}.log"
 
+    def member(self, sandbox_id: str) -> Path:
+        """What the gateway wrote down of a sandbox with a link."""
+        return self.members / f"{sandbox_id}.json"
+
     def is_member(self, sandbox_id: str) -> bool:
-        return (self.members / f"{sandbox_id}.json").exists()
+        return self.member(sandbox_id).exists()
 
     def is_router_there(self) -> bool:
         try:

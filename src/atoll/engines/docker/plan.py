@@ -7,7 +7,8 @@ On top of them, and why:
   processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
 * Our own system call filter, which refuses more than Docker's.
 * Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
-* No network but loopback.
+* No network but loopback. If a policy allows more, a link to our gateway is put in (`links.py`); the name server that
+  it answers as is named from the start, and without a link it is not there.
 * The agent is PID 1, from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and with it
   everything inside, whether anybody of ours still runs or not. Its socket is in a tmpfs of 64 KiB that only root inside
   can look into, so nothing of the host is mounted for it.
@@ -29,6 +30,8 @@ from atoll.engines.docker.images import Image
 from atoll.engines.local.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec, Volume
+from atoll.network.client import NAME_SERVER
+from atoll.network.policy import without_secrets
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
@@ -102,7 +105,7 @@ def container(
         "Labels": {
             INSTALLATION: who.installation,
             SANDBOX: who.sandbox_id,
-            SPEC: spec.model_dump_json(),
+            SPEC: spec.model_copy(update={"network": without_secrets(spec.network)}).model_dump_json(),
             CREATED: repr(created_at),
         },
         "HostConfig": _host_config(spec, facts, agent),
@@ -113,7 +116,9 @@ def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent) -> 
     limits = spec.limits
     config: dict[str, Any] = {
         "Runtime": facts.runtime(spec),
-        "NetworkMode": "none",  # any other policy was refused: a bridge reaches the host and its private networks
+        "NetworkMode": "none",  # a bridge reaches the host and its private networks
+        "Dns": [NAME_SERVER],
+        "DnsOptions": ["timeout:5", "attempts:2"],
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
