@@ -21,11 +21,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from atoll.errors import EngineError, EngineUnavailableError
+from atoll.errors import EngineError, EngineUnavailableError, UnsupportedError
 from atoll.network import router
+from atoll.network.authority import Authority
 from atoll.network.member import MemberRecord
 from atoll.network.places import GatewayPlaces
-from atoll.network.policy import NetworkPolicy
+from atoll.network.policy import NetworkPolicy, opens_tls
 from atoll.network.refusals import Refusal, forget_refusals, read_refusals
 from atoll.settings import Settings
 
@@ -77,11 +78,25 @@ class Gateway:
             self.places.member(sandbox_id).unlink(missing_ok=True)
 
     def forget(self, sandbox_id: str) -> None:
-        """Also what was refused to it."""
+        """Also what was refused to it, and its certificate authority."""
         forget_refusals(self.places.log(sandbox_id))
+        self.places.authority(sandbox_id).unlink(missing_ok=True)
 
     def refusals(self, sandbox_id: str) -> Sequence[Refusal]:
         return read_refusals(self.places.log(sandbox_id))
+
+    def authority(self, sandbox_id: str) -> Authority:
+        """The sandbox's own, made when it is first asked for. Raises UnsupportedError."""
+        self.settings.engine_run_dir("authorities")
+        return Authority.at(self.places.authority(sandbox_id))
+
+    def need_authority(self, sandbox_id: str, policy: NetworkPolicy) -> None:
+        """Raises UnsupportedError for a sandbox that cannot be made to trust one any more."""
+        if opens_tls(policy) and not self.places.authority(sandbox_id).exists():
+            raise UnsupportedError(
+                "this sandbox trusts no authority of its own, so headers cannot be added to its HTTPS requests",
+                hint="Make it with a policy that adds headers with 'tls'; they can be changed later.",
+            )
 
     def policy(self, sandbox_id: str) -> NetworkPolicy | None:
         """That which holds now; None if it has no link."""

@@ -99,13 +99,18 @@ class DockerEngine:
         agent = agent_volume.packed()
         await agent_volume.ensure(self._http, agent, image.id)
         created_at = time.time()
-        body = plan.container(who, spec, known, image, agent, created_at)
         try:
+            trusted = self._links.trusted(sandbox_id, spec.network)
+            body = plan.container(who, spec, known, image, agent, created_at, trusted)
             target = await finish(self._maker.make(who.container, body, agent, spec))
             if spec.network != "none":
                 await finish(self._link(who, target, spec.network))
         except asyncio.CancelledError:
             await finish(self._remove(who))
+            raise
+        except SandboxError:
+            if await self._containers.inspect(who.container) is None:
+                await self._links.remove(sandbox_id)
             raise
         return Handle(self.name, sandbox_id, spec, created_at, target.details())
 

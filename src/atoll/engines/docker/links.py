@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from atoll.engines.docker import facts
 from atoll.engines.docker.http import Http
@@ -17,8 +18,9 @@ from atoll.engines.docker.streams import Target, is_in
 from atoll.errors import SandboxGoneError, UnsupportedError
 from atoll.model import SandboxSpec
 from atoll.network import client
+from atoll.network.authority import trusted
 from atoll.network.client import Gateway
-from atoll.network.policy import NetworkPolicy
+from atoll.network.policy import NetworkPolicy, opens_tls
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 
@@ -27,6 +29,7 @@ class ContainerLinks:
     def __init__(self, settings: Settings, http: Http) -> None:
         self._gateway = Gateway(settings)
         self._http = http
+        self._settings = settings
 
     def problem(self, known: facts.Facts) -> str | None:
         """Why no container of this engine can have one."""
@@ -44,6 +47,19 @@ class ContainerLinks:
             raise _refused(reason)
         if facts.has_own_kernel(runtime := known.runtime(spec)):
             raise _refused(_OTHER_KERNEL.format(runtime))
+
+    def trusted(self, sandbox_id: str, policy: NetworkPolicy) -> Path | None:
+        """A file with the certificates that a container of this name has to trust. None: whatever its image does."""
+        if not opens_tls(policy):
+            return None
+        path = self._trusted(sandbox_id)
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        path.write_bytes(trusted(self._gateway.authority(sandbox_id)))
+        path.chmod(0o644)
+        return path
+
+    def _trusted(self, sandbox_id: str) -> Path:
+        return self._settings.data_dir / "trusted" / sandbox_id
 
     async def attach(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
         await asyncio.to_thread(self._attach, sandbox_id, target, policy)
@@ -69,6 +85,7 @@ class ContainerLinks:
 
     async def change(self, sandbox_id: str, policy: NetworkPolicy) -> bool:
         """False: it has no link."""
+        self._gateway.need_authority(sandbox_id, policy)
         return await asyncio.to_thread(self._gateway.change, sandbox_id, policy)
 
     async def ensure(self) -> None:
@@ -84,6 +101,7 @@ class ContainerLinks:
     def _remove(self, sandbox_id: str) -> None:
         self._gateway.detach(sandbox_id)
         self._gateway.forget(sandbox_id)
+        self._trusted(sandbox_id).unlink(missing_ok=True)
 
     def now(self, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
         """The spec with the policy that holds now."""
