@@ -33,8 +33,9 @@ ifdef ARGS
 	@$(PYTEST) -m "not slow" $(ARGS)
 else
 	@scripts/run-tests -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
-	@scripts/run-tests -m "not slow" -n 2 $(ALONE)
+	@scripts/run-tests -m "not slow and not docker" -n 2 $(ALONE)
 	@scripts/run-tests -m "not slow" -n 2 $(DOCKER)
+	@scripts/run-tests -m "not slow and docker" -n 2 tests/network
 endif
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory

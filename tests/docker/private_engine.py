@@ -45,6 +45,11 @@ def where() -> Endpoint:
     return endpoint.parse(host())
 
 
+def is_running() -> bool:
+    """Whether some test has needed it."""
+    return bool(_started.host)
+
+
 def stop() -> None:
     """May be repeated."""
     folder, _started.folder, _started.host = _started.folder, "", ""

@@ -16,9 +16,11 @@ import pytest
 from atoll import Sandbox
 from atoll.engines import registry
 from atoll.engines.base import Collecting
+from atoll.engines.docker import DockerEngine
 from atoll.engines.linux.oci import runtimes
 from atoll.network import client
 from atoll.settings import Settings
+from docker import private_engine
 from network.internet import Internet, offline_internet
 
 Kind = dict[str, Any]
@@ -60,19 +62,40 @@ def settings(folder: Path, internet: Internet) -> Iterator[Settings]:
 
 
 async def remove_all(settings: Settings) -> None:
-    for name in ("native", "oci"):
-        engine = registry.get(name, settings)
+    docker = [DockerEngine(settings, private_engine.where())] if private_engine.is_running() else []
+    for engine in (*docker, *(registry.get(name, settings) for name in ("native", "oci"))):
         for handle in await engine.list():
             await engine.delete(handle)
-        assert isinstance(engine, Collecting)
-        await engine.gc()
+        if isinstance(engine, Collecting):
+            await engine.gc()
         await engine.aclose()
 
 
-@pytest.fixture(scope="session", params=["native", "gvisor"])
+@pytest.fixture(scope="session")
+def docker_host() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", private_engine.host())
+        yield private_engine.host()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.timeout(private_engine.START_S))  # the first one starts the engine
+
+
+def pytest_sessionfinish() -> None:
+    private_engine.stop()
+
+
+@pytest.fixture(scope="session", params=["native", "gvisor", pytest.param("docker", marks=pytest.mark.docker)])
 def kind(request: pytest.FixtureRequest, settings: Settings) -> Kind:
     if request.param == "native":
         return {"engine": "native"}
+    if request.param == "docker":
+        request.getfixturevalue("docker_host")
+        # The machine's own programs, as on the other engines.
+        return {"engine": "docker", "image": private_engine.DEBIAN, "volumes": ["/usr:/usr:ro"]}
     if runtimes.locate("runsc", settings.data_dir) is None:
         refuse("runsc is not installed")
     return {"engine": "oci", "isolation": "gvisor"}

@@ -38,7 +38,11 @@ class Internet:
         return self.folder / "web"
 
     def environment(self) -> dict[str, str]:
-        return {"ATOLL_NETWORK_UPLINK": self.uplink, "ATOLL_NETWORK_NAMESERVERS": world.EVIL}
+        return {
+            "ATOLL_NETWORK_UPLINK": self.uplink,
+            "ATOLL_NETWORK_NAMESERVERS": world.EVIL,
+            "SSL_CERT_FILE": str(self.authority),
+        }
 
     def seen(self, since: int = 0) -> list[dict[str, Any]]:
         """What the world's servers were asked."""
@@ -124,6 +128,9 @@ def certificate(folder: Path) -> None:
         "-out",
         "certificate.pem",
     )
+    # As good as the other, but signed by nobody that anybody trusts.
+    signed = ("-signkey", "key.pem", "-days", "2", "-extfile", "names", "-out", "stranger.pem")
+    run("openssl", "x509", "-req", "-in", "request.pem", *signed)
 
 
 def _sh(network: str, script: str) -> None:

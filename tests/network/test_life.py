@@ -3,6 +3,7 @@ death of the gateway."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,8 +14,12 @@ from pathlib import Path
 import pytest
 
 from atoll import Sandbox, UnsupportedError
+from atoll.engines.docker import endpoint, facts
+from atoll.engines.docker.http import Http
+from atoll.engines.docker.links import ContainerLinks
 from atoll.engines.linux.oci import OciEngine, runtimes
 from atoll.engines.local.processes import descendants
+from atoll.model import SandboxSpec
 from atoll.network.client import Gateway
 from atoll.settings import Settings
 from network import world
@@ -90,6 +95,8 @@ def test_a_pause_changes_nothing(make: Make, kind: Kind, internet: Internet) -> 
 
 
 def test_a_rollback_keeps_the_policy_of_now(make: Make, kind: Kind, internet: Internet) -> None:
+    if kind["engine"] == "docker":
+        pytest.skip("it keeps no states")
     sandbox = make(kind, "all")
     kept = sandbox.checkpoint()
     sandbox.set_network(NAMES)
@@ -98,6 +105,8 @@ def test_a_rollback_keeps_the_policy_of_now(make: Make, kind: Kind, internet: In
 
 
 def test_a_fork_has_the_policy_of_its_origin(make: Make, kind: Kind, internet: Internet) -> None:
+    if kind["engine"] == "docker":
+        pytest.skip("it forks no sandboxes")
     sandbox = make(kind, "all")
     sandbox.set_network(NAMES)
     (twin,) = sandbox.fork(1)
@@ -193,6 +202,26 @@ def test_the_other_runtimes_keep_it_too(settings: Settings, internet: Internet, 
         is_as_named(sandbox, internet)
         sandbox.set_network("none")
         assert "WEB" not in run(sandbox, f"connect('{WEB}', 80, get('allowed.test'))")
+
+
+@pytest.mark.docker
+def test_docker_refuses_what_it_cannot_enforce(settings: Settings, docker_host: str) -> None:
+    """Where the link could not be put in: on another machine, and under a kernel that reads its links at the start."""
+    http = Http(endpoint.parse(docker_host))
+    known = facts.learn_now(http)
+    spec = SandboxSpec.of(network=NAMES)
+    ContainerLinks(settings, http).check(spec, known)
+    under_gvisor = dataclasses.replace(known, default_runtime="runsc")
+    elsewhere = dataclasses.replace(known, root_dir="/not/on/this/machine")
+    remote = Http(endpoint.parse("tcp://192.0.2.7:2375"))
+    for each, found, reason in (
+        (http, under_gvisor, "runsc"),
+        (http, elsewhere, "not on this machine"),
+        (remote, known, "not on this machine"),
+    ):
+        with pytest.raises(UnsupportedError, match=reason):
+            ContainerLinks(settings, each).check(spec, found)
+        ContainerLinks(settings, each).check(SandboxSpec(), found)
 
 
 @pytest.mark.parametrize("engine", ["process"])

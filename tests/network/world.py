@@ -27,6 +27,7 @@ NAMES: dict[str, list[list[str]]] = {
     "a.w.test": [[WEB]],
     "w.test": [[WEB]],
     "git.test": [[GIT]],
+    "stranger.test": [[WEB]],
     "evil.test": [[EVIL]],
     "notallowed.test": [[EVIL]],
     "inside.test": [[PRIVATE]],
@@ -35,6 +36,7 @@ NAMES: dict[str, list[list[str]]] = {
     "mixed.test": [[WEB, PRIVATE]],
     "rebind-native.test": [[EVIL], [PRIVATE]],
     "rebind-oci.test": [[EVIL], [PRIVATE]],
+    "rebind-docker.test": [[EVIL], [PRIVATE]],
     "host.test": [["192.0.2.1"]],
 }
 CANARIES = {PRIVATE: "CANARY-PRIVATE", METADATA: "CANARY-METADATA", EVIL: "EVIL", WEB: "WEB", GIT: "GIT"}
@@ -157,6 +159,16 @@ async def main() -> None:
     log_file = open(sys.argv[1], "a")  # noqa: SIM115, ASYNC230
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(sys.argv[2], sys.argv[3])
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    stranger.load_cert_chain(sys.argv[2].replace("certificate", "stranger"), sys.argv[3])
+
+    def by_name(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        note(kind="tls", name=name)
+        if name == "stranger.test":
+            connection.context = stranger
+
+    context.sni_callback = by_name
     root = Path(sys.argv[4]).resolve()
 
     async def serve_web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -21,10 +21,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from atoll.errors import EngineError, EngineUnavailableError
+from atoll.errors import EngineError, EngineUnavailableError, UnsupportedError
 from atoll.network import router
+from atoll.network.authority import Authority
+from atoll.network.member import MemberRecord
 from atoll.network.places import GatewayPlaces
-from atoll.network.policy import NetworkPolicy
+from atoll.network.policy import NetworkPolicy, opens_tls
 from atoll.network.refusals import Refusal, forget_refusals, read_refusals
 from atoll.settings import Settings
 
@@ -33,7 +35,8 @@ _START_S = 20.0
 _TRIES = 4
 _POLICY: TypeAdapter[NetworkPolicy] = TypeAdapter(NetworkPolicy)
 
-RESOLV_CONF = f"nameserver {router.RESOLVER}\noptions timeout:5 attempts:2\n"
+NAME_SERVER = str(router.RESOLVER)
+RESOLV_CONF = f"nameserver {NAME_SERVER}\noptions timeout:5 attempts:2\n"
 """For every sandbox: without a link nobody is there, and that is known at once."""
 
 
@@ -72,14 +75,35 @@ class Gateway:
         if self.places.is_member(sandbox_id):
             with contextlib.suppress(OSError, EngineError):
                 self._ask({"do": "detach", "id": sandbox_id}, start=False)
-            (self.places.members / f"{sandbox_id}.json").unlink(missing_ok=True)
+            self.places.member(sandbox_id).unlink(missing_ok=True)
 
     def forget(self, sandbox_id: str) -> None:
-        """Also what was refused to it."""
+        """Also what was refused to it, and its certificate authority."""
         forget_refusals(self.places.log(sandbox_id))
+        self.places.authority(sandbox_id).unlink(missing_ok=True)
 
     def refusals(self, sandbox_id: str) -> Sequence[Refusal]:
         return read_refusals(self.places.log(sandbox_id))
+
+    def authority(self, sandbox_id: str) -> Authority:
+        """The sandbox's own, made when it is first asked for. Raises UnsupportedError."""
+        self.settings.engine_run_dir("authorities")
+        return Authority.at(self.places.authority(sandbox_id))
+
+    def need_authority(self, sandbox_id: str, policy: NetworkPolicy) -> None:
+        """Raises UnsupportedError for a sandbox that cannot be made to trust one any more."""
+        if opens_tls(policy) and not self.places.authority(sandbox_id).exists():
+            raise UnsupportedError(
+                "this sandbox trusts no authority of its own, so headers cannot be added to its HTTPS requests",
+                hint="Make it with a policy that adds headers with 'tls'; they can be changed later.",
+            )
+
+    def policy(self, sandbox_id: str) -> NetworkPolicy | None:
+        """That which holds now; None if it has no link."""
+        try:
+            return MemberRecord.model_validate_json(self.places.member(sandbox_id).read_bytes()).policy
+        except (OSError, ValueError):
+            return None
 
     def ensure(self) -> None:
         """There is one that runs: also called for sandboxes that were made by an earlier process."""

@@ -53,7 +53,7 @@ class Worker:
         self, places: GatewayPlaces, router_fd: int, listeners: Listeners, control: socket.socket, resolver: Resolver
     ) -> None:
         self._places, self._router, self._listeners, self._control = places, router_fd, listeners, control
-        self._members = Members(places.members)
+        self._members = Members(places)
         self._resolver = resolver
         self._proxy = Proxy(resolver)
         self._tasks: set[asyncio.Task[None]] = set()

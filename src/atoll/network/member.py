@@ -11,8 +11,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from atoll.network.authority import Authority
 from atoll.network.decision import NOTHING_ALLOWS, Decision, Judge
 from atoll.network.names import Address
+from atoll.network.places import GatewayPlaces
 from atoll.network.policy import Injection, NetworkPolicy, NetworkRules, Protocol
 from atoll.network.refusals import RefusalLog
 
@@ -61,11 +63,13 @@ class Member:
     slot: int
     policy: NetworkPolicy
     log: RefusalLog
+    authority_path: Path | None = None
     judge: Judge = field(init=False)
     injections: dict[str, Injection] = field(init=False)
     flows: set[Flow] = field(default_factory=set)
     pending: int = 0
     datagram_flows: int = 0
+    _authority: Authority | None = None
     _pins: dict[Address, dict[str, float]] = field(default_factory=dict)
     _questions: float = _QUESTIONS_BURST
     _asked_at: float = 0.0
@@ -77,6 +81,19 @@ class Member:
         self.judge = Judge(self.policy)
         rules = self.policy if isinstance(self.policy, NetworkRules) else NetworkRules()
         self.injections = {each.domain: each for each in rules.inject}
+
+    def injection(self, name: str, *, tls: bool) -> Injection | None:
+        """What to add to requests to this host."""
+        found = self.injections.get(name)
+        return found if found is not None and found.tls == tls else None
+
+    def authority(self) -> Authority:
+        """FileNotFoundError, ValueError or UnsupportedError if there is none."""
+        if self._authority is None:
+            if self.authority_path is None:
+                raise FileNotFoundError("it has no authority")
+            self._authority = Authority.load(self.authority_path)
+        return self._authority
 
     def change(self, policy: NetworkPolicy) -> None:
         """From now on. What goes on and is no longer allowed ends."""
@@ -142,8 +159,9 @@ class Member:
 class Members:
     """By their addresses, and written down."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, places: GatewayPlaces) -> None:
+        self.directory = places.members
+        self._places = places
         self.by_slot: dict[int, Member] = {}
         self.by_id: dict[str, Member] = {}
 
@@ -181,7 +199,9 @@ class Members:
         return self.directory / f"{sandbox_id}.json"
 
     def _put(self, record: MemberRecord) -> Member:
-        member = Member(record.sandbox_id, record.slot, record.policy, RefusalLog(self.log_path(record.sandbox_id)))
+        log = RefusalLog(self.log_path(record.sandbox_id))
+        authority = self._places.authority(record.sandbox_id)
+        member = Member(record.sandbox_id, record.slot, record.policy, log, authority)
         self.by_slot[record.slot] = self.by_id[record.sandbox_id] = member
         return member
 

@@ -40,8 +40,16 @@ class GatewayPlaces:
     def log(self, sandbox_id: str) -> Path:
         return self.members / f"{sandbox_id}.log"
 
+    def authority(self, sandbox_id: str) -> Path:
+        """The certificate authority of a sandbox, with its key. Not among what the gateway forgets when it ends."""
+        return self.directory.parent / "authorities" / sandbox_id
+
+    def member(self, sandbox_id: str) -> Path:
+        """What the gateway wrote down of a sandbox with a link."""
+        return self.members / f"{sandbox_id}.json"
+
     def is_member(self, sandbox_id: str) -> bool:
-        return (self.members / f"{sandbox_id}.json").exists()
+        return self.member(sandbox_id).exists()
 
     def is_router_there(self) -> bool:
         try:

@@ -133,12 +133,15 @@ class Rule(BaseModel):
 
 
 class Injection(BaseModel):
-    """Headers that the gateway adds to plain HTTP requests to one host, so that a secret never enters the sandbox.
-    What is encrypted passes as it is, without them."""
+    """Headers that the gateway adds to requests to one host, so that a secret never enters the sandbox. To plain HTTP;
+    what is encrypted passes as it is, without them. With `tls` it is the other way round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     domain: Domain
     headers: dict[Annotated[str, Field(pattern=_HEADER_NAME)], str]
+    tls: bool = False
+    """Add them to HTTPS requests, and to no others. The gateway then reads what the sandbox and this host say to each
+    other, by a certificate authority that only this sandbox trusts."""
 
     @field_validator("domain")
     @classmethod
@@ -201,6 +204,11 @@ def without_secrets(policy: NetworkPolicy) -> NetworkPolicy:
         return policy
     hidden = tuple(each.model_copy(update={"headers": dict.fromkeys(each.headers, "…")}) for each in policy.inject)
     return policy.model_copy(update={"inject": hidden})
+
+
+def opens_tls(policy: NetworkPolicy) -> bool:
+    """Whether headers are added to HTTPS requests, for which a sandbox has to trust an authority of ours."""
+    return isinstance(policy, NetworkRules) and any(each.tls for each in policy.inject)
 
 
 def opens_private(policy: NetworkPolicy) -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
+import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from ipaddress import IPv4Address, ip_address
 
 from atoll.network import hello, relay
@@ -20,20 +22,24 @@ from atoll.network.member import MOST_CONNECTIONS, Member, TcpFlow
 from atoll.network.names import Address, normal_name
 from atoll.network.refusals import RefusedError
 from atoll.network.relay import keep_alive, reset
-from atoll.network.requests import Requests
+from atoll.network.requests import Requests, UnreachedError
 from atoll.network.resolver import LookupFailedError, Resolver
+from atoll.network.tls import TlsEnd
 
 _FIRST_BYTES_S = 5.0
 _GLANCE_S = 0.3
 """How long a connection that needs no name is looked at, in case it gives one that is denied."""
 _CONNECT_S = 10.0
 _MOST_TRIED = 3
+_LAST_WORDS_S = 5.0
+_TRUST_S = 3600.0
 _PIECE = 16 * 1024
 
 
 class Proxy:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
+        self._trusted: tuple[float, ssl.SSLContext] | None = None
 
     async def serve(self, member: Member, near: socket.socket, destination: tuple[str, int]) -> None:
         """One connection, to its end."""
@@ -46,7 +52,7 @@ class Proxy:
             member.flows.add(flow)
             keep_alive(near)
             found = member.by_address(address, port, "tcp")
-            if found and member.judge.denies_names:
+            if found and (member.judge.denies_names or member.injections):
                 await self._unless_denied(member, flow)
                 return
             if found:
@@ -59,7 +65,9 @@ class Proxy:
             await self._pass(flow, b"")
         except RefusedError as error:
             member.refuse(error.protocol, address, port, error.name, error.rule)
-            await _say_why(near, error)
+            await _say(near, error.said or (hello.alert() if error.protocol == "web" else b""))
+        except UnreachedError as error:
+            await _say(near, error.said)
         except (OSError, TimeoutError, asyncio.CancelledError):
             reset(near)
         finally:
@@ -82,6 +90,9 @@ class Proxy:
 
     async def _by_server_name(self, member: Member, flow: TcpFlow, start: bytes) -> None:
         start, name = await _server_name(flow.near, start)
+        if member.injection(name, tls=True) is not None:
+            await self._opened(member, flow, start, name)
+            return
         await self.reach(member, flow, name)
         await self._pass(flow, start)
 
@@ -99,6 +110,55 @@ class Proxy:
         flow.name = name
         await self._connect(flow, addresses)
 
+    async def _opened(self, member: Member, flow: TcpFlow, start: bytes, name: str) -> None:
+        """A TLS connection that headers are added in: one to the sandbox, by its own authority, and one to the host,
+        whose certificate has to be good."""
+        flow.protocol = "web"
+        decision = member.judge.name(name, flow.port, "web")
+        if not decision:
+            raise RefusedError(decision.rule, name, "web")
+        try:
+            context = member.authority().context(name)
+        except (OSError, ValueError, ImportError) as error:
+            raise RefusedError(f"headers cannot be added over TLS: {error}", name, "web") from error
+        async with AsyncExitStack() as ends:
+            near = TlsEnd(flow.near, context, name, server=True)
+            ends.push_async_callback(near.close)
+            await near.open(start)
+
+            async def reach(member: Member, flow: TcpFlow, name: str) -> None:
+                await self.reach(member, flow, name)
+                assert flow.far is not None
+                ends.callback(flow.far.close)
+                far = TlsEnd(flow.far, self._trust(), name, server=False)
+                ends.push_async_callback(far.close)
+                await far.open()
+                flow.far = far.plain
+
+            flow.near = near.plain
+            try:
+                await Requests(reach, member, flow, b"", tls_name=name).serve()
+            except RefusedError as error:
+                member.refuse(error.protocol, flow.address, flow.port, error.name, error.rule)
+                await _say(near.plain, error.said)
+            except UnreachedError as error:
+                await _say(near.plain, error.said)
+            with suppress(OSError):
+                near.plain.shutdown(socket.SHUT_WR)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await near.drain()
+
+    def _trust(self) -> ssl.SSLContext:
+        """Whom we trust on the other side: as the machine does, or as SSL_CERT_FILE says."""
+        made_at, context = self._trusted or (0.0, None)
+        if context is None or time.monotonic() - made_at > _TRUST_S:
+            context = ssl.create_default_context()
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols(["http/1.1"])
+            self._trusted = (time.monotonic(), context)
+        return context
+
     async def _unless_denied(self, member: Member, flow: TcpFlow) -> None:
         """What is open to all may still be denied by name: look at one if it is given."""
         addresses: list[Address] = [flow.address]
@@ -114,6 +174,9 @@ class Proxy:
             decision = member.judge.name(name, flow.port, "web")
             if not decision:
                 raise RefusedError(decision.rule, name, "web")
+            if member.injection(name, tls=True) is not None:
+                await self._opened(member, flow, start, name)
+                return
         await self._connect(flow, addresses)
         await self._pass(flow, start)
 
@@ -205,11 +268,8 @@ async def _server_name(near: socket.socket, start: bytes) -> tuple[bytes, str]:
     return start, name
 
 
-async def _say_why(near: socket.socket, error: RefusedError) -> None:
-    """In the language that was spoken, if any: the other side may be able to show it."""
-    said = error.said
-    if not said and error.protocol == "web":
-        said = hello.alert()
+async def _say(near: socket.socket, said: bytes) -> None:
+    """The last word, in the language that was spoken, if any: the other side may be able to show it."""
     with suppress(OSError, TimeoutError):
         if said:
             async with asyncio.timeout(1):

@@ -22,18 +22,31 @@ _LONGEST_LINE = 4096
 Reach = Callable[[Member, TcpFlow, str], Awaitable[None]]
 
 
+class UnreachedError(ConnectionError):
+    """The host of a request, which was allowed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.said = http1.refusal("502 Bad Gateway", text)
+
+
 class Requests:
-    def __init__(self, reach: Reach, member: Member, flow: TcpFlow, start: bytes) -> None:
+    def __init__(self, reach: Reach, member: Member, flow: TcpFlow, start: bytes, *, tls_name: str = "") -> None:
+        """`tls_name`: it came by TLS, which named this host."""
         self._reach, self._member, self._flow = reach, member, flow
         self._loop = asyncio.get_running_loop()
         self._buffer = start
-        self._host = ""
+        self._host = tls_name
+        self._tls = bool(tls_name)
 
     async def serve(self) -> None:
         request = await self._next(_HEAD_S)
         if request is None:
             return
-        self._host = self._judged(request)
+        host = self._judged(request)
+        if self._tls and host != self._host:
+            raise self._refused(f"the connection was made for {self._host}", host)
+        self._host = host
         await self._reached()
         far = self._far()
         if request.upgrades:
@@ -98,7 +111,7 @@ class Requests:
         decision = self._member.judge.name(host, self._flow.port, "web")
         if not decision:
             raise self._refused(decision.rule, host)
-        injection = self._member.injections.get(host)
+        injection = self._member.injection(host, tls=self._tls)
         if injection is not None:
             if request.method == b"TRACE":
                 raise self._refused("TRACE would show the headers that are added", host)
@@ -112,8 +125,7 @@ class Requests:
             raise self._refused(error.rule, self._host) from None
         except (OSError, TimeoutError) as error:
             text = f"atoll: {self._host} cannot be reached: {error or 'no answer in time'}"
-            await self._loop.sock_sendall(self._flow.near, http1.refusal("502 Bad Gateway", text))
-            raise ConnectionError(text) from error
+            raise UnreachedError(text) from error
 
     def _far(self) -> socket.socket:
         assert self._flow.far is not None
@@ -189,6 +201,7 @@ class Requests:
     def _refused(self, rule: str, name: str, status: str = "403 Forbidden") -> RefusedError:
         error = RefusedError(rule, name, "web")
         shown = name or f"{self._flow.address}"
-        text = f"atoll: http://{shown}:{self._flow.port} is refused by this sandbox's network policy: {rule}"
+        scheme = "https" if self._tls else "http"
+        text = f"atoll: {scheme}://{shown}:{self._flow.port} is refused by this sandbox's network policy: {rule}"
         error.said = http1.refusal(status, "".join(char if char.isprintable() else "?" for char in text))
         return error

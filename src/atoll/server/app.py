@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.server import problems
 from atoll.server.auth import SCHEMES
+from atoll.server.exposed.hosts import Hosts
 from atoll.server.limits import BodyLimits
 from atoll.server.routes import ROUTERS
 from atoll.server.services import Services, services
@@ -50,6 +51,9 @@ def make_app(settings: ServerSettings, installation: Settings | None = None) -> 
         max_body_bytes=settings.max_body_bytes,
         max_upload_bytes=settings.max_upload_bytes,
         slow_s=settings.slow_s,
+    )
+    app.add_middleware(
+        Hosts, domain=settings.ports_domain, max_upload_bytes=settings.max_upload_bytes, slow_s=settings.slow_s
     )
     app.add_middleware(Counting)
     return app

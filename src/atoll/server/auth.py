@@ -14,7 +14,7 @@ from atoll.server.services import Services
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
 
 SESSION_HEADER = "X-Session-API-Key"
-_SUBPROTOCOL = "atoll.bearer."
+BEARER = "atoll.bearer."
 """A page in a browser cannot set headers on a WebSocket: it sends the credential as a subprotocol."""
 
 SCHEMES = {
@@ -52,7 +52,7 @@ async def identify(connection: HTTPConnection) -> Caller:
 
 def subprotocol(websocket: WebSocket) -> str | None:
     """The one to answer with, if the credential came as one."""
-    return next((name for name in websocket.scope.get("subprotocols", []) if name.startswith(_SUBPROTOCOL)), None)
+    return next((name for name in websocket.scope.get("subprotocols", []) if name.startswith(BEARER)), None)
 
 
 def needs(scope: Scope, *, session: bool = False) -> Callable[..., Awaitable[Caller]]:
@@ -69,10 +69,29 @@ def needs(scope: Scope, *, session: bool = False) -> Callable[..., Awaitable[Cal
 async def admit(websocket: WebSocket, scope: Scope) -> Caller | None:
     """The same for a WebSocket into a sandbox. None: it was refused, and told so as any other request is."""
     try:
+        need_known_origin(websocket)
         return allow(await identify(websocket), scope, session=True)
     except SandboxError as error:
         await websocket.send_denial_response(respond(error))
         return None
+
+
+def need_known_origin(connection: HTTPConnection) -> None:
+    """A browser lets every page open a WebSocket anywhere, and says only whose page it is. Raises ForbiddenError for
+    one that is neither this server's own nor of an origin that the settings name. Programs send no origin."""
+    origin = connection.headers.get("origin")
+    if origin is None or connection.scope["type"] != "websocket":
+        return
+    known = services_of(connection).settings.cors_origins
+    if (
+        origin in known
+        or "*" in known
+        or origin.lower().partition("://")[2] == connection.headers.get("host", "").lower()
+    ):
+        return
+    raise ForbiddenError(
+        f"a page of {origin[:200]!r} may not open a WebSocket here", hint="Name its origin in cors_origins."
+    )
 
 
 def allow(caller: Caller, scope: Scope, *, session: bool) -> Caller:
@@ -84,8 +103,8 @@ def allow(caller: Caller, scope: Scope, *, session: bool) -> Caller:
 
 def _offered(connection: HTTPConnection) -> str | None:
     for name in connection.scope.get("subprotocols", []):
-        if name.startswith(_SUBPROTOCOL):
-            return str(name).removeprefix(_SUBPROTOCOL)
+        if name.startswith(BEARER):
+            return str(name).removeprefix(BEARER)
     return None
 
 

@@ -36,6 +36,8 @@ class Services:
     figures: Figures = field(default_factory=Figures)
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
     """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
+    port_sockets: dict[str, int] = field(default_factory=dict)
+    """How many WebSockets to exposed ports are open, by sandbox."""
     first_key: str | None = None
     """Of the administrator, at the first run only."""
 
@@ -70,6 +72,7 @@ async def services(settings: ServerSettings, installation: Settings | None = Non
             specs,
             SessionKeys(secret),
             public_url=settings.public_url,
+            ports_domain=settings.ports_domain,
             max_snapshots=settings.max_snapshots,
         )
         tree.remove(settings.transfers)  # what was on its way when an earlier server died

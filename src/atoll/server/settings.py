@@ -29,6 +29,10 @@ class ServerSettings(BaseModel):
     )
     engine: str = Field("auto", description="Which engine makes the sandboxes.")
     public_url: str = Field("", description="Where clients reach this server, for the URLs of exposed ports.")
+    ports_domain: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")] = Field(
+        "localhost",
+        description="Exposed ports are served at PORT-ID.DOMAIN; another needs a wildcard in DNS, and no other use.",
+    )
     default_spec_id: str = Field("default", description="The spec of a sandbox that names none.")
     max_num_sandboxes: Annotated[int, Field(ge=1)] = Field(100, description="The most sandboxes, of all users.")
     at_cap: Literal["refuse", "pause"] = Field(

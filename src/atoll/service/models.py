@@ -44,6 +44,8 @@ class ExposedPort(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$")]
     port: Annotated[int, Field(ge=1, le=65535)]
+    public: bool = False
+    """Whoever has the URL reaches it, without any credential."""
 
 
 class ExposedUrl(BaseModel):
@@ -51,7 +53,11 @@ class ExposedUrl(BaseModel):
 
     name: str
     url: str
+    """By path: what comes from there is shown by a browser without any origin."""
     port: int
+    host_url: str | None = None
+    """By host name: an origin of its own, with cookies and storage. None where no such name leads to this server."""
+    public: bool = False
 
 
 class SandboxInfo(BaseModel):

@@ -8,6 +8,7 @@ import secrets
 import time
 from datetime import UTC, datetime
 from typing import Literal
+from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
@@ -32,6 +33,7 @@ from atoll.service.specs import SandboxSpecService
 
 SPEC_LABEL = "sandbox_spec_id"
 _PORT_LABEL = "exposed_port."
+_PUBLIC = "/public"
 _OWN_LABELS = (SPEC_LABEL, _PORT_LABEL)
 _IN_PLACE = ""
 """The spec id of a sandbox that was described on the spot."""
@@ -49,12 +51,14 @@ class SandboxService:
         *,
         public_url: str = "",
         max_snapshots: int = 100,
+        ports_domain: str = "localhost",
     ) -> None:
         self.manager = manager
         self.snapshots = SnapshotService(manager, most=max_snapshots)
         self.specs = specs
         self._session_keys = session_keys
         self._public_url = public_url.rstrip("/")
+        self._hosts = _ports_hosts(self._public_url, ports_domain)
         self._reservations = Reservations()
         self._owners: dict[str, str | None] = {}
         """Whose a sandbox is never changes, so it is looked up once."""
@@ -138,7 +142,7 @@ class SandboxService:
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
         labels = {**wanted.labels, SPEC_LABEL: spec_id}
-        labels |= {f"{_PORT_LABEL}{port.name}": str(port.port) for port in ports}
+        labels |= {f"{_PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
         key = key or f"once-{secrets.token_hex(16)}"
         sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
         return await self.describe(caller, sandbox_id)
@@ -267,11 +271,15 @@ class SandboxService:
         if port not in {each.port for each in info.exposed_urls or ()}:
             raise ForbiddenError(f"port {port} of this sandbox is not exposed: name it in its spec")
 
-    async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> str:
-        """A link to an exposed port that is good by itself."""
+    async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> tuple[str, str | None]:
+        """Links to an exposed port that are good by themselves: by path, and by host name if there is one."""
         await self.need_exposed(caller, sandbox_id, port)
         mark = self._session_keys.link(sandbox_id, port, until)
-        return f"{self._public_url}/api/v1/sandboxes/{sandbox_id}/ports/{port}/~{mark}/"
+        host = self._host_url(sandbox_id, port)
+        return (
+            f"{self._public_url}/api/v1/sandboxes/{sandbox_id}/ports/{port}/~{mark}/",
+            f"{host}.atoll/~{mark}/" if host else None,
+        )
 
     async def by_port_link(self, sandbox_id: str, port: int, mark: str) -> Caller:
         """Whoever holds such a link. NotAuthenticatedError otherwise, whatever it is."""
@@ -281,6 +289,15 @@ class SandboxService:
                 if record.state is State.RUNNING:
                     return Caller(record.owner or "", SESSION, sandbox_id=record.id)
         raise NotAuthenticatedError("the link is not good", hint="It has expired, or its sandbox has ended.")
+
+    async def by_public_port(self, sandbox_id: str, port: int) -> Caller | None:
+        """Whoever asks for a port that its spec made public. None: it is not, or its sandbox does not run."""
+        with contextlib.suppress(SandboxNotFoundError):
+            record = await self.manager.describe(sandbox_id)
+            if record.state is State.RUNNING and any(url.public and url.port == port for url in self._urls(record)):
+                # Strangers have a rate of their own: they cannot use up the owner's.
+                return Caller(f"~{record.id}", SESSION, sandbox_id=record.id)
+        return None
 
     def info(self, record: Record) -> SandboxInfo:
         running = record.state is State.RUNNING
@@ -371,12 +388,31 @@ class SandboxService:
         return [
             ExposedUrl(
                 name=label.removeprefix(_PORT_LABEL),
-                url=f"{self._public_url}/api/v1/sandboxes/{record.id}/ports/{port}/",
-                port=int(port),
+                url=f"{self._public_url}/api/v1/sandboxes/{record.id}/ports/{port.removesuffix(_PUBLIC)}/",
+                port=int(port.removesuffix(_PUBLIC)),
+                host_url=self._host_url(record.id, int(port.removesuffix(_PUBLIC))),
+                public=port.endswith(_PUBLIC),
             )
             for label, port in record.labels.items()
             if label.startswith(_PORT_LABEL)
         ]
+
+    def _host_url(self, sandbox_id: str, port: int) -> str | None:
+        return f"{self._hosts[0]}{port}-{sandbox_id}.{self._hosts[1]}/" if self._hosts else None
+
+
+def _ports_hosts(public_url: str, domain: str) -> tuple[str, str] | None:
+    """What stands before and behind `PORT-ID.` in the URLs of exposed ports. Every name below `localhost` is the
+    client's own machine, so those lead here only if the server is there too."""
+    try:
+        found = urlsplit(public_url)
+        host, port = found.hostname or "", found.port
+    except ValueError:
+        return None
+    local = host in ("localhost", "::1") or host.startswith("127.")
+    if not host or (domain == "localhost" and not local):
+        return None
+    return f"{found.scheme}://", f"{domain}:{port}" if port else domain
 
 
 def _gone(record: Record) -> SandboxGoneError:

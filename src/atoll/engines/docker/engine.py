@@ -11,6 +11,7 @@ import builtins
 import functools
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from atoll.engines.base import ByteStream, refuse_unsupported
 from atoll.engines.docker import agent_volume, endpoint, facts, images, observing, plan, probing
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
+from atoll.engines.docker.links import ContainerLinks
 from atoll.engines.docker.making import Maker
 from atoll.engines.docker.plan import Identity
 from atoll.engines.docker.streams import NotVisibleError, Streams, Target
@@ -35,6 +37,8 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
+from atoll.network.policy import NetworkPolicy
+from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 
 _CONNECT_S = 10.0
@@ -43,7 +47,7 @@ _ENDING_PAUSE_S = 0.01
 
 
 class DockerEngine:
-    """An `Engine` and `Pausable` over the Docker API.
+    """An `Engine`, `Pausable` and `NetworkPolicies` over the Docker API.
 
     `where` is its endpoint; by default it is found as the `docker` program finds it. `direct` False speaks to agents
     only through the API, as is done anyway when the containers' processes cannot be seen from here.
@@ -66,7 +70,7 @@ class DockerEngine:
         """They depend on the engine behind the API, which is asked once. If it does not answer it limits nothing."""
         if self._capabilities is None:
             try:
-                self._capabilities = facts.learn_now(self._http).capabilities
+                self._capabilities = self._powers(facts.learn_now(self._http))
             except SandboxError:
                 return frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
         return self._capabilities
@@ -81,7 +85,8 @@ class DockerEngine:
         who = self._who(sandbox_id)
         known = await facts.learn(self._http)
         known.require_usable()
-        self.capabilities = known.capabilities
+        self.capabilities = self._powers(known)
+        self._links.check(spec, known)
         refuse_unsupported(self.name, self.capabilities, spec)
         plan.check(spec, self._private(known))
         known.runtime(spec)
@@ -94,11 +99,18 @@ class DockerEngine:
         agent = agent_volume.packed()
         await agent_volume.ensure(self._http, agent, image.id)
         created_at = time.time()
-        body = plan.container(who, spec, known, image, agent, created_at)
         try:
+            trusted = self._links.trusted(sandbox_id, spec.network)
+            body = plan.container(who, spec, known, image, agent, created_at, trusted)
             target = await finish(self._maker.make(who.container, body, agent, spec))
+            if spec.network != "none":
+                await finish(self._link(who, target, spec.network))
         except asyncio.CancelledError:
-            await finish(self._containers.remove(who.container))
+            await finish(self._remove(who))
+            raise
+        except SandboxError:
+            if await self._containers.inspect(who.container) is None:
+                await self._links.remove(sandbox_id)
             raise
         return Handle(self.name, sandbox_id, spec, created_at, target.details())
 
@@ -134,7 +146,7 @@ class DockerEngine:
         return Stats() if found is None else observing.usage(found)
 
     async def delete(self, handle: Handle) -> None:
-        await finish(self._containers.remove(self._who(handle.sandbox_id).container))
+        await finish(self._remove(self._who(handle.sandbox_id)))
 
     async def aclose(self) -> None:
         """End the bridges of this event loop. The API needs no closing: every request has its own connection."""
@@ -149,6 +161,19 @@ class DockerEngine:
     async def resume(self, handle: Handle) -> None:
         await self._switch(handle, "unpause", State.RUNNING)
 
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        known = await facts.learn(self._http)
+        self._links.check(handle.spec.model_copy(update={"network": policy}), known)
+        if await finish(self._links.change(handle.sandbox_id, policy)) or policy == "none":
+            return
+        found = await self._containers.inspect(self._who(handle.sandbox_id).container)
+        if found is None or not found["State"]["Running"]:
+            raise _gone(handle, await self.inspect(handle))
+        await finish(self._links.attach(handle.sandbox_id, Target.of(found), policy))
+
+    async def refusals(self, handle: Handle) -> Sequence[Refusal]:
+        return await self._links.refusals(handle.sandbox_id)
+
     async def pull(self, image: str, on_progress: images.OnProgress | None = None) -> None:
         """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
         images.check_name(image)
@@ -156,7 +181,7 @@ class DockerEngine:
 
     async def can(self, capability: Capability) -> bool:
         """As `capabilities` says, without holding up the event loop. Raises EngineUnavailableError."""
-        return capability in (await facts.learn(self._http)).capabilities
+        return capability in self._powers(await facts.learn(self._http))
 
     async def ensure_image(self, image: str) -> None:
         """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
@@ -191,6 +216,25 @@ class DockerEngine:
     def _maker(self) -> Maker:
         return Maker(self._http, self._containers, self._streams)
 
+    @functools.cached_property
+    def _links(self) -> ContainerLinks:
+        return ContainerLinks(self._settings, self._http)
+
+    def _powers(self, known: facts.Facts) -> frozenset[Capability]:
+        linked = {Capability.NETWORK} if self._links.problem(known) is None else frozenset()
+        return known.capabilities | linked
+
+    async def _link(self, who: Identity, target: Target, policy: NetworkPolicy) -> None:
+        try:
+            await self._links.attach(who.sandbox_id, target, policy)
+        except BaseException:
+            await self._remove(who)
+            raise
+
+    async def _remove(self, who: Identity) -> None:
+        await self._containers.remove(who.container)
+        await self._links.remove(who.sandbox_id)
+
     def _who(self, sandbox_id: str) -> Identity:
         return plan.identity(self._settings.installation_id(), sandbox_id)
 
@@ -200,6 +244,8 @@ class DockerEngine:
         return [os.path.realpath(path) for path in paths if path]
 
     async def _connect(self, handle: Handle) -> ByteStream:
+        if handle.spec.network != "none":
+            await self._links.ensure()
         if (noted := Target.noted(handle.details)) is not None:
             try:
                 return await self._streams.direct(noted)
@@ -244,7 +290,7 @@ class DockerEngine:
             return None
         details = {"container": str(entry.get("Id", ""))}
         try:
-            spec = SandboxSpec.model_validate_json(labels.get(plan.SPEC, ""))
+            spec = self._links.now(sandbox_id, SandboxSpec.model_validate_json(labels.get(plan.SPEC, "")))
             created_at = float(labels.get(plan.CREATED, ""))
         except (ValidationError, ValueError):
             return Handle(self.name, sandbox_id, SandboxSpec(), 0.0, {**details, "damaged": "its labels are damaged"})

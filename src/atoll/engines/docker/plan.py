@@ -7,7 +7,8 @@ On top of them, and why:
   processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
 * Our own system call filter, which refuses more than Docker's.
 * Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
-* No network but loopback.
+* No network but loopback. If a policy allows more, a link to our gateway is put in (`links.py`); the name server that
+  it answers as is named from the start, and without a link it is not there.
 * The agent is PID 1, from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and with it
   everything inside, whether anybody of ours still runs or not. Its socket is in a tmpfs of 64 KiB that only root inside
   can look into, so nothing of the host is mounted for it.
@@ -21,6 +22,7 @@ import os
 import posixpath
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from atoll.engines.docker import agent_volume, seccomp
@@ -29,6 +31,9 @@ from atoll.engines.docker.images import Image
 from atoll.engines.local.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec, Volume
+from atoll.network.authority import BUNDLE, VARIABLES
+from atoll.network.client import NAME_SERVER
+from atoll.network.policy import without_secrets
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
@@ -80,9 +85,15 @@ def check(spec: SandboxSpec, private: list[str]) -> None:
 
 
 def container(
-    who: Identity, spec: SandboxSpec, facts: Facts, image: Image, agent: agent_volume.Agent, created_at: float
+    who: Identity,
+    spec: SandboxSpec,
+    facts: Facts,
+    image: Image,
+    agent: agent_volume.Agent,
+    created_at: float,
+    trusted: Path | None = None,
 ) -> dict[str, Any]:
-    """The body of the request that makes it."""
+    """The body of the request that makes it. `trusted` are the certificates that it has to trust, if not its own."""
     argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
     if spec.limits.open_files is not None:
         argv += ["--rlimit-nofile", str(spec.limits.open_files)]
@@ -97,29 +108,31 @@ def container(
         "Entrypoint": argv,
         "Cmd": [],
         "WorkingDir": spec.work_dir,
-        "Env": [f"{name}={value}" for name, value in _environment(who, spec, image).items()],
+        "Env": [f"{name}={value}" for name, value in _environment(who, spec, image, trusted).items()],
         "Healthcheck": {"Test": ["NONE"]},
         "Labels": {
             INSTALLATION: who.installation,
             SANDBOX: who.sandbox_id,
-            SPEC: spec.model_dump_json(),
+            SPEC: spec.model_copy(update={"network": without_secrets(spec.network)}).model_dump_json(),
             CREATED: repr(created_at),
         },
-        "HostConfig": _host_config(spec, facts, agent),
+        "HostConfig": _host_config(spec, facts, agent, trusted),
     }
 
 
-def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent) -> dict[str, Any]:
+def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, trusted: Path | None) -> dict[str, Any]:
     limits = spec.limits
     config: dict[str, Any] = {
         "Runtime": facts.runtime(spec),
-        "NetworkMode": "none",  # any other policy was refused: a bridge reaches the host and its private networks
+        "NetworkMode": "none",  # a bridge reaches the host and its private networks
+        "Dns": [NAME_SERVER],
+        "DnsOptions": ["timeout:5", "attempts:2"],
         "IpcMode": "private",
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES),
         "SecurityOpt": ["no-new-privileges:true", f"seccomp={seccomp.rendered(facts.architecture)}"],
-        "Mounts": [_agent_mount(agent), *map(_mount, spec.volumes)],
+        "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *map(_mount, spec.volumes)],
         "Tmpfs": {agent_volume.RUN: "rw,noexec,nosuid,nodev,size=64k,mode=0700"},
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         "LogConfig": _LOG,
@@ -146,6 +159,10 @@ def _agent_mount(agent: agent_volume.Agent) -> dict[str, Any]:
     }
 
 
+def _trusted_mount(path: Path | None) -> list[dict[str, Any]]:
+    return [{"Type": "bind", "Source": str(path), "Target": BUNDLE, "ReadOnly": True}] if path is not None else []
+
+
 def _mount(volume: Volume) -> dict[str, Any]:
     # Older engines leave what is mounted below a read-only directory writable: then it is better not to show it.
     options = {"Propagation": "rprivate", "NonRecursive": volume.read_only}
@@ -158,10 +175,11 @@ def _mount(volume: Volume) -> dict[str, Any]:
     }
 
 
-def _environment(who: Identity, spec: SandboxSpec, image: Image) -> dict[str, str]:
+def _environment(who: Identity, spec: SandboxSpec, image: Image, trusted: Path | None) -> dict[str, str]:
     """Our defaults, over them the image's own, over them the spec's."""
     ours = clean_environment(who.sandbox_id, spec, "/root", "root")
-    return {**ours, **image.env, **spec.env, "ATOLL_SANDBOX_ID": who.sandbox_id}
+    trust = VARIABLES if trusted is not None else {}
+    return {**ours, **image.env, **trust, **spec.env, "ATOLL_SANDBOX_ID": who.sandbox_id}
 
 
 def _is_inside(path: str, directory: str) -> bool:

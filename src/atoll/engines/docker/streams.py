@@ -117,7 +117,7 @@ async def connect_directly(
                 await asyncio.sleep(_PAUSE_S)
             size = _CREDENTIALS.size
             listener, _, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-            if listener != pid if first else not _is_in(listener, container_id):
+            if listener != pid if first else not is_in(listener, container_id):
                 raise AgentUnreachableError("something in the sandbox has taken the place of its agent")
         except BaseException:
             stream.close()
@@ -132,7 +132,7 @@ def _opened(pid: int, container_id: str, path: str) -> Iterator[int]:
     try:
         try:
             fds.append(os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-            if not _is_in(pid, container_id):
+            if not is_in(pid, container_id):
                 raise NotVisibleError
         except OSError as error:
             raise NotVisibleError from error
@@ -148,7 +148,7 @@ def _opened(pid: int, container_id: str, path: str) -> Iterator[int]:
             os.close(fd)
 
 
-def _is_in(pid: int, container_id: str) -> bool:
+def is_in(pid: int, container_id: str) -> bool:
     """Whether a process of this machine belongs to the container, by its control group, which it cannot change."""
     with open(f"/proc/{pid}/cgroup", errors="replace") as groups:
         return container_id in groups.read()

@@ -109,7 +109,8 @@ class NativeBuilder(Builder):
             env = image.config.env
         # Its name tells whoever looks at the processes of this machine which sandbox it is.
         argv = (f"atoll-agent {sandbox_id}", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
-        files = places.network_files(record.spec, root)
+        files = places.network_files(sandbox_id, record.spec, root)
+        env = {**env, **places.network_variables(record.spec)}
         plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
         if self._namespace is not None:
             plan = for_ordinary_user(plan)

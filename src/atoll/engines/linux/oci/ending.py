@@ -96,7 +96,7 @@ class Ending:
     def _remove(self, sandbox_id: str) -> None:
         self._remove_running_parts(sandbox_id)
         try:
-            self._places.gateway.forget(sandbox_id)
+            self._places.forget_network(sandbox_id)
             self._places.layers.delete_layer(sandbox_id)
             self._checkpoints.delete_all(sandbox_id)
             self._places.records.forget(sandbox_id)

@@ -230,6 +230,7 @@ class OciEngine(Saving):
             record = self._record(handle)
             spec = record.spec.model_copy(update={"network": policy})
             self._checked(spec)
+            self._places.gateway.need_authority(handle.sandbox_id, policy)
             changed = record.model_copy(update={"spec": spec})
             self._places.records.write(changed)
             try:

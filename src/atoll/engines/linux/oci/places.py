@@ -18,7 +18,9 @@ from atoll.engines.local.processes import ProcessRef
 from atoll.errors import EngineUnavailableError
 from atoll.images import Images, tree
 from atoll.model import SandboxSpec
+from atoll.network.authority import BUNDLE, VARIABLES, trusted
 from atoll.network.client import RESOLV_CONF, Gateway
+from atoll.network.policy import opens_tls
 from atoll.settings import Settings
 from atoll.storage import Layers, open_layers
 
@@ -107,22 +109,45 @@ class Places:
             raise EngineUnavailableError(f"there is no program at '{path}'", hint="In a working copy run 'make agent'.")
         return path
 
-    def network_files(self, spec: SandboxSpec, root: Root) -> tuple[Bind, ...]:
-        """What tells programs where the resolver is. The host image says it by itself."""
-        if spec.network == "none" or root.usr is not None:
-            return ()
+    def network_files(self, sandbox_id: str, spec: SandboxSpec, root: Root) -> tuple[Bind, ...]:
+        """What tells programs where the resolver is, which the host image says by itself, and whom to trust."""
+        found = [self._resolver_file()] if spec.network != "none" and root.usr is None else []
+        if opens_tls(spec.network):
+            found.append(self._trusted_file(sandbox_id))
+        return tuple(found)
+
+    def network_variables(self, spec: SandboxSpec) -> dict[str, str]:
+        return VARIABLES if opens_tls(spec.network) else {}
+
+    def forget_network(self, sandbox_id: str) -> None:
+        self.gateway.forget(sandbox_id)
+        self._trusted(sandbox_id).unlink(missing_ok=True)
+
+    def _trusted(self, sandbox_id: str) -> Path:
+        return self.data / "trusted" / sandbox_id
+
+    def _trusted_file(self, sandbox_id: str) -> Bind:
+        path = self._trusted(sandbox_id)
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        draft = path.with_name(f".{sandbox_id}.{os.getpid()}")
+        draft.write_bytes(trusted(self.gateway.authority(sandbox_id)))
+        draft.chmod(0o644)
+        draft.rename(path)
+        return Bind(str(path), BUNDLE, ("ro", "nosuid", "nodev", "noexec"))
+
+    def _resolver_file(self) -> Bind:
         path = self.data / "resolv.conf"
         if not path.exists():
             draft = self.data / f".resolv.conf.{os.getpid()}"
             draft.write_text(RESOLV_CONF)
             draft.chmod(0o644)
             draft.rename(path)
-        return (Bind(str(path), "/etc/resolv.conf", ("ro", "nosuid", "nodev", "noexec")),)
+        return Bind(str(path), "/etc/resolv.conf", ("ro", "nosuid", "nodev", "noexec"))
 
     def sweep(self) -> None:
         """Remove what was being written when a process of ours died: its number is the end of a draft's name."""
         self.records.sweep()
-        for directory in (self.data / "host", self.data / "programs"):
+        for directory in (self.data / "host", self.data / "programs", self.data / "trusted"):
             for draft in directory.glob(".*.*"):
                 writer = draft.name.rpartition(".")[2]
                 if writer.isdecimal() and ProcessRef.of(int(writer)) is None:
