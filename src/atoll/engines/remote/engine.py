@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents
+from atoll.engines.remote.following import Following
 from atoll.engines.remote.server import Server
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
@@ -34,6 +35,7 @@ from atoll.errors import (
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
+from atoll.signature import SignatureError
 
 _MARK = "atoll-client"
 _LABEL = "client."
@@ -53,6 +55,7 @@ class RemoteEngine:
         api_key: str | None = None,
         resource_factor: float = 1.0,
         start_timeout: float = 120.0,
+        polling_interval: float = 15.0,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         environ = os.environ if environ is None else environ
@@ -63,6 +66,14 @@ class RemoteEngine:
             raise EngineUnavailableError(f"'{found}' is not the URL of a server", hint="Write http://HOST:PORT.")
         if not resource_factor > 0:
             raise ValueError(f"a resource factor is more than 0, not {resource_factor!r}")
+        if not polling_interval > 0:
+            raise ValueError(f"a polling interval is more than 0 s, not {polling_interval!r}")
+        self._polling_interval = polling_interval
+        self._receive_at: str | None = None
+        self._following: Following | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._ours: dict[str, str] = {}
+        """Our ids, by those of the server."""
         self._settings = settings
         self._factor = resource_factor
         self._start_timeout = start_timeout
@@ -94,11 +105,12 @@ class RemoteEngine:
             # The server goes on whether we listen or not: so what it makes is waited for, and deleted.
             await self._undo(making)
             raise
-        return _handle(info, sandbox_id, spec)
+        return self._handle(info, sandbox_id, spec)
 
     async def delete(self, handle: Handle) -> None:
         try:
             remote_id = await self._remote_id(handle)
+            self._ours.pop(remote_id, None)
             await self._server.call("DELETE", f"/sandboxes/{remote_id}")
         except (SandboxNotFoundError, SandboxGoneError):
             return
@@ -110,8 +122,29 @@ class RemoteEngine:
         await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/resume")
 
     async def aclose(self) -> None:
+        if self._watching is not None and self._watching.get_loop() is asyncio.get_running_loop():
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._tunnels.aclose()
         await self._server.aclose()
+
+    # --- being told ------------------------------------------------------------------------------------------------
+
+    def receive_at(self, url: str) -> None:
+        self._receive_at = url
+
+    def announce(self, on_change: Callable[[str], None]) -> None:
+        def changed(remote_id: str) -> None:
+            if remote_id in self._ours:
+                on_change(self._ours[remote_id])
+
+        self._following = Following(self._server, changed, self._polling_interval, self._receive_at)
+        self._watching = asyncio.create_task(self._following.run(), name="what happens on the server")
+
+    def receive(self, signature: str, body: bytes) -> str | None:
+        if self._following is None:
+            raise SignatureError("nobody asked for messages")
+        return self._following.receive(signature, body)
 
     # --- knowing --------------------------------------------------------------------------------------------------
 
@@ -150,7 +183,7 @@ class RemoteEngine:
                     settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
                 except (SandboxNotFoundError, SandboxGoneError):
                     return None  # it went away between being listed and being looked at
-            return _handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=_labels(info)))
+            return self._handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=_labels(info)))
 
         handles = await asyncio.gather(*(whole(info) for info in found))
         return [handle for handle in handles if handle is not None]
@@ -163,7 +196,7 @@ class RemoteEngine:
             settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
         except (SandboxNotFoundError, SandboxGoneError, SpecError):
             return None
-        return _handle(info, sandbox_id, SandboxSpec.of(**settings, labels=_labels(info)))
+        return self._handle(info, sandbox_id, SandboxSpec.of(**settings, labels=_labels(info)))
 
     async def stats(self, handle: Handle) -> Stats:
         try:
@@ -276,9 +309,15 @@ class RemoteEngine:
             except asyncio.CancelledError:
                 continue
 
+    def _handle(self, info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
+        created = datetime.fromisoformat(info["created_at"]).timestamp()
+        self._ours[str(info["id"])] = sandbox_id
+        return Handle(RemoteEngine.name, sandbox_id, spec, created, {"remote_id": str(info["id"])})
+
     async def _remote_id(self, handle: Handle) -> str:
         known = handle.details.get("remote_id")
         if known is not None:
+            self._ours[known] = handle.sandbox_id
             return known
         page = await self._server.call("GET", "/sandboxes/search", params={"name": handle.sandbox_id, "limit": "1"})
         if not page["items"]:
@@ -301,11 +340,6 @@ def _checkpoint(info: Mapping[str, Any], handle: Handle) -> Checkpoint:
 
 def _not_over_a_server(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what} is not offered by a server", hint="It works where the sandbox's machine is yours.")
-
-
-def _handle(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
-    created = datetime.fromisoformat(info["created_at"]).timestamp()
-    return Handle(RemoteEngine.name, sandbox_id, spec, created, {"remote_id": str(info["id"])})
 
 
 def _labels(info: Mapping[str, Any]) -> dict[str, str]:

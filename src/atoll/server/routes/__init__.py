@@ -15,6 +15,7 @@ from atoll.server.routes import (
     sockets,
     specs,
     users,
+    webhooks,
 )
 
 # They are tried in this order: what is asked most comes first.
@@ -32,4 +33,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     ports.links,
     keys.router,
     users.router,
+    webhooks.router,
 )
