@@ -96,8 +96,10 @@ def everything(client: httpx.Client, limit: int = 100) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def running_server(folder: Path, engine: str = "process", **variables: str) -> Iterator[RunningServer]:
-    server = start_server(folder, engine, 0, **variables)
+def running_server(
+    folder: Path, engine: str = "process", port: int = 0, /, **variables: str
+) -> Iterator[RunningServer]:
+    server = start_server(folder, engine, port, **variables)
     try:
         yield server
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -102,6 +102,25 @@ class ImageSource(Protocol):
 
     async def ensure_image(self, image: str) -> None:
         """Pull or build it if it is not here. Raises ImageError if it cannot be had."""
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """An engine whose sandboxes are elsewhere, and which says when something happened to one that nobody asked for."""
+
+    def announce(self, on_change: Callable[[str], None]) -> None:
+        """From now on, in this event loop, with the sandbox's id. It is a hint to look, and may come for nothing."""
+
+
+@runtime_checkable
+class Reachable(Protocol):
+    """An engine that is told over HTTP by the other side what happened, if there is an URL at which it can be."""
+
+    def receive_at(self, url: str) -> None:
+        """Before `announce`."""
+
+    def receive(self, signature: str, body: bytes) -> str | None:
+        """A message that came there; what to answer. SandboxError if it is not from the other side."""
 
 
 @runtime_checkable

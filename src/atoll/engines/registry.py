@@ -45,7 +45,7 @@ def get(name: str, settings: Settings) -> Engine:
     return _engine_class(name)(settings)
 
 
-def remote(settings: Settings, url: str | None, api_key: str | None) -> Engine:
+def remote(settings: Settings, url: str | None, api_key: str | None, **options: float) -> Engine:
     """The sandboxes of a server; what is not given comes from ATOLL_URL and ATOLL_API_KEY."""
     try:
         from atoll.engines.remote import RemoteEngine
@@ -53,7 +53,7 @@ def remote(settings: Settings, url: str | None, api_key: str | None) -> Engine:
         raise EngineUnavailableError(
             f"using a server needs more packages: {error}", hint="pip install 'atoll[client]'"
         ) from error
-    return cast(Engine, RemoteEngine(settings, url=url, api_key=api_key))
+    return cast(Engine, RemoteEngine(settings, url=url, api_key=api_key, **options))  # type: ignore[arg-type]
 
 
 def auto(settings: Settings, *, thorough: bool = False) -> tuple[Engine, list[str]]:

@@ -122,6 +122,11 @@ class Journal:
             for at, id, old, new, act, cause, why, number in rows
         ]
 
+    async def latest(self) -> int:
+        """The number of the last event, 0 before the first."""
+        query = "SELECT COALESCE(MAX(number), 0) FROM events"
+        return await self._ask(lambda database: int(database.execute(query).fetchone()[0]))
+
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def _ask(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:

@@ -221,6 +221,10 @@ class SandboxManager(Opening):
         journal = (await self._open()).core.journal
         return await journal.events(after=after, sandbox_id=sandbox_id, limit=limit)
 
+    async def latest_event(self) -> int:
+        """The number of the last event."""
+        return await (await self._open()).core.journal.latest()
+
     async def resources(self) -> dict[str, Stats]:
         """What each running sandbox uses."""
         return await (await self._open()).queries.resources()

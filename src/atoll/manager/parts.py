@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
+from atoll.engines.base import Announcing
 from atoll.errors import SandboxError
 from atoll.manager.clock import Clock
 from atoll.manager.core import Core, Rules
@@ -69,6 +70,15 @@ class Parts:
             await self.aclose()
             raise
         self.pools.start()
+        for engine in self.core.engines:
+            if isinstance(engine, Announcing):
+                engine.announce(self._happened)
+
+    def _happened(self, sandbox_id: str) -> None:
+        """On the engine's side, to one of its sandboxes. What it was is asked."""
+        core, member = self.core, self.core.members.find(sandbox_id)
+        if member is not None and member.free and not core.closing:
+            core.tasks.spawn(core.health.look(member), f"look at {sandbox_id}")
 
     async def aclose(self) -> list[str]:
         """Let go of everything but the sandboxes and the engine. The names of tasks that would not end."""

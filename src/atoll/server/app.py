@@ -24,16 +24,16 @@ from atoll.server.settings import ServerSettings
 from atoll.settings import Settings
 
 PREFIX = "/api/v1"
-PUBLIC = frozenset({f"{PREFIX}/health"})
-"""What needs no credential."""
+PUBLIC = frozenset({f"{PREFIX}/health", f"{PREFIX}/engine-events"})
+"""What needs no credential of a user."""
 
 
-def make_app(settings: ServerSettings, installation: Settings | None = None) -> FastAPI:
+def make_app(settings: ServerSettings, installation: Settings | None = None, *, listens_on: str = "") -> FastAPI:
     """Everything is opened when the application starts and closed when it ends."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with services(settings, installation) as made:
+        async with services(settings, installation, listens_on=listens_on) as made:
             app.state.services = made
             yield
 

@@ -38,6 +38,8 @@ from atoll.service import (
     SandboxSpecNotFoundError,
     UserNotFoundError,
 )
+from atoll.service.refusals import WebhookNotFoundError
+from atoll.signature import SignatureError
 from atoll.store import AlreadyThereError, StoreError
 
 _log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ MEDIA_TYPE = "application/problem+json"
 
 _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (NotAuthenticatedError, 401),
+    (SignatureError, 401),
     (ForbiddenError, 403),
     (SandboxNotFoundError, 404),
     (CheckpointNotFoundError, 404),
@@ -52,6 +55,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (SandboxSpecNotFoundError, 404),
     (UserNotFoundError, 404),
     (KeyNotFoundError, 404),
+    (WebhookNotFoundError, 404),
     (ConflictError, 409),
     (AlreadyThereError, 409),
     (SandboxGoneError, 410),

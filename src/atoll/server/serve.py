@@ -25,9 +25,7 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
-    if not settings.public_url:
-        settings = settings.model_copy(update={"public_url": url})
-    app = make_app(settings)
+    app = make_app(settings, listens_on=url)
     config = _Config(
         app,
         http=BoundedProtocol,

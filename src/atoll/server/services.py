@@ -9,12 +9,14 @@ from pathlib import Path
 
 from atoll.command import AsyncCommand
 from atoll.engines import registry
-from atoll.engines.base import Engine
+from atoll.engines.base import Engine, Reachable
 from atoll.images import tree
 from atoll.manager import SandboxManager
+from atoll.server.bell import Bell
 from atoll.server.metrics import Figures
 from atoll.server.secret import load_secret
 from atoll.server.settings import ServerSettings
+from atoll.server.webhooks import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService
 from atoll.service.keys import TokenRules
 from atoll.service.rate import RateLimiter
@@ -33,6 +35,9 @@ class Services:
     specs: SandboxSpecService
     sandboxes: SandboxService
     rate: RateLimiter
+    bell: Bell
+    """Rings whenever something happens to a sandbox."""
+    webhooks: Webhooks
     figures: Figures = field(default_factory=Figures)
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
     """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
@@ -43,13 +48,15 @@ class Services:
 
 
 @asynccontextmanager
-async def services(settings: ServerSettings, installation: Settings | None = None) -> AsyncIterator[Services]:
+async def services(
+    settings: ServerSettings, installation: Settings | None = None, *, listens_on: str = ""
+) -> AsyncIterator[Services]:
     owned_directory(settings.state_dir, 0o700)
     secret = load_secret(settings.secret_path)
     store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
     installation = installation or Settings.load()
-    chosen = settings.engine
-    engine = registry.auto(installation)[0] if chosen == "auto" else registry.get(chosen, installation)
+    engine = _engine(settings, installation)
+    bell = Bell()
     manager = SandboxManager(
         settings.max_num_sandboxes,
         settings.close_delay,
@@ -60,6 +67,7 @@ async def services(settings: ServerSettings, installation: Settings | None = Non
         at_cap=settings.at_cap,
         max_lifetime=settings.max_lifetime_s,
         at_exit="keep" if settings.keep_sandboxes else "delete",
+        on_event=bell.ring,
     )
     try:
         await store.open()
@@ -71,23 +79,41 @@ async def services(settings: ServerSettings, installation: Settings | None = Non
             manager,
             specs,
             SessionKeys(secret),
-            public_url=settings.public_url,
+            public_url=settings.public_url or listens_on,
             ports_domain=settings.ports_domain,
             max_snapshots=settings.max_snapshots,
         )
         tree.remove(settings.transfers)  # what was on its way when an earlier server died
         owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
-        made = Services(settings, engine, store, manager, identities, specs, sandboxes, rate)
+        webhooks = Webhooks(sandboxes, identities, bell, settings.webhook_hosts)
+        made = Services(settings, engine, store, manager, identities, specs, sandboxes, rate, bell, webhooks)
         made.first_key = await identities.first_run()
         try:
             yield made
         finally:
+            await webhooks.aclose()
             await specs.aclose()
     finally:
         await manager.cleanup(drain=0.0, timeout=30.0)
         await engine.aclose()
         await store.aclose()
+
+
+def _engine(settings: ServerSettings, installation: Settings) -> Engine:
+    if settings.engine == "remote":
+        engine = registry.remote(
+            installation,
+            None,
+            None,
+            resource_factor=settings.resource_factor,
+            start_timeout=settings.start_timeout,
+            polling_interval=settings.polling_interval,
+        )
+        if settings.public_url and isinstance(engine, Reachable):
+            engine.receive_at(f"{settings.public_url.rstrip('/')}/api/v1/engine-events")
+        return engine
+    return registry.auto(installation)[0] if settings.engine == "auto" else registry.get(settings.engine, installation)
 
 
 def _token_rules(settings: ServerSettings) -> TokenRules:

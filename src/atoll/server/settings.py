@@ -28,11 +28,24 @@ class ServerSettings(BaseModel):
         None, description="postgresql://USER@HOST/NAME; without it SQLite in the state directory."
     )
     engine: str = Field("auto", description="Which engine makes the sandboxes.")
-    public_url: str = Field("", description="Where clients reach this server, for the URLs of exposed ports.")
+    public_url: str = Field(
+        "",
+        description="Where others reach this server: for the URLs of exposed ports, and messages of a remote engine.",
+    )
     ports_domain: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")] = Field(
         "localhost",
         description="Exposed ports are served at PORT-ID.DOMAIN; another needs a wildcard in DNS, and no other use.",
     )
+    polling_interval: Annotated[float, Field(gt=0)] = Field(
+        15, description="With the engine remote: ask it so often what happened, where it cannot tell us."
+    )
+    resource_factor: Annotated[float, Field(gt=0)] = Field(
+        1, description="With the engine remote: memory and CPUs there for each that is asked for here."
+    )
+    start_timeout: Annotated[float, Field(gt=0)] = Field(
+        120, description="With the engine remote: seconds for the start of a sandbox."
+    )
+    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to though they are not public.")
     default_spec_id: str = Field("default", description="The spec of a sandbox that names none.")
     max_num_sandboxes: Annotated[int, Field(ge=1)] = Field(100, description="The most sandboxes, of all users.")
     at_cap: Literal["refuse", "pause"] = Field(
@@ -76,7 +89,8 @@ class ServerSettings(BaseModel):
         for name in cls.model_fields:
             text = environ.get(PREFIX + name.upper())
             if text:
-                values[name] = [part.strip() for part in text.split(",")] if name == "cors_origins" else text
+                is_list = name in ("cors_origins", "webhook_hosts")
+                values[name] = [part.strip() for part in text.split(",")] if is_list else text
         values |= {name: value for name, value in given.items() if value is not None}
         values.setdefault("state_dir", Settings.load(environ).data_dir / "server")
         try:

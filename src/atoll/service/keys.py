@@ -70,6 +70,15 @@ class Identities:
         self._known[mark] = (time.monotonic() + _REMEMBER_S, expires, caller)
         return caller
 
+    async def check(self, caller: Caller) -> None:
+        """Whether somebody who was let in earlier still would be. Raises NotAuthenticatedError."""
+        if caller.key_id is not None:
+            key = await self._store.key(caller.key_id)
+            if key is None:
+                raise _not_good()
+            self._check_key(key)
+        await self._of(caller.user_id, caller.scopes, caller.key_id)
+
     def forget(self) -> None:
         self._known.clear()
 

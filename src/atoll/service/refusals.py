@@ -6,7 +6,8 @@ SandboxError
 ├── RateLimitedError            too many requests: wait `retry_after_s`
 ├── SandboxSpecNotFoundError    there is no such spec, or it is not yours
 ├── UserNotFoundError           there is no such user
-└── KeyNotFoundError            there is no such key, or it is not yours
+├── KeyNotFoundError            there is no such key, or it is not yours
+└── WebhookNotFoundError        there is no such webhook, or it is not yours
 """
 
 from __future__ import annotations
@@ -40,3 +41,7 @@ class UserNotFoundError(SandboxError):
 
 class KeyNotFoundError(SandboxError):
     code = "key_not_found"
+
+
+class WebhookNotFoundError(SandboxError):
+    code = "webhook_not_found"

@@ -1,6 +1,7 @@
 """Users for sandboxes, when we are root: each sandbox runs as one that nobody else on this machine has.
 
-A user is claimed by making a file of its number that holds the sandbox's name, which only one process can do.
+A user is claimed by making a link of its number to the sandbox's name, which only one process can do, and which is done
+as a whole or not at all. It leads nowhere.
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ class Users:
         for _ in range(_ATTEMPTS):
             uid = FIRST + secrets.randbelow(COUNT)
             with suppress(FileExistsError):
-                fd = os.open(self.directory / str(uid), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                with open(fd, "w") as file:
-                    file.write(sandbox_id)
+                os.symlink(sandbox_id, self.directory / str(uid))
                 return uid
         raise EngineError("there is no free user for the sandbox")
 
@@ -46,7 +45,5 @@ class Users:
             return
         for path in self.directory.iterdir():
             with suppress(FileNotFoundError):
-                owner = path.read_text()
-                # Empty: just being claimed.
-                if owner and not records.exists(owner):
+                if not records.exists(os.readlink(path)):
                     path.unlink(missing_ok=True)

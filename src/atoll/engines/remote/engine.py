@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents
+from atoll.engines.remote.following import Following
 from atoll.engines.remote.server import Server
 from atoll.engines.remote.states import MARK, RemoteStates, handle_of, labels_of
 from atoll.engines.remote.tunnel import Tunnels
@@ -29,6 +30,7 @@ from atoll.errors import (
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
+from atoll.signature import SignatureError
 
 _AT_ONCE = 16
 _UNDO_S = 60.0
@@ -45,6 +47,7 @@ class RemoteEngine(RemoteStates):
         api_key: str | None = None,
         resource_factor: float = 1.0,
         start_timeout: float = 120.0,
+        polling_interval: float = 15.0,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         environ = os.environ if environ is None else environ
@@ -55,6 +58,14 @@ class RemoteEngine(RemoteStates):
             raise EngineUnavailableError(f"'{found}' is not the URL of a server", hint="Write http://HOST:PORT.")
         if not resource_factor > 0:
             raise ValueError(f"a resource factor is more than 0, not {resource_factor!r}")
+        if not polling_interval > 0:
+            raise ValueError(f"a polling interval is more than 0 s, not {polling_interval!r}")
+        self._polling_interval = polling_interval
+        self._receive_at: str | None = None
+        self._following: Following | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._ours: dict[str, str] = {}
+        """Our ids, by those of the server."""
         self._settings = settings
         self._factor = resource_factor
         self._start_timeout = start_timeout
@@ -86,11 +97,12 @@ class RemoteEngine(RemoteStates):
             # The server goes on whether we listen or not: so what it makes is waited for, and deleted.
             await self._undo(making)
             raise
-        return handle_of(info, sandbox_id, spec)
+        return self._handle(info, sandbox_id, spec)
 
     async def delete(self, handle: Handle) -> None:
         try:
             remote_id = await self._remote_id(handle)
+            self._ours.pop(remote_id, None)
             await self._server.call("DELETE", f"/sandboxes/{remote_id}")
         except (SandboxNotFoundError, SandboxGoneError):
             return
@@ -102,8 +114,29 @@ class RemoteEngine(RemoteStates):
         await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/resume")
 
     async def aclose(self) -> None:
+        if self._watching is not None and self._watching.get_loop() is asyncio.get_running_loop():
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._tunnels.aclose()
         await self._server.aclose()
+
+    # --- being told ------------------------------------------------------------------------------------------------
+
+    def receive_at(self, url: str) -> None:
+        self._receive_at = url
+
+    def announce(self, on_change: Callable[[str], None]) -> None:
+        def changed(remote_id: str) -> None:
+            if remote_id in self._ours:
+                on_change(self._ours[remote_id])
+
+        self._following = Following(self._server, changed, self._polling_interval, self._receive_at)
+        self._watching = asyncio.create_task(self._following.run(), name="what happens on the server")
+
+    def receive(self, signature: str, body: bytes) -> str | None:
+        if self._following is None:
+            raise SignatureError("nobody asked for messages")
+        return self._following.receive(signature, body)
 
     # --- knowing --------------------------------------------------------------------------------------------------
 
@@ -142,7 +175,7 @@ class RemoteEngine(RemoteStates):
                     settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
                 except (SandboxNotFoundError, SandboxGoneError):
                     return None  # it went away between being listed and being looked at
-            return handle_of(info, str(info["name"]), SandboxSpec.of(**settings, labels=labels_of(info)))
+            return self._handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=labels_of(info)))
 
         handles = await asyncio.gather(*(whole(info) for info in found))
         return [handle for handle in handles if handle is not None]
@@ -155,7 +188,7 @@ class RemoteEngine(RemoteStates):
             settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
         except (SandboxNotFoundError, SandboxGoneError, SpecError):
             return None
-        return handle_of(info, sandbox_id, SandboxSpec.of(**settings, labels=labels_of(info)))
+        return self._handle(info, sandbox_id, SandboxSpec.of(**settings, labels=labels_of(info)))
 
     async def stats(self, handle: Handle) -> Stats:
         try:
@@ -213,9 +246,14 @@ class RemoteEngine(RemoteStates):
             except asyncio.CancelledError:
                 continue
 
+    def _handle(self, info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
+        self._ours[str(info["id"])] = sandbox_id
+        return handle_of(info, sandbox_id, spec)
+
     async def _remote_id(self, handle: Handle) -> str:
         known = handle.details.get("remote_id")
         if known is not None:
+            self._ours[known] = handle.sandbox_id
             return known
         page = await self._server.call("GET", "/sandboxes/search", params={"name": handle.sandbox_id, "limit": "1"})
         if not page["items"]:

@@ -16,6 +16,7 @@ from atoll.server.routes import (
     sockets,
     specs,
     users,
+    webhooks,
 )
 
 # They are tried in this order: what is asked most comes first.
@@ -35,4 +36,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     ports.links,
     keys.router,
     users.router,
+    webhooks.router,
 )

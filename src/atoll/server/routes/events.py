@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Annotated
@@ -18,7 +17,6 @@ from atoll.server.streaming import NDJSON, SSE, EventStream, Happening
 router = APIRouter(prefix="/events", tags=["events"])
 Number = Annotated[int, Query(ge=0, le=1 << 53)]
 SandboxQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-_LOOK_EVERY_S = 0.25
 
 
 class EventInfo(BaseModel):
@@ -38,6 +36,8 @@ class EventPage(BaseModel):
     items: list[EventInfo]
     next_after: int
     """Where to go on; the same as before if nothing happened."""
+    latest: int
+    """The number of the newest event that there is, of anybody: from here on, all are new."""
 
 
 @router.get("", operation_id="list_events")
@@ -50,7 +50,8 @@ async def events(
 ) -> EventPage:
     """The caller's events, oldest first."""
     found, following = await services.sandboxes.events(caller, after=after, sandbox_id=sandbox_id, limit=limit)
-    return EventPage(items=[_info(event) for event in found], next_after=following)
+    latest = await services.manager.latest_event()
+    return EventPage(items=[_info(event) for event in found], next_after=following, latest=latest)
 
 
 @router.get(
@@ -75,7 +76,7 @@ async def stream(
     """As they happen. A browser that reconnects goes on where it was."""
     start = last if last is not None else after
     if start is None:
-        start = await _latest(services)
+        start = await services.manager.latest_event()
     if sandbox_id is not None:
         await services.sandboxes.events(caller, after=start, sandbox_id=sandbox_id, limit=1)
 
@@ -83,20 +84,14 @@ async def stream(
         position = start
         with services.figures.stream("events"):
             while True:
+                upcoming = services.bell.next
                 found, position = await services.sandboxes.events(caller, after=position, sandbox_id=sandbox_id)
                 for event in found:
                     yield {**_info(event).model_dump(mode="json"), "type": "event", "id": event.number}
                 if not found:
-                    await asyncio.sleep(_LOOK_EVERY_S)
+                    await upcoming.wait()
 
     return EventStream(request, happening())
-
-
-async def _latest(services: Services_) -> int:
-    position = 0
-    while batch := await services.manager.events(after=position, limit=10_000):
-        position = batch[-1].number
-    return position
 
 
 def _info(event: Event) -> EventInfo:

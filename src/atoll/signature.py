@@ -1,0 +1,68 @@
+"""Signed messages from a server: who sent them, when, and that nobody sends them again.
+
+`Atoll-Signature: t=SECONDS,id=RANDOM,v1=HEX`, where HEX is HMAC-SHA256 of `SECONDS.RANDOM.BODY` with a secret that only
+the two sides know. A message is good for `WINDOW_S` around its time, and once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+from atoll.errors import SandboxError
+
+HEADER = "Atoll-Signature"
+WINDOW_S = 300.0
+_FORM = re.compile(r"t=(\d{1,12}),id=([0-9a-f]{32}),v1=([0-9a-f]{64})")
+_MOST_SEEN = 100_000
+
+
+class SignatureError(SandboxError):
+    """A message that is not from whom it should be, too old, or here for the second time."""
+
+    code = "bad_signature"
+
+
+def sign(secret: bytes, body: bytes, now: float | None = None) -> str:
+    """The header's value, a new one each time."""
+    moment, id = str(int(time.time() if now is None else now)), secrets.token_hex(16)
+    return f"t={moment},id={id},v1={_mark(secret, moment, id, body)}"
+
+
+class Verifier:
+    """Remembers what it has seen for as long as it would be good again."""
+
+    def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._secret = secret
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    def check(self, signature: str, body: bytes) -> None:
+        """Raises SignatureError."""
+        match = _FORM.fullmatch(signature)
+        moment, id, mark = match.groups() if match else ("0", "", "")
+        # Compared also when there is nothing to compare, and before anything else is said.
+        good = hmac.compare_digest(_mark(self._secret, moment, id, body), mark)
+        if match is None or not good:
+            raise SignatureError("the signature is not good")
+        now = self._clock()
+        if abs(now - int(moment)) > WINDOW_S:
+            raise SignatureError("the message is too old, or from the future", hint="Are both clocks right?")
+        self._forget(now)
+        if id in self._seen:
+            raise SignatureError("the message was here before")
+        if len(self._seen) >= _MOST_SEEN:
+            raise SignatureError("too many messages came at once")
+        self._seen[id] = int(moment) + WINDOW_S
+
+    def _forget(self, now: float) -> None:
+        for id in [id for id, until in self._seen.items() if until < now]:
+            del self._seen[id]
+
+
+def _mark(secret: bytes, moment: str, id: str, body: bytes) -> str:
+    return hmac.new(secret, f"{moment}.{id}.".encode() + body, hashlib.sha256).hexdigest()
