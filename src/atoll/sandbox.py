@@ -129,6 +129,8 @@ class AsyncSandbox:
         self.spec = spec or SandboxSpec.of(**given)
         self.timeout_s = _seconds(timeout)
         self._undo = undo if isinstance(undo, Undo) else Undo() if undo else _undo_of(self.spec)
+        self._kept: list[str] | None = None
+        """The checkpoints that `undo` can go back to, oldest first, once they were looked up."""
         self._settings = settings or Settings.load()
         self._held: shared.Held | None = None
         if server is None and api_key is None and engine == "auto":
@@ -388,6 +390,7 @@ class AsyncSandbox:
 
     async def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
         """Others are not affected. May be repeated."""
+        self._kept = None
         await (await self._checkpointing()).delete_checkpoint(self._created(), _id_of(checkpoint))
 
     async def diff(
@@ -712,6 +715,7 @@ class AsyncSandbox:
 
     async def _go_back(self, checkpoint_id: str | None) -> None:
         engine, handle = await self._checkpointing(), self._created()
+        self._kept = None
         await self._let_go()
         await engine.rollback(handle, checkpoint_id)
         await self._guest.channel()
@@ -724,10 +728,14 @@ class AsyncSandbox:
         if not self._undo.covers(line):
             return
         engine, handle = await self._checkpointing(), self._created()
-        await engine.checkpoint(handle, made_by=f"{_UNDO}{line[:200]}")
-        kept = [each for each in await engine.checkpoints(handle) if each.made_by.startswith(_UNDO)]
-        for old in kept[: -self._undo.keep]:
-            await engine.delete_checkpoint(handle, old.id)
+        made = await engine.checkpoint(handle, made_by=f"{_UNDO}{line[:200]}")
+        if self._kept is None:
+            found = await engine.checkpoints(handle)
+            self._kept = [each.id for each in found if each.made_by.startswith(_UNDO)]
+        else:
+            self._kept.append(made.id)
+        while len(self._kept) > self._undo.keep:
+            await engine.delete_checkpoint(handle, self._kept.pop(0))
 
     def _files(self) -> Files:
         self._created()

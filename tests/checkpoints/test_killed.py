@@ -10,9 +10,12 @@ import sys
 import pytest
 
 from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.oci import OciEngine
+from atoll.model import State
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from checkpoints.conftest import emptied, engine_named
+from checkpoints.test_memory import COUNTER, counting
 
 _MAKER = """
 import asyncio, random, sys
@@ -86,3 +89,71 @@ async def test_killed_at_any_moment(settings: Settings, kills: int) -> None:
         assert len(layers.list_saved()) == 2
         await engine.aclose()
     await emptied(NativeEngine(settings))
+
+
+_SAVER = """
+import asyncio, sys
+from pathlib import Path
+from atoll.engines.linux.oci import OciEngine
+from atoll.sandbox import AsyncSandbox
+from atoll.settings import Settings
+
+async def main():
+    settings = Settings(Path(sys.argv[1]), Path(sys.argv[2]))
+    engine = OciEngine(settings, "runsc")
+    sandbox = await AsyncSandbox.attach(sys.argv[3], engine=engine, settings=settings)
+    print("up", flush=True)
+    while True:
+        if sys.argv[4] == "sleep":
+            await sandbox.pause(memory="disk")
+            await sandbox.resume()
+        else:
+            await sandbox.checkpoint("more", memory=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.timeout(180)
+async def test_killed_while_the_memory_is_saved_it_goes_on(settings: Settings, kills: int) -> None:
+    """Also when the sandbox was held still just then, or was falling asleep."""
+    engine = engine_named("runsc", settings)
+    dice = random.Random()
+    sandbox = await AsyncSandbox(engine=engine, settings=settings, isolation="gvisor").create()
+    await sandbox.start(["python3", "-c", COUNTER])
+    number = 1
+    await counting(sandbox, number)
+    await sandbox.detach()
+    await engine.aclose()
+    held = 0
+    for turn in range(kills):
+        maker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _SAVER, str(settings.data_dir), str(settings.run_dir), sandbox.id),
+            "sleep" if turn % 2 else "save",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert maker.stdout is not None
+        assert await maker.stdout.readline() == b"up\n"
+        await asyncio.sleep(dice.uniform(0.05, 0.8))
+        maker.kill()
+        await maker.communicate()
+
+        engine = OciEngine(settings, "runsc")
+        held += engine._pausing.is_abandoned(sandbox.id)
+        found = await AsyncSandbox.attach(sandbox.id, engine=engine, settings=settings)
+        seen = await found.inspect()
+        if seen.state is State.PAUSED:
+            assert (turn % 2, seen.reason) == (1, "its memory is on the disk")  # as it was asked for
+            await found.resume()
+        number += 1
+        assert (await counting(found, number)).split()[0] == str(number)
+        assert (await found.inspect()).state is State.RUNNING
+        await engine.gc()
+        for checkpoint in await found.checkpoints():
+            await found.delete_checkpoint(checkpoint)
+        await found.detach()
+        assert engine._places.layers.list_saved() == []
+        await engine.aclose()
+    print(f"{held} of {kills} in the middle")
+    await emptied(OciEngine(settings, "runsc"))

@@ -99,8 +99,8 @@ class NativeBuilder(Builder):
         self._look()
         self._make_run(sandbox_id)
         ids = places.ids.claim(sandbox_id) if self._namespace is None else self._namespace.ids
-        inner = host_view.INNER if image is None or image.root is None else image.root.name
-        layer = checkpoints.layer_for(places, record, inner)
+        below = self._host / host_view.INNER if image is None or image.root is None else image.root
+        layer = checkpoints.layer_for(places, record, below)
         if image is None or image.root is None:
             root = Root((self._host,), layer.path, host_view.INNER, host_view.USR)
             env = {}

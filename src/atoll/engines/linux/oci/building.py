@@ -116,10 +116,11 @@ class Builder:
         run = places.make_run(sandbox_id)
         places.starting(sandbox_id).create(CgroupLimits())
         ids = places.ids.claim(sandbox_id)
-        inner = host_view.INNER if image is None or image.root is None else image.root.name
-        layer = checkpoints.layer_for(places, record, inner)
+        host = host_view.skeleton(places.data / "host")
+        below = host / host_view.INNER if image is None or image.root is None else image.root
+        layer = checkpoints.layer_for(places, record, below)
         if image is None or image.root is None:
-            root = Root((host_view.skeleton(places.data / "host"),), layer.path, host_view.INNER, host_view.USR)
+            root = Root((host,), layer.path, host_view.INNER, host_view.USR)
             env = {}
         else:
             root = Root((places.top(image.root.name), image.root.parent), layer.path, image.root.name)

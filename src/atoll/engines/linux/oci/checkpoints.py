@@ -354,15 +354,17 @@ async def acquire(places: Places, record: Record) -> Image | None:
     return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))
 
 
-def layer_for(places: Places, record: Record, inner: str) -> Layer:
-    """Its writable layer: a new one, or the one it has when it is only started again."""
+def layer_for(places: Places, record: Record, below: Path) -> Layer:
+    """Its writable layer over this root: a new one, or the one it has when it is only started again."""
     if record.restoring is not None:
         layer = places.layers.open_layer(record.sandbox_id)
     else:
         layer = places.layers.create_layer(record.sandbox_id, limit_for(record), record.origin)
-    # Its own checkpoints are its own already.
-    if record.origin is not None and record.restoring in (None, record.origin):
-        identity.freshen(layer.path / "upper" / inner, record.sandbox_id)
+    if record.memory == record.sandbox_id:
+        return layer  # it only slept
+    if record.restoring not in (None, "") or record.origin is not None:
+        own = record.restoring not in (None, record.origin)  # its own checkpoints are its own already
+        identity.freshen(layer.path / "upper" / below.name, below, record.sandbox_id, own=own)
     return layer
 
 

@@ -30,7 +30,7 @@ from atoll.errors import SpecError
 _ID = re.compile(r"[0-9a-f]{24}")
 _USERS = ".users"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
-_OWNER = re.compile(r"[a-zA-Z0-9_.%@|:+~-]{1,256}")
+_OWNER = re.compile(r"[a-zA-Z0-9%~][a-zA-Z0-9_.%@|:+-]{0,255}")
 LEASE = "saved-"
 """What the names of leases on images begin with that saved states hold."""
 
