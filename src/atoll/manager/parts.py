@@ -22,6 +22,7 @@ from atoll.manager.pools import Pools
 from atoll.manager.queries import Queries
 from atoll.manager.reaper import Reaper
 from atoll.manager.recovery import Recovered, Recovery
+from atoll.manager.refusals import Refusals
 from atoll.manager.room import Room
 from atoll.manager.state_directory import StateDirectory
 from atoll.settings import Settings
@@ -67,6 +68,7 @@ class Parts:
             await self.aclose()
             raise
         self.pools.start()
+        self.core.tasks.spawn(Refusals(self.core).run(), "refusals")
 
     async def aclose(self) -> list[str]:
         """Let go of everything but the sandboxes and the engine. The names of tasks that would not end."""

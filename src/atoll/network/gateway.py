@@ -117,7 +117,7 @@ class Worker:
                 self._start(self._answer(member, message, source, target))
 
     async def _answer(self, member: Member, message: bytes, source: tuple[str, int], target: tuple[str, int]) -> None:
-        answer = await self._resolver.answer(member, message)
+        answer = await self._resolver.answer(member, message, source)
         if answer is not None:
             with contextlib.suppress(OSError):
                 with router.transparent_socket(self._router, socket.SOCK_DGRAM, target) as speaker:
@@ -182,7 +182,7 @@ class Worker:
     def _attach(self, sandbox_id: str, policy: Any, network: int) -> dict[str, Any]:
         self._detach(sandbox_id)
         slot = self._free_slot()
-        record = MemberRecord(sandbox_id=sandbox_id, slot=slot, policy=policy)
+        record = MemberRecord(sandbox_id=sandbox_id, slot=slot, policy=policy, network=os.fstat(network).st_ino)
         # The policy is known before the first packet can come.
         self._members.add(record)
         try:
@@ -213,7 +213,7 @@ class Worker:
         member = self._members.by_id.get(sandbox_id)
         if member is None:
             return {"unknown": True}
-        record = MemberRecord(sandbox_id=sandbox_id, slot=member.slot, policy=policy)
+        record = MemberRecord(sandbox_id=sandbox_id, slot=member.slot, policy=policy, network=member.network)
         self._members.write(record)
         member.change(record.policy)
         return {}

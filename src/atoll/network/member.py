@@ -16,6 +16,7 @@ from atoll.network.decision import NOTHING_ALLOWS, Decision, Judge
 from atoll.network.names import Address
 from atoll.network.places import GatewayPlaces
 from atoll.network.policy import Injection, NetworkPolicy, NetworkRules, Protocol
+from atoll.network.processes import Owners
 from atoll.network.refusals import RefusalLog
 
 _MOST_PINS = 4096
@@ -24,6 +25,7 @@ _SHORTEST_PIN_S = 60.0
 MOST_CONNECTIONS = 512
 MOST_DATAGRAM_FLOWS = 64
 _QUESTIONS_BURST, _QUESTIONS_RATE = 200.0, 50.0
+_LOOKUPS_BURST, _LOOKUPS_RATE = 20.0, 2.0
 
 
 class MemberRecord(BaseModel):
@@ -33,6 +35,8 @@ class MemberRecord(BaseModel):
     sandbox_id: str
     slot: int
     policy: NetworkPolicy
+    network: int = 0
+    """What tells its network namespace from others."""
 
 
 class Flow(abc.ABC):
@@ -64,6 +68,8 @@ class Member:
     policy: NetworkPolicy
     log: RefusalLog
     authority_path: Path | None = None
+    network: int = 0
+    owners: Owners | None = None
     judge: Judge = field(init=False)
     injections: dict[str, Injection] = field(init=False)
     flows: set[Flow] = field(default_factory=set)
@@ -73,6 +79,8 @@ class Member:
     _pins: dict[Address, dict[str, float]] = field(default_factory=dict)
     _questions: float = _QUESTIONS_BURST
     _asked_at: float = 0.0
+    _lookups: float = _LOOKUPS_BURST
+    _looked_up_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._judge()
@@ -152,8 +160,23 @@ class Member:
         self._questions -= 1
         return True
 
-    def refuse(self, protocol: str, address: object, port: int, name: str, rule: str) -> None:
-        self.log.add(protocol, f"{address}:{port}" if address else "", name, rule)
+    async def refuse(
+        self, protocol: str, address: object, port: int, name: str, rule: str, source: tuple[str, int] | None = None
+    ) -> None:
+        """Write it down. `source` is where in the sandbox it came from, and still is."""
+        process = ""
+        if source is not None and self.owners is not None and self._may_look_up():
+            process = await self.owners.find(self.network, "tcp" if protocol in ("tcp", "web") else "udp", source)
+        self.log.add(protocol, f"{address}:{port}" if address else "", name, rule, process)
+
+    def _may_look_up(self) -> bool:
+        now = time.monotonic()
+        self._lookups = min(_LOOKUPS_BURST, self._lookups + (now - self._looked_up_at) * _LOOKUPS_RATE)
+        self._looked_up_at = now
+        if self._lookups < 1:
+            return False
+        self._lookups -= 1
+        return True
 
 
 class Members:
@@ -162,6 +185,7 @@ class Members:
     def __init__(self, places: GatewayPlaces) -> None:
         self.directory = places.members
         self._places = places
+        self._owners = Owners()
         self.by_slot: dict[int, Member] = {}
         self.by_id: dict[str, Member] = {}
 
@@ -201,7 +225,7 @@ class Members:
     def _put(self, record: MemberRecord) -> Member:
         log = RefusalLog(self.log_path(record.sandbox_id))
         authority = self._places.authority(record.sandbox_id)
-        member = Member(record.sandbox_id, record.slot, record.policy, log, authority)
+        member = Member(record.sandbox_id, record.slot, record.policy, log, authority, record.network, self._owners)
         self.by_slot[record.slot] = self.by_id[record.sandbox_id] = member
         return member
 

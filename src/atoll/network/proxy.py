@@ -64,7 +64,7 @@ class Proxy:
                 raise RefusedError(found.rule, ", ".join(member.names_of(address)))
             await self._pass(flow, b"")
         except RefusedError as error:
-            member.refuse(error.protocol, address, port, error.name, error.rule)
+            await member.refuse(error.protocol, address, port, error.name, error.rule, _source(near))
             await _say(near, error.said or (hello.alert() if error.protocol == "web" else b""))
         except UnreachedError as error:
             await _say(near, error.said)
@@ -113,7 +113,7 @@ class Proxy:
     async def _opened(self, member: Member, flow: TcpFlow, start: bytes, name: str) -> None:
         """A TLS connection that headers are added in: one to the sandbox, by its own authority, and one to the host,
         whose certificate has to be good."""
-        flow.protocol = "web"
+        flow.protocol, destination, source = "web", flow.address, _source(flow.near)
         decision = member.judge.name(name, flow.port, "web")
         if not decision:
             raise RefusedError(decision.rule, name, "web")
@@ -139,7 +139,7 @@ class Proxy:
             try:
                 await Requests(reach, member, flow, b"", tls_name=name).serve()
             except RefusedError as error:
-                member.refuse(error.protocol, flow.address, flow.port, error.name, error.rule)
+                await member.refuse(error.protocol, destination, flow.port, error.name, error.rule, source)
                 await _say(near.plain, error.said)
             except UnreachedError as error:
                 await _say(near.plain, error.said)
@@ -216,6 +216,14 @@ async def _dial(address: Address, port: int) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def _source(near: socket.socket) -> tuple[str, int] | None:
+    try:
+        host, port = near.getpeername()[:2]
+    except OSError:
+        return None
+    return str(host), int(port)
 
 
 def refuse_own(address: Address) -> None:
