@@ -48,8 +48,10 @@ class DatagramFlow(Flow):
 
     def send(self, data: bytes) -> None:
         self._busy = True
-        with suppress(OSError):
-            self._far.send(data)
+        if self._member.share.is_open():  # else it is lost, as datagrams are
+            self._member.share.count(len(data))
+            with suppress(OSError):
+                self._far.send(data)
 
     def abort(self) -> None:
         if self in self._member.flows:
@@ -65,7 +67,10 @@ class DatagramFlow(Flow):
         self._busy = True
         with suppress(OSError):
             for _ in range(_ROUNDS):
-                target.send(source.recv(_LARGEST))
+                data = source.recv(_LARGEST)
+                if self._member.share.is_open():
+                    self._member.share.count(len(data))
+                    target.send(data)
 
     def _look(self) -> None:
         if not self._busy:

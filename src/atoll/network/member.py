@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import math
 import socket
 import time
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from atoll.network.places import GatewayPlaces
 from atoll.network.policy import Injection, NetworkPolicy, NetworkRules, Protocol
 from atoll.network.processes import Owners
 from atoll.network.refusals import RefusalLog
+from atoll.network.share import DEFAULT_BYTES_PER_S, Share
 
 _MOST_PINS = 4096
 _LONGEST_PIN_S = 3600.0
@@ -70,8 +72,10 @@ class Member:
     authority_path: Path | None = None
     network: int = 0
     owners: Owners | None = None
+    most_bytes_per_s: float = DEFAULT_BYTES_PER_S
     judge: Judge = field(init=False)
     injections: dict[str, Injection] = field(init=False)
+    share: Share = field(init=False)
     flows: set[Flow] = field(default_factory=set)
     pending: int = 0
     datagram_flows: int = 0
@@ -83,12 +87,14 @@ class Member:
     _looked_up_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self.share = Share(self.most_bytes_per_s)
         self._judge()
 
     def _judge(self) -> None:
         self.judge = Judge(self.policy)
         rules = self.policy if isinstance(self.policy, NetworkRules) else NetworkRules()
         self.injections = {each.domain: each for each in rules.inject}
+        self.share.limit(min(self.most_bytes_per_s, rules.bytes_per_s or math.inf))
 
     def injection(self, name: str, *, tls: bool) -> Injection | None:
         """What to add to requests to this host."""
@@ -182,7 +188,8 @@ class Member:
 class Members:
     """By their addresses, and written down."""
 
-    def __init__(self, places: GatewayPlaces) -> None:
+    def __init__(self, places: GatewayPlaces, most_bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
+        self._most_bytes_per_s = most_bytes_per_s
         self.directory = places.members
         self._places = places
         self._owners = Owners()
@@ -225,7 +232,16 @@ class Members:
     def _put(self, record: MemberRecord) -> Member:
         log = RefusalLog(self.log_path(record.sandbox_id))
         authority = self._places.authority(record.sandbox_id)
-        member = Member(record.sandbox_id, record.slot, record.policy, log, authority, record.network, self._owners)
+        member = Member(
+            record.sandbox_id,
+            record.slot,
+            record.policy,
+            log,
+            authority,
+            record.network,
+            self._owners,
+            self._most_bytes_per_s,
+        )
         self.by_slot[record.slot] = self.by_id[record.sandbox_id] = member
         return member
 

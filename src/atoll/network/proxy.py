@@ -62,7 +62,7 @@ class Proxy:
                 return
             else:
                 raise RefusedError(found.rule, ", ".join(member.names_of(address)))
-            await self._pass(flow, b"")
+            await self._pass(member, flow, b"")
         except RefusedError as error:
             await member.refuse(error.protocol, address, port, error.name, error.rule, _source(near))
             await _say(near, error.said or (hello.alert() if error.protocol == "web" else b""))
@@ -94,7 +94,7 @@ class Proxy:
             await self._opened(member, flow, start, name)
             return
         await self.reach(member, flow, name)
-        await self._pass(flow, start)
+        await self._pass(member, flow, start)
 
     async def reach(self, member: Member, flow: TcpFlow, name: str) -> None:
         """Connect to the host of that name, if the policy allows both it and its addresses."""
@@ -178,7 +178,7 @@ class Proxy:
                 await self._opened(member, flow, start, name)
                 return
         await self._connect(flow, addresses)
-        await self._pass(flow, start)
+        await self._pass(member, flow, start)
 
     # --- connecting ------------------------------------------------------------------------------------------------
 
@@ -195,11 +195,11 @@ class Proxy:
             return
         raise last
 
-    async def _pass(self, flow: TcpFlow, start: bytes) -> None:
+    async def _pass(self, member: Member, flow: TcpFlow, start: bytes) -> None:
         assert flow.far is not None
         if start:
             await asyncio.get_running_loop().sock_sendall(flow.far, start)
-        await relay.relay(flow.near, flow.far)
+        await relay.relay(flow.near, flow.far, member.share)
 
 
 async def _dial(address: Address, port: int) -> socket.socket:
