@@ -254,3 +254,22 @@ def test_idle_connections_of_one_do_not_stop_another(make: Make, kind: Kind, nam
     assert '"at": "WEB"' in named.exec("curl -sS -m 5 http://allowed.test/").stdout
     assert any("connections at once" in each.rule for each in greedy.network_log())
     command.kill()
+
+
+def test_a_refusal_says_who(make: Make, kind: Kind) -> None:
+    sandbox = make(kind, {"allowed_domains": ["allowed.test"]})
+    done = sandbox.exec(
+        f"curl -s -m 5 http://{EVIL}:9/; curl -s -m 5 --resolve evil.test:80:{EVIL} http://evil.test/;"
+        f'curl -s -m 5 http://evil.test/; python3 -c "import socket as s; u = s.socket(2, 2); u.settimeout(1)\n'
+        f"u.sendto(b'x', ('{EVIL}', 9999))\ntry: u.recv(1)\nexcept OSError: pass\"; true"
+    )
+    assert done.success
+    found = {each.protocol: each.process for each in sandbox.network_log()}
+    assert set(found) == {"tcp", "web", "dns", "udp"}
+    if "isolation" in kind:
+        assert set(found.values()) == {""}, "a kernel of its own tells nobody"
+        return
+    assert found["tcp"].startswith("curl["), found
+    assert found["web"].startswith("curl["), found
+    assert found["dns"].startswith("curl["), found
+    assert found["udp"].startswith("python3["), found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,27 @@ def looked(client: httpx.Client, sandbox: str, host: str) -> str:
     return str(answer.json()["stdout"])
 
 
+def refused(client: httpx.Client, sandbox: str) -> list[str]:
+    """What events tell of it."""
+    found = client.get("/events", params={"sandbox_id": sandbox, "limit": 1000}).json()["items"]
+    return [each["reason"] for each in found if each["reason"].startswith("network: ")]
+
+
+def test_what_is_refused_cannot_drown_other_events(internet: Internet, folder: Path) -> None:
+    home = folder / "drowning"
+    with running_server(home, "native", **internet.environment()) as running, running.client() as client:
+        sandbox = client.post("/sandboxes", json={"settings": {"network": {}}}).json()["id"]
+        program = f"{PRELUDE}\nfor i in range(150): datagram('198.18.0.1', 53, question('n%d.test' % i), 3)"
+        done = client.post(f"/sandboxes/{sandbox}/exec", json={"command": ["python3", "-c", program], "timeout_s": 50})
+        assert done.json()["success"]
+        while not any("more were refused" in reason for reason in refused(client, sandbox)):
+            time.sleep(0.05)
+        assert len(refused(client, sandbox)) < 40
+        shown = client.get(f"/sandboxes/{sandbox}/network").json()["refusals"]
+        assert len({each["name"] for each in shown}) >= 100, "its own log has them"
+    asyncio.run(remove_all(Settings(home / "data", home / "run")))
+
+
 def test_a_policy_is_set_changed_shown_and_kept(internet: Internet, folder: Path) -> None:
     home = folder / "server"
     with running_server(home, "native", **internet.environment()) as running, running.client() as client:
@@ -35,6 +57,11 @@ def test_a_policy_is_set_changed_shown_and_kept(internet: Internet, folder: Path
         shown = client.get(f"/sandboxes/{sandbox}/network").json()
         assert [each["domain"] for each in shown["policy"]["rules"]] == ["allowed.test"]
         assert "evil.test" in {each["name"] for each in shown["refusals"]}
+        assert any(each["process"].startswith("python3[") for each in shown["refusals"])
+        while not (told := refused(client, sandbox)):
+            time.sleep(0.05)
+        assert "evil.test at 203.0.113.66:80 was refused for python3[" in told[0]
+        assert "no rule allows it" in told[0]
         changed = client.put(f"/sandboxes/{sandbox}/network", json={"policy": {"allowed_domains": ["evil.test"]}})
         assert changed.status_code == 200, changed.text
         assert '"at": "EVIL"' in looked(client, sandbox, "evil.test")

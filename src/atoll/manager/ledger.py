@@ -50,6 +50,13 @@ class Ledger:
         member.notify()
         return self._journal.write(member.record, event)
 
+    def note(self, member: Member, cause: Cause, reason: str) -> asyncio.Future[None]:
+        """Something happened to it that changes nothing."""
+        state = member.record.state
+        event = Event(self._clock.wall(), member.id, state, state, None, cause, reason)
+        self._tell(event)
+        return self._journal.write(member.record, event)
+
     def end(self, member: Member, cause: Cause, reason: str) -> asyncio.Future[None]:
         """Nothing is left of it. Its record stays, with the cause."""
         before = member.record.state

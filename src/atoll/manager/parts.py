@@ -24,6 +24,7 @@ from atoll.manager.pools import Pools
 from atoll.manager.queries import Queries
 from atoll.manager.reaper import Reaper
 from atoll.manager.recovery import Recovered, Recovery
+from atoll.manager.refusals import Refusals
 from atoll.manager.room import Room
 from atoll.manager.state_directory import StateDirectory
 from atoll.settings import Settings
@@ -70,6 +71,7 @@ class Parts:
             await self.aclose()
             raise
         self.pools.start()
+        self.core.tasks.spawn(Refusals(self.core).run(), "refusals")
         for engine in self.core.engines:
             if isinstance(engine, Announcing):
                 engine.announce(self._happened)

@@ -19,6 +19,7 @@ from atoll.network.refusals import RefusedError
 _LARGEST = 65_536
 _IDLE_S = 60.0
 _ROUNDS = 32
+_MOST_REFUSING = 1000
 
 Pair = tuple[tuple[str, int], tuple[str, int]]
 
@@ -47,8 +48,10 @@ class DatagramFlow(Flow):
 
     def send(self, data: bytes) -> None:
         self._busy = True
-        with suppress(OSError):
-            self._far.send(data)
+        if self._member.share.is_open():  # else it is lost, as datagrams are
+            self._member.share.count(len(data))
+            with suppress(OSError):
+                self._far.send(data)
 
     def abort(self) -> None:
         if self in self._member.flows:
@@ -64,7 +67,10 @@ class DatagramFlow(Flow):
         self._busy = True
         with suppress(OSError):
             for _ in range(_ROUNDS):
-                target.send(source.recv(_LARGEST))
+                data = source.recv(_LARGEST)
+                if self._member.share.is_open():
+                    self._member.share.count(len(data))
+                    target.send(data)
 
     def _look(self) -> None:
         if not self._busy:
@@ -78,6 +84,7 @@ class Datagrams:
     def __init__(self, router_fd: int, listener: socket.socket, find: Callable[[str], Member | None]) -> None:
         self._router, self._listener, self._find = router_fd, listener, find
         self._flows: dict[Pair, DatagramFlow] = {}
+        self._refusing: set[asyncio.Task[None]] = set()
         asyncio.get_running_loop().add_reader(listener.fileno(), self._arrived)
 
     def _arrived(self) -> None:
@@ -99,17 +106,24 @@ class Datagrams:
         decision = member.by_address(address, port, "udp")
         if not decision or member.datagram_flows >= MOST_DATAGRAM_FLOWS:
             rule = decision.rule if not decision else f"more than {MOST_DATAGRAM_FLOWS} UDP flows at once"
-            member.refuse("udp", address, port, ", ".join(member.names_of(address)), rule)
+            self._refuse(member, pair, ", ".join(member.names_of(address)), rule)
             return
         try:
             made = DatagramFlow(member, pair, self._router, functools.partial(self._forget, pair))
         except RefusedError as error:
-            member.refuse("udp", address, port, "", error.rule)
+            self._refuse(member, pair, "", error.rule)
             return
         except OSError:
             return
         self._flows[pair] = made
         made.send(data)
+
+    def _refuse(self, member: Member, pair: Pair, name: str, rule: str) -> None:
+        source, (address, port) = pair
+        if len(self._refusing) < _MOST_REFUSING:
+            task = asyncio.create_task(member.refuse("udp", address, port, name, rule, source))
+            self._refusing.add(task)
+            task.add_done_callback(self._refusing.discard)
 
     def _forget(self, pair: Pair) -> None:
         self._flows.pop(pair, None)

@@ -38,6 +38,7 @@ from atoll.network.proxy import Proxy
 from atoll.network.relay import reset, settle
 from atoll.network.resolver import Resolver, servers_of
 from atoll.network.router import Listeners
+from atoll.network.share import DEFAULT_BYTES_PER_S
 
 _LINGER_S = 5.0
 _LOOK_S = 10.0
@@ -50,10 +51,16 @@ _MOST_DNS_TASKS = 1000
 
 class Worker:
     def __init__(
-        self, places: GatewayPlaces, router_fd: int, listeners: Listeners, control: socket.socket, resolver: Resolver
+        self,
+        places: GatewayPlaces,
+        router_fd: int,
+        listeners: Listeners,
+        control: socket.socket,
+        resolver: Resolver,
+        most_bytes_per_s: float = DEFAULT_BYTES_PER_S,
     ) -> None:
         self._places, self._router, self._listeners, self._control = places, router_fd, listeners, control
-        self._members = Members(places)
+        self._members = Members(places, most_bytes_per_s)
         self._resolver = resolver
         self._proxy = Proxy(resolver)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,7 +124,7 @@ class Worker:
                 self._start(self._answer(member, message, source, target))
 
     async def _answer(self, member: Member, message: bytes, source: tuple[str, int], target: tuple[str, int]) -> None:
-        answer = await self._resolver.answer(member, message)
+        answer = await self._resolver.answer(member, message, source)
         if answer is not None:
             with contextlib.suppress(OSError):
                 with router.transparent_socket(self._router, socket.SOCK_DGRAM, target) as speaker:
@@ -182,7 +189,7 @@ class Worker:
     def _attach(self, sandbox_id: str, policy: Any, network: int) -> dict[str, Any]:
         self._detach(sandbox_id)
         slot = self._free_slot()
-        record = MemberRecord(sandbox_id=sandbox_id, slot=slot, policy=policy)
+        record = MemberRecord(sandbox_id=sandbox_id, slot=slot, policy=policy, network=os.fstat(network).st_ino)
         # The policy is known before the first packet can come.
         self._members.add(record)
         try:
@@ -213,7 +220,7 @@ class Worker:
         member = self._members.by_id.get(sandbox_id)
         if member is None:
             return {"unknown": True}
-        record = MemberRecord(sandbox_id=sandbox_id, slot=member.slot, policy=policy)
+        record = MemberRecord(sandbox_id=sandbox_id, slot=member.slot, policy=policy, network=member.network)
         self._members.write(record)
         member.change(record.policy)
         return {}
@@ -262,6 +269,7 @@ def _receive_with_fds(caller: socket.socket) -> tuple[bytes, list[int]]:
 
 def main() -> int:
     places = GatewayPlaces(Path(sys.argv[1]))
+    _most_bytes_per_s()  # said before anybody relies on us
     lock = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # until the one before us is quite gone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -318,7 +326,18 @@ async def _work(places: GatewayPlaces, router_fd: int, listeners: Listeners, con
         servers = [(text.strip(), 53) for text in given.split(",")]
     else:
         servers = servers_of(Path("/etc/resolv.conf").read_text(errors="replace"))
-    await Worker(places, router_fd, listeners, control, Resolver(servers)).run()
+    await Worker(places, router_fd, listeners, control, Resolver(servers), _most_bytes_per_s()).run()
+
+
+def _most_bytes_per_s() -> float:
+    text = os.environ.get("ATOLL_NETWORK_BYTES_PER_S") or str(DEFAULT_BYTES_PER_S)
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 1024 <= found <= 1e15:
+        raise SystemExit(f"ATOLL_NETWORK_BYTES_PER_S is a number of at least 1024, not {text!r}")
+    return found
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import math
 import socket
 import time
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from atoll.network.decision import NOTHING_ALLOWS, Decision, Judge
 from atoll.network.names import Address
 from atoll.network.places import GatewayPlaces
 from atoll.network.policy import Injection, NetworkPolicy, NetworkRules, Protocol
+from atoll.network.processes import Owners
 from atoll.network.refusals import RefusalLog
+from atoll.network.share import DEFAULT_BYTES_PER_S, Share
 
 _MOST_PINS = 4096
 _LONGEST_PIN_S = 3600.0
@@ -24,6 +27,7 @@ _SHORTEST_PIN_S = 60.0
 MOST_CONNECTIONS = 512
 MOST_DATAGRAM_FLOWS = 64
 _QUESTIONS_BURST, _QUESTIONS_RATE = 200.0, 50.0
+_LOOKUPS_BURST, _LOOKUPS_RATE = 20.0, 2.0
 
 
 class MemberRecord(BaseModel):
@@ -33,6 +37,8 @@ class MemberRecord(BaseModel):
     sandbox_id: str
     slot: int
     policy: NetworkPolicy
+    network: int = 0
+    """What tells its network namespace from others."""
 
 
 class Flow(abc.ABC):
@@ -64,8 +70,12 @@ class Member:
     policy: NetworkPolicy
     log: RefusalLog
     authority_path: Path | None = None
+    network: int = 0
+    owners: Owners | None = None
+    most_bytes_per_s: float = DEFAULT_BYTES_PER_S
     judge: Judge = field(init=False)
     injections: dict[str, Injection] = field(init=False)
+    share: Share = field(init=False)
     flows: set[Flow] = field(default_factory=set)
     pending: int = 0
     datagram_flows: int = 0
@@ -73,14 +83,18 @@ class Member:
     _pins: dict[Address, dict[str, float]] = field(default_factory=dict)
     _questions: float = _QUESTIONS_BURST
     _asked_at: float = 0.0
+    _lookups: float = _LOOKUPS_BURST
+    _looked_up_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self.share = Share(self.most_bytes_per_s)
         self._judge()
 
     def _judge(self) -> None:
         self.judge = Judge(self.policy)
         rules = self.policy if isinstance(self.policy, NetworkRules) else NetworkRules()
         self.injections = {each.domain: each for each in rules.inject}
+        self.share.limit(min(self.most_bytes_per_s, rules.bytes_per_s or math.inf))
 
     def injection(self, name: str, *, tls: bool) -> Injection | None:
         """What to add to requests to this host."""
@@ -152,16 +166,33 @@ class Member:
         self._questions -= 1
         return True
 
-    def refuse(self, protocol: str, address: object, port: int, name: str, rule: str) -> None:
-        self.log.add(protocol, f"{address}:{port}" if address else "", name, rule)
+    async def refuse(
+        self, protocol: str, address: object, port: int, name: str, rule: str, source: tuple[str, int] | None = None
+    ) -> None:
+        """Write it down. `source` is where in the sandbox it came from, and still is."""
+        process = ""
+        if source is not None and self.owners is not None and self._may_look_up():
+            process = await self.owners.find(self.network, "tcp" if protocol in ("tcp", "web") else "udp", source)
+        self.log.add(protocol, f"{address}:{port}" if address else "", name, rule, process)
+
+    def _may_look_up(self) -> bool:
+        now = time.monotonic()
+        self._lookups = min(_LOOKUPS_BURST, self._lookups + (now - self._looked_up_at) * _LOOKUPS_RATE)
+        self._looked_up_at = now
+        if self._lookups < 1:
+            return False
+        self._lookups -= 1
+        return True
 
 
 class Members:
     """By their addresses, and written down."""
 
-    def __init__(self, places: GatewayPlaces) -> None:
+    def __init__(self, places: GatewayPlaces, most_bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
+        self._most_bytes_per_s = most_bytes_per_s
         self.directory = places.members
         self._places = places
+        self._owners = Owners()
         self.by_slot: dict[int, Member] = {}
         self.by_id: dict[str, Member] = {}
 
@@ -201,7 +232,16 @@ class Members:
     def _put(self, record: MemberRecord) -> Member:
         log = RefusalLog(self.log_path(record.sandbox_id))
         authority = self._places.authority(record.sandbox_id)
-        member = Member(record.sandbox_id, record.slot, record.policy, log, authority)
+        member = Member(
+            record.sandbox_id,
+            record.slot,
+            record.policy,
+            log,
+            authority,
+            record.network,
+            self._owners,
+            self._most_bytes_per_s,
+        )
         self.by_slot[record.slot] = self.by_id[record.sandbox_id] = member
         return member
 

@@ -166,6 +166,8 @@ class NetworkRules(BaseModel):
     default: Literal["deny", "allow"] = "deny"
     """What becomes of what no rule speaks of: `allow` is what `"all"` allows."""
     rules: Annotated[tuple[Rule, ...], Field(max_length=_MOST_RULES)] = ()
+    bytes_per_s: Annotated[int, Field(ge=1024)] | None = None
+    """In both directions together, if that is less than what every sandbox may have."""
     inject: Annotated[tuple[Injection, ...], Field(max_length=100)] = ()
 
     @model_validator(mode="before")

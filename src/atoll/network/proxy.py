@@ -62,9 +62,9 @@ class Proxy:
                 return
             else:
                 raise RefusedError(found.rule, ", ".join(member.names_of(address)))
-            await self._pass(flow, b"")
+            await self._pass(member, flow, b"")
         except RefusedError as error:
-            member.refuse(error.protocol, address, port, error.name, error.rule)
+            await member.refuse(error.protocol, address, port, error.name, error.rule, _source(near))
             await _say(near, error.said or (hello.alert() if error.protocol == "web" else b""))
         except UnreachedError as error:
             await _say(near, error.said)
@@ -94,7 +94,7 @@ class Proxy:
             await self._opened(member, flow, start, name)
             return
         await self.reach(member, flow, name)
-        await self._pass(flow, start)
+        await self._pass(member, flow, start)
 
     async def reach(self, member: Member, flow: TcpFlow, name: str) -> None:
         """Connect to the host of that name, if the policy allows both it and its addresses."""
@@ -113,7 +113,7 @@ class Proxy:
     async def _opened(self, member: Member, flow: TcpFlow, start: bytes, name: str) -> None:
         """A TLS connection that headers are added in: one to the sandbox, by its own authority, and one to the host,
         whose certificate has to be good."""
-        flow.protocol = "web"
+        flow.protocol, destination, source = "web", flow.address, _source(flow.near)
         decision = member.judge.name(name, flow.port, "web")
         if not decision:
             raise RefusedError(decision.rule, name, "web")
@@ -139,7 +139,7 @@ class Proxy:
             try:
                 await Requests(reach, member, flow, b"", tls_name=name).serve()
             except RefusedError as error:
-                member.refuse(error.protocol, flow.address, flow.port, error.name, error.rule)
+                await member.refuse(error.protocol, destination, flow.port, error.name, error.rule, source)
                 await _say(near.plain, error.said)
             except UnreachedError as error:
                 await _say(near.plain, error.said)
@@ -178,7 +178,7 @@ class Proxy:
                 await self._opened(member, flow, start, name)
                 return
         await self._connect(flow, addresses)
-        await self._pass(flow, start)
+        await self._pass(member, flow, start)
 
     # --- connecting ------------------------------------------------------------------------------------------------
 
@@ -195,11 +195,11 @@ class Proxy:
             return
         raise last
 
-    async def _pass(self, flow: TcpFlow, start: bytes) -> None:
+    async def _pass(self, member: Member, flow: TcpFlow, start: bytes) -> None:
         assert flow.far is not None
         if start:
             await asyncio.get_running_loop().sock_sendall(flow.far, start)
-        await relay.relay(flow.near, flow.far)
+        await relay.relay(flow.near, flow.far, member.share)
 
 
 async def _dial(address: Address, port: int) -> socket.socket:
@@ -216,6 +216,14 @@ async def _dial(address: Address, port: int) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def _source(near: socket.socket) -> tuple[str, int] | None:
+    try:
+        host, port = near.getpeername()[:2]
+    except OSError:
+        return None
+    return str(host), int(port)
 
 
 def refuse_own(address: Address) -> None:

@@ -31,6 +31,14 @@ class Refusal:
     """What refused it, in words."""
     dropped: int = 0
     """How many before this one were not written down, because they came too fast."""
+    process: str = ""
+    """Who it was, as `name[pid]` inside the sandbox; empty if that is not known."""
+
+    def __str__(self) -> str:
+        """On one line, for people."""
+        where = " at ".join(part for part in (self.name, self.destination) if part)
+        by = f" for {self.process}" if self.process else ""
+        return f"{self.protocol} to {where or 'nowhere'} was refused{by}: {self.rule}"
 
 
 class RefusedError(Exception):
@@ -51,7 +59,7 @@ class RefusalLog:
         self._dropped = 0
         self._last: tuple[float, tuple[str, ...]] | None = None
 
-    def add(self, protocol: str, destination: str, name: str, rule: str) -> None:
+    def add(self, protocol: str, destination: str, name: str, rule: str, process: str = "") -> None:
         now = time.monotonic()
         what = (protocol, destination, name, rule)
         if self._last is not None and self._last[1] == what and now - self._last[0] < 1:
@@ -64,7 +72,7 @@ class RefusalLog:
             return
         self._tokens -= 1
         printable = "".join(char if char.isprintable() else "?" for char in name)[:_LONGEST_NAME]
-        entry = Refusal(time.time(), protocol, destination, printable, rule, self._dropped)
+        entry = Refusal(time.time(), protocol, destination, printable, rule, self._dropped, process)
         self._dropped = 0
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

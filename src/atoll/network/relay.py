@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 
+from atoll.network.share import Share
+
 _BUFFER = memoryview(bytearray(256 * 1024))
 _FAST_AFTER = 512 * 1024
 _PIPE_BYTES = 1 << 20
@@ -23,10 +25,11 @@ class Pump:
     """One direction. Ends with the source's end, which it passes on, or with an error; then calls `ended`."""
 
     def __init__(
-        self, source: socket.socket, target: socket.socket, ended: Callable[[BaseException | None], None]
+        self, source: socket.socket, target: socket.socket, share: Share, ended: Callable[[BaseException | None], None]
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._source, self._target, self._ended = source, target, ended
+        self._source, self._target, self._share, self._ended = source, target, share, ended
+        self._resting: asyncio.TimerHandle | None = None
         self._total = 0
         self._rest = b""
         self._pipe: tuple[int, int] | None = None
@@ -39,6 +42,8 @@ class Pump:
         if self._over:
             return
         self._over = True
+        if self._resting is not None:
+            self._resting.cancel()
         self._loop.remove_reader(self._source.fileno())
         self._loop.remove_writer(self._target.fileno())
         if self._pipe is not None:
@@ -49,6 +54,9 @@ class Pump:
     def _readable(self) -> None:
         try:
             for _ in range(_ROUNDS):
+                if not self._share.is_open():
+                    self._rest_for(self._share.pause_s())
+                    break
                 if not (self._take_fast() if self._pipe is not None else self._take()):
                     break
         except (BlockingIOError, InterruptedError):
@@ -56,12 +64,22 @@ class Pump:
         except OSError as error:
             self.stop(error)
 
+    def _rest_for(self, seconds: float) -> None:
+        if seconds > 0:
+            self._loop.remove_reader(self._source.fileno())
+            self._resting = self._loop.call_later(seconds, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._loop.add_reader(self._source.fileno(), self._readable)
+
     def _take(self) -> bool:
         """Whether to go on at once."""
         got = self._source.recv_into(_BUFFER)
         if not got:
             return self._end()
         self._total += got
+        self._share.count(got)
         try:
             sent = self._target.send(_BUFFER[:got])
         except (BlockingIOError, InterruptedError):
@@ -82,6 +100,7 @@ class Pump:
         if not got:
             return self._end()
         self._in_pipe += got
+        self._share.count(got)
         return self._give_fast()
 
     def _give_fast(self) -> bool:
@@ -121,7 +140,7 @@ class Pump:
             self.stop(error)
 
 
-async def relay(one: socket.socket, other: socket.socket) -> None:
+async def relay(one: socket.socket, other: socket.socket, share: Share) -> None:
     """Both ways until both are over, or one fails."""
     done = asyncio.get_running_loop().create_future()
     left = 2
@@ -132,7 +151,7 @@ async def relay(one: socket.socket, other: socket.socket) -> None:
         if (left == 0 or error is not None) and not done.done():
             done.set_result(error)
 
-    pumps = (Pump(one, other, ended), Pump(other, one, ended))
+    pumps = (Pump(one, other, share, ended), Pump(other, one, share, ended))
     try:
         await done
     finally:

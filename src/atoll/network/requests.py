@@ -55,7 +55,7 @@ class Requests:
         else:
             await self._send(request)
         over: asyncio.Future[BaseException | None] = self._loop.create_future()
-        answers = Pump(far, self._flow.near, functools.partial(settle, over))
+        answers = Pump(far, self._flow.near, self._member.share, functools.partial(settle, over))
         asking = asyncio.create_task(self._further())
         try:
             await asyncio.wait((over, asking), return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +156,7 @@ class Requests:
             return False
         if self._buffer:
             await self._loop.sock_sendall(far, self._buffer)
-        await relay(near, far)
+        await relay(near, far, self._member.share)
         return True
 
     async def _body(self, length: int) -> None:
@@ -196,6 +196,7 @@ class Requests:
     async def _more(self) -> bool:
         piece = await self._loop.sock_recv(self._flow.near, _PIECE)
         self._buffer += piece
+        await self._member.share.passed(len(piece))
         return bool(piece)
 
     def _refused(self, rule: str, name: str, status: str = "403 Forbidden") -> RefusedError:

@@ -66,8 +66,8 @@ class Resolver:
                 raise PermissionError(f"{name} leads to {address}: {found.rule}")
         return answer.addresses
 
-    async def answer(self, member: Member, message: bytes) -> bytes | None:
-        """What to say to a sandbox's question; None: nothing."""
+    async def answer(self, member: Member, message: bytes, source: tuple[str, int] | None = None) -> bytes | None:
+        """What to say to a sandbox's question, which came from `source` by UDP; None: nothing."""
         try:
             question = dns.read_question(message)
         except BadMessageError:
@@ -75,14 +75,14 @@ class Resolver:
         try:
             name = normal_name(question.name)
         except ValueError:
-            member.refuse("dns", "", 0, question.name, "it is no name of a host")
+            await member.refuse("dns", "", 0, question.name, "it is no name of a host", source)
             return dns.write_answer(question, Answer(dns.NXDOMAIN))
         decision = member.judge.lookup(name)
         if not decision:
-            member.refuse("dns", "", 0, name, decision.rule)
+            await member.refuse("dns", "", 0, name, decision.rule, source)
             return dns.write_answer(question, Answer(dns.NXDOMAIN))
         if not member.may_ask():
-            member.refuse("dns", "", 0, name, "too many questions")
+            await member.refuse("dns", "", 0, name, "too many questions")
             return dns.write_answer(question, Answer(dns.REFUSED))
         return dns.write_answer(question, await self._addresses(member, name, question.kind))
 
@@ -93,7 +93,7 @@ class Resolver:
             addresses = await self.allowed(member, name, None)
             ttl = min(max((await self.lookup(name)).ttl, _SHORTEST_TTL), _LONGEST_TTL)
         except PermissionError as error:
-            member.refuse("dns", "", 0, name, str(error))
+            await member.refuse("dns", "", 0, name, str(error))
             return Answer(dns.NXDOMAIN)
         except LookupFailedError as error:
             return Answer(error.code)

@@ -28,6 +28,8 @@ class RefusalInfo(BaseModel):
     name: str
     rule: str
     dropped: int = 0
+    process: str = ""
+    """`name[pid]` inside the sandbox, if it is known."""
 
 
 class NetworkInfo(BaseModel):

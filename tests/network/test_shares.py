@@ -1,0 +1,87 @@
+"""Bandwidth: each sandbox has a limit, and none takes what is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from atoll import Sandbox
+from atoll.network.share import Share
+from network import world
+from network.conftest import Kind, Make
+
+DOWNLOAD = """
+import json, socket, time
+def fetch(count):
+    with socket.create_connection(("{web}", {port}), 30) as s:
+        s.sendall(b"GET /bytes/%d HTTP/1.1\\r\\nHost: allowed.test\\r\\n\\r\\n" % count)
+        left, buffer = count, bytearray(1 << 20)
+        while left > 0:
+            got = s.recv_into(buffer)
+            if not got: raise SystemExit("cut short")
+            left -= got
+def send(count):
+    with socket.create_connection(("{web}", {port}), 30) as s:
+        s.sendall(b"POST / HTTP/1.1\\r\\nHost: allowed.test\\r\\nContent-Length: %d\\r\\n\\r\\n" % count + b"x" * count)
+        s.recv(100)
+began = time.perf_counter()
+{what}
+print(json.dumps(time.perf_counter() - began))
+"""
+
+
+def seconds(sandbox: Sandbox, what: str, port: int = 80) -> float:
+    program = DOWNLOAD.format(web=world.WEB, what=what, port=port)
+    found = sandbox.exec(["python3", "-c", program], timeout=50)
+    assert found.success, found.stderr
+    return float(json.loads(found.stdout))
+
+
+RULES = {"allowed_domains": ["allowed.test"], "rules": [{"cidr": f"{world.WEB}/32", "port": 8080}]}
+
+
+def test_a_policy_can_limit_the_bandwidth(make: Make, kind: Kind) -> None:
+    """Compared with a neighbour that has no such limit; by name and by address, both ways."""
+    if kind["engine"] != "native":
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    limited, free = make(kind, {**RULES, "bytes_per_s": 1_000_000}), make(kind, RULES)
+    for what, port in (("fetch(3_000_000)", 80), ("fetch(3_000_000)", 8080), ("send(3_000_000)", 80)):
+        slow, fast = seconds(limited, what, port), seconds(free, what, port)
+        assert slow > 3 * fast, (what, port, slow, fast)
+    limited.set_network(RULES)
+    assert seconds(limited, "fetch(3_000_000)") < slow, "without the limit it is as fast as others"
+
+
+def test_many_connections_get_no_more_than_one(make: Make, kind: Kind) -> None:
+    """A greedy one that never stops, and a neighbour that fetches something once: it is not starved."""
+    if kind["engine"] != "native":
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    greedy, modest = make(kind, RULES), make(kind, RULES)
+    command = greedy.start(
+        "for i in $(seq 60); do curl -s http://allowed.test/bytes/100000000000 > /dev/null & done; echo go > go; wait"
+    )
+    greedy.exec("until grep -q go go; do sleep 0.02; done")
+    assert seconds(modest, "fetch(20_000_000)") > 0, "it is there before its time limit"
+    command.kill()
+
+
+async def test_a_share_is_one_of_turns_and_of_a_rate() -> None:
+    share = Share(1_000_000)
+    assert share.is_open()
+    share.count(5 << 20)
+    assert not share.is_open()
+    assert share.pause_s() > 4, "five seconds' worth was taken at once"
+    share = Share(1e12)
+    share.count(3 << 20)
+    assert share.is_open()
+    share.count(1 << 20)
+    assert not share.is_open()
+    assert share.pause_s() == 0, "it is only a matter of turns"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert share.is_open()
+    share.limit(1024)
+    share.count(1 << 30)
+    assert share.pause_s() > 1000
