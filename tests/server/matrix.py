@@ -98,6 +98,7 @@ MATRIX = (
     Line("POST", "/sandbox-specs", "manage", body={"id": "matrix-of-ann"}),
     Line("GET", "/sandbox-specs/{spec_id}", "read"),
     Line("DELETE", "/sandbox-specs/{spec_id}", "manage"),
+    Line("POST", "/sandbox-specs/{spec_id}/pull", "manage"),
     # events
     Line("GET", "/events", "read"),
     Line("GET", "/events/stream", "read"),

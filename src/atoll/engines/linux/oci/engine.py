@@ -26,7 +26,7 @@ from typing import cast
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.availability import Availability
-from atoll.engines.base import LATER, ByteStream, LimitEvents, refuse_unsupported
+from atoll.engines.base import LATER, ByteStream, LimitEvents, OnImageProgress, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import links, runtimes
 from atoll.engines.linux.oci.building import Builder
@@ -52,7 +52,8 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.images import tree
-from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, State, Stats
+from atoll.images.work import Progress
+from atoll.model import Capability, Cause, Handle, ImageProgress, Limits, Observation, SandboxSpec, State, Stats
 from atoll.network import client as network
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -325,8 +326,12 @@ class OciEngine:
         except OSError as error:
             raise EngineError(f"the limits of sandbox '{handle.sandbox_id}' cannot be set: {error}") from error
 
-    async def ensure_image(self, image: str) -> None:
-        await self._places.images.ensure(image)
+    async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
+        def report(step: Progress) -> None:
+            if on_progress is not None:
+                on_progress(ImageProgress(step.stage, step.detail, step.done_bytes, step.total_bytes))
+
+        await self._places.images.ensure(image, report)
 
     # --- saved states ----------------------------------------------------------------------------------------------
 
