@@ -234,3 +234,15 @@ class Stats:
     cpu_s: float | None = None
     pids: int | None = None
     disk_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProgress:
+    """What is being done to get an image ready. `total_bytes` is None when nobody knows how much is to come."""
+
+    stage: str
+    """One of `wait`, `pull`, `build`, `extract`, `check`."""
+    detail: str = ""
+    """Which layer, which package."""
+    done_bytes: int = 0
+    total_bytes: int | None = None

@@ -39,6 +39,7 @@ class RunningServer:
             timeout=30,
             event_hooks={"response": [validate]},
             trust_env=False,
+            verify=False,  # it is never TLS, and loading certificates takes longer than a request
         )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:

@@ -7,12 +7,18 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from atoll.cli.target import JsonOption, print_json, show, the_server
-from atoll.errors import EngineUnavailableError
+from atoll.errors import EngineUnavailableError, ImageError
 
 spec_app = typer.Typer(help="The server's catalogue of specs.", no_args_is_help=True, rich_markup_mode=None)
 key_app = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_markup_mode=None)
+
+
+_LOOK_EVERY_S = 0.3
+_NOT_BEGUN = {"stage": "wait", "detail": "", "done_bytes": 0, "total_bytes": None}
 
 
 def _call(method: str, path: str, **options: Any) -> Any:
@@ -48,11 +54,42 @@ def create_spec(
     print(_call("POST", "/sandbox-specs", safe=False, json=body)["id"])
 
 
+@spec_app.command("pull")
+def pull_spec(id: Annotated[str, typer.Argument(help="Its name.")]) -> None:
+    """Get the image of a spec ready on the server, and show how far it is."""
+    asyncio.run(_pull(id))
+
+
 @spec_app.command("rm")
 def remove_spec(id: Annotated[str, typer.Argument(help="Its name.")]) -> None:
     """Remove a spec. Sandboxes that were made from it stay."""
     _call("DELETE", f"/sandbox-specs/{id}")
     print(id)
+
+
+async def _pull(id: str) -> None:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TimeElapsedColumn())
+    server = the_server()
+    try:
+        info = await server.call("POST", f"/sandbox-specs/{id}/pull")
+        with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bars:
+            bar = bars.add_task(f"getting {info['image']}", total=None)
+            while info["image_status"] == "pulling":
+                step = info["image_progress"] or {
+                    "stage": "waiting",
+                    "detail": "",
+                    "done_bytes": 0,
+                    "total_bytes": None,
+                }
+                what = f"getting {info['image']}: {step['stage']} {step['detail'][:48]}"
+                bars.update(bar, description=what, completed=step["done_bytes"], total=step["total_bytes"])
+                await asyncio.sleep(_LOOK_EVERY_S)
+                info = await server.call("GET", f"/sandbox-specs/{id}")
+    finally:
+        await server.aclose()
+    if info["image_status"] != "ready":
+        raise ImageError(f"the image {info['image']} is not ready: {info['image_detail']}")
+    print(f"{info['image']} is ready")
 
 
 @key_app.command("ls")

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.errors import UnsupportedError
-from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, Stats
+from atoll.model import Capability, Cause, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 
@@ -96,11 +96,14 @@ class Resizable(Protocol):
         enforce, and for limits that were there before or are set when a sandbox is made."""
 
 
+OnImageProgress = Callable[[ImageProgress], None]
+
+
 @runtime_checkable
 class ImageSource(Protocol):
     """An engine that can get an image ready before a sandbox is made from it."""
 
-    async def ensure_image(self, image: str) -> None:
+    async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """Pull or build it if it is not here. Raises ImageError if it cannot be had."""
 
 

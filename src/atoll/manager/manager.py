@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal
 
-from atoll.engines.base import Checkpointing
+from atoll.engines.base import Checkpointing, OnImageProgress
 from atoll.errors import SandboxNotFoundError
 from atoll.manager.forking import checkpointing
 from atoll.manager.members import Member
@@ -192,6 +192,12 @@ class SandboxManager(Opening):
     async def ensure_image(self, image: str, *, engine: str | None = None) -> bool:
         """Whether sandboxes can be made from this image. One that is missing is pulled or built now."""
         return await (await self._open()).queries.ensure_image(image, engine)
+
+    async def fetch_image(
+        self, image: str, *, engine: str | None = None, on_progress: OnImageProgress | None = None
+    ) -> None:
+        """As `ensure_image`, but says how far it is, and raises ImageError with the reason if it cannot be had."""
+        await (await self._open()).queries.fetch_image(image, engine, on_progress)
 
     # --- knowing --------------------------------------------------------------------------------------------------
 

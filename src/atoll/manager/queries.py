@@ -8,8 +8,8 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from atoll.engines.base import ImageSource
-from atoll.errors import ImageError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
+from atoll.engines.base import ImageSource, OnImageProgress
+from atoll.errors import ImageError, ImageNotFoundError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
 from atoll.manager.metrics import exposition
@@ -106,15 +106,19 @@ class Queries:
         return dict(await asyncio.gather(*(ask(member) for member in running)))
 
     async def ensure_image(self, image: str, engine_name: str | None) -> bool:
-        engine = self._core.engine if engine_name is None else self._core.engines.get(engine_name)
-        if not isinstance(engine, ImageSource):
-            return image == "host"
         try:
-            await engine.ensure_image(image)
+            await self.fetch_image(image, engine_name, None)
         except ImageError as error:
-            _log.warning("engine '%s' has no image %r: %s", engine.name, image, error)
+            _log.warning("there is no image %r: %s", image, error)
             return False
         return True
+
+    async def fetch_image(self, image: str, engine_name: str | None, on_progress: OnImageProgress | None) -> None:
+        engine = self._core.engine if engine_name is None else self._core.engines.get(engine_name)
+        if isinstance(engine, ImageSource):
+            await engine.ensure_image(image, on_progress)
+        elif image != "host":
+            raise ImageNotFoundError(f"engine '{engine.name}' gets its images when a sandbox needs them")
 
     def figures(self) -> dict[str, object]:
         core = self._core

@@ -171,6 +171,19 @@ class SandboxStart(BaseModel):
     lifetime_s: Lifetime | None = None
 
 
+class ImageProgressInfo(BaseModel):
+    """How far the image of a spec is."""
+
+    model_config = ConfigDict(from_attributes=True)
+    stage: str
+    """`wait`, `pull`, `build`, `extract` or `check`."""
+    detail: str
+    """Which layer, which package."""
+    done_bytes: int
+    total_bytes: int | None
+    """Null when nobody knows how much is to come."""
+
+
 class SandboxSpecInfo(BaseModel):
     id: str
     command: list[str] | None = None
@@ -187,6 +200,9 @@ class SandboxSpecInfo(BaseModel):
     is_default: bool = False
     image_status: Literal["ready", "pending", "pulling", "failed"] = "ready"
     image_detail: str = ""
+    """Why it failed."""
+    image_progress: ImageProgressInfo | None = None
+    """While it is being fetched."""
 
 
 class SandboxSpecInfoPage(BaseModel):

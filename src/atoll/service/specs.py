@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from atoll.errors import SandboxError
 from atoll.manager import SandboxManager
+from atoll.model import ImageProgress
 from atoll.network.policy import NetworkPolicy, opens_private
 from atoll.service.identity import Caller
 from atoll.service.models import (
@@ -22,6 +23,8 @@ from atoll.service.refusals import ForbiddenError, SandboxSpecNotFoundError
 from atoll.store import AlreadyThereError, Store, StoredSpec
 
 DEFAULT_ID = "default"
+_FETCHES = 4
+_AHEAD = 1000
 _OF_THE_MACHINE = ("tar:", "docker:")
 """What images begin with that come from the server's own machine and not from a registry."""
 
@@ -40,14 +43,19 @@ class SandboxSpecService:
         self._manager = manager
         self._default_id = default_spec_id
         self._images: dict[str, tuple[str, str]] = {"host": ("ready", "")}
+        self._progress: dict[str, ImageProgress] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(_FETCHES)
 
     async def prepare(self) -> None:
-        """A catalogue is never empty: `default` is a sandbox over this machine's own /usr."""
+        """A catalogue is never empty: `default` is a sandbox over this machine's own /usr. Images of the specs that
+        are there are fetched in the background, which is quick if they are here."""
         if await self._store.spec(self._default_id) is None:
             body = Recipe().model_dump_json()
             now = datetime.now(UTC)
             await self._store.add_spec(StoredSpec(id=self._default_id, owner_id=None, body=body, created_at=now))
+        for spec in await self._store.specs(owner_id=None, everybodys=True, after="", limit=_AHEAD):
+            self._fetch(Recipe.model_validate_json(spec.body).settings.image)
 
     async def aclose(self) -> None:
         for task in self._fetching.values():
@@ -97,6 +105,14 @@ class SandboxSpecService:
             raise AlreadyThereError(error.reason, hint="Choose another id.") from error
         self._fetch(wanted.settings.image)
         return self._info(spec)
+
+    async def pull_sandbox_spec(self, caller: Caller, spec_id: str) -> SandboxSpecInfo:
+        """Fetch its image now, or again after a failure. Returns at once: `image_progress` says how far it is."""
+        found = await self._visible(caller, spec_id)
+        if found is None:
+            raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {spec_id[:128]!r}")
+        self._fetch(Recipe.model_validate_json(found.body).settings.image)
+        return self._info(found)
 
     async def delete_sandbox_spec(self, caller: Caller, spec_id: str) -> bool:
         """False: there is none that this caller can see. Sandboxes that were made from it stay."""
@@ -153,6 +169,7 @@ class SandboxSpecService:
                 "is_default": spec.id == self._default_id,
                 "image_status": status,
                 "image_detail": detail,
+                "image_progress": self._progress.get(recipe.settings.image),
             }
         )
 
@@ -166,9 +183,14 @@ class SandboxSpecService:
         task.add_done_callback(lambda _: self._fetching.pop(image, None))
 
     async def _ensure(self, image: str) -> None:
+        def report(step: ImageProgress) -> None:
+            self._progress[image] = step
+
         try:
-            ready = await self._manager.ensure_image(image)
+            async with self._slots:
+                await self._manager.fetch_image(image, on_progress=report)
+            self._images[image] = ("ready", "")
         except SandboxError as error:
-            self._images[image] = ("failed", error.reason)
-            return
-        self._images[image] = ("ready", "") if ready else ("failed", "this engine cannot get it")
+            self._images[image] = ("failed", str(error))
+        finally:
+            self._progress.pop(image, None)

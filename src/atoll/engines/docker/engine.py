@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from atoll.engines.availability import Availability
-from atoll.engines.base import ByteStream, refuse_unsupported
+from atoll.engines.base import ByteStream, OnImageProgress, refuse_unsupported
 from atoll.engines.docker import agent_volume, endpoint, facts, images, observing, plan, probing
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
@@ -183,9 +183,9 @@ class DockerEngine:
         """As `capabilities` says, without holding up the event loop. Raises EngineUnavailableError."""
         return capability in self._powers(await facts.learn(self._http))
 
-    async def ensure_image(self, image: str) -> None:
+    async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
-        await images.ensure(self._http, image)
+        await images.ensure(self._http, image, images.summed(on_progress) if on_progress is not None else None)
 
     async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
         """Whether anything in it was killed for its memory limit since that moment, as `time.time()` gives it."""

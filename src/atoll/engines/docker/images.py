@@ -16,6 +16,7 @@ from urllib.parse import quote
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.errors import EngineError, ImageError, ImageNotFoundError, SpecError
 from atoll.images.credentials import credentials_for
+from atoll.model import ImageProgress
 
 PULL_S = 1800.0
 _STALL_S = 60.0
@@ -46,6 +47,23 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def summed(on_progress: Callable[[ImageProgress], None]) -> OnProgress:
+    """The engine tells of each layer by itself, downloads and extractions; users want to know how far all of it is."""
+    layers: dict[str, tuple[int, int]] = {}
+
+    def step(told: Progress) -> None:
+        is_download = told.status == "Downloading"
+        if is_download and told.total_bytes:
+            layers[told.layer] = (told.done_bytes, told.total_bytes)
+        elif told.layer in layers:  # downloaded, or extracted from what was downloaded
+            layers[told.layer] = (layers[told.layer][1], layers[told.layer][1])
+        done, total = (sum(sizes) for sizes in zip(*layers.values(), strict=True)) if layers else (0, 0)
+        stage = "extract" if told.status == "Extracting" else "pull"
+        on_progress(ImageProgress(stage, f"{told.status} {told.layer}".strip(), done, total or None))
+
+    return step
 
 
 async def ensure(http: Http, name: str, on_progress: OnProgress | None = None) -> Image:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from atoll.engines.base import ByteStream, refuse_unsupported
+from atoll.engines.base import ByteStream, OnImageProgress, refuse_unsupported
 from atoll.engines.local import erasing, processes, sockets
 from atoll.engines.local.launch import Launch, start
 from atoll.engines.local.observing import observe
@@ -130,7 +130,7 @@ class LocalEngine(ABC):
 
         return [*await asyncio.to_thread(find)]
 
-    async def ensure_image(self, image: str) -> None:
+    async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """There is nothing to fetch."""
         self._check_image(image)
 

@@ -51,6 +51,13 @@ async def get(caller: Reader, services: Services_, spec_id: SpecPath) -> Sandbox
     return found
 
 
+@router.post("/{spec_id}/pull", operation_id="pull_sandbox_spec")
+async def pull(caller: Manager, services: Services_, spec_id: SpecPath) -> SandboxSpecInfo:
+    """Fetch or build its image now, or again after a failure. Answers at once; ask for the spec to see its
+    `image_progress`."""
+    return await services.specs.pull_sandbox_spec(caller, spec_id)
+
+
 @router.delete("/{spec_id}", operation_id="delete_sandbox_spec")
 async def delete(caller: Manager, services: Services_, spec_id: SpecPath) -> Success:
     """Sandboxes that were made from it stay."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import cast
 
 from atoll.engines.availability import Availability
-from atoll.engines.base import LATER, ByteStream, LimitEvents, refuse_unsupported
+from atoll.engines.base import LATER, ByteStream, LimitEvents, OnImageProgress, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import links, runtimes
 from atoll.engines.linux.oci.building import Builder
@@ -48,7 +48,8 @@ from atoll.errors import (
     SandboxGoneError,
     UnsupportedError,
 )
-from atoll.model import Capability, Cause, Handle, Limits, Observation, SandboxSpec, State, Stats
+from atoll.images.work import Progress
+from atoll.model import Capability, Cause, Handle, ImageProgress, Limits, Observation, SandboxSpec, State, Stats
 from atoll.network import client as network
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -279,8 +280,12 @@ class OciEngine(Saving):
         except OSError as error:
             raise EngineError(f"the limits of sandbox '{handle.sandbox_id}' cannot be set: {error}") from error
 
-    async def ensure_image(self, image: str) -> None:
-        await self._places.images.ensure(image)
+    async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
+        def report(step: Progress) -> None:
+            if on_progress is not None:
+                on_progress(ImageProgress(step.stage, step.detail, step.done_bytes, step.total_bytes))
+
+        await self._places.images.ensure(image, report)
 
     async def gc(self) -> Sequence[str]:
         """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
