@@ -11,6 +11,7 @@ import builtins
 import functools
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +24,7 @@ from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.making import Maker
 from atoll.engines.docker.plan import Identity
+from atoll.engines.docker.states import NEXT, ORIGIN, DockerStates, snapshot_of
 from atoll.engines.docker.streams import NotVisibleError, Streams, Target
 from atoll.engines.local.waiting import finish
 from atoll.errors import (
@@ -42,8 +44,8 @@ _ENDING_S = 5.0
 _ENDING_PAUSE_S = 0.01
 
 
-class DockerEngine:
-    """An `Engine` and `Pausable` over the Docker API.
+class DockerEngine(DockerStates):
+    """An `Engine`, `Pausable` and `Checkpointing` over the Docker API.
 
     `where` is its endpoint; by default it is found as the `docker` program finds it. `direct` False speaks to agents
     only through the API, as is done anyway when the containers' processes cannot be seen from here.
@@ -78,29 +80,45 @@ class DockerEngine:
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
-        who = self._who(sandbox_id)
+        return await self._make(sandbox_id, spec, None)
+
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: images.Image | None) -> Handle:
+        """From its own image, or from a saved one."""
+        who, created_at = self._who(sandbox_id), time.time()
+        known = await self._checked(spec)
+        prepare = self._freshener(sandbox_id) if image is not None else None
+        if image is None and (name := snapshot_of(spec.image)) is not None:
+            image, prepare = (await self._snapshot_named(name)).as_image(), self._freshener(sandbox_id)
+        elif image is None:
+            image = await images.ensure(self._http, spec.image)
+        if facts.machine(image.architecture) not in ("", known.architecture):
+            raise ImageError(
+                f"image '{spec.image}' is for {image.architecture}, the Docker engine runs on {known.architecture}",
+                hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
+            )
+        body = await self._body(who, spec, image, created_at, {ORIGIN: image.id} if prepare is not None else {})
+        try:
+            target = await finish(self._maker.make(who.container, body, agent_volume.packed(), spec, prepare))
+        except asyncio.CancelledError:
+            await finish(self._containers.remove(who.container))
+            raise
+        return Handle(self.name, sandbox_id, spec, created_at, target.details())
+
+    async def _checked(self, spec: SandboxSpec) -> facts.Facts:
         known = await facts.learn(self._http)
         known.require_usable()
         self.capabilities = known.capabilities
         refuse_unsupported(self.name, self.capabilities, spec)
         plan.check(spec, self._private(known))
         known.runtime(spec)
-        image = await images.ensure(self._http, spec.image)
-        if facts.machine(image.architecture) not in ("", known.architecture):
-            raise ImageError(
-                f"image '{spec.image}' is for {image.architecture}, the Docker engine runs on {known.architecture}",
-                hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
-            )
-        agent = agent_volume.packed()
+        return known
+
+    async def _body(
+        self, who: Identity, spec: SandboxSpec, image: images.Image, created_at: float, labels: Mapping[str, str]
+    ) -> dict[str, Any]:
+        known, agent = await self._checked(spec), agent_volume.packed()
         await agent_volume.ensure(self._http, agent, image.id)
-        created_at = time.time()
-        body = plan.container(who, spec, known, image, agent, created_at)
-        try:
-            target = await finish(self._maker.make(who.container, body, agent, spec))
-        except asyncio.CancelledError:
-            await finish(self._containers.remove(who.container))
-            raise
-        return Handle(self.name, sandbox_id, spec, created_at, target.details())
+        return plan.container(who, spec, known, image, agent, created_at, labels)
 
     async def connect(self, handle: Handle) -> ByteStream:
         try:
@@ -117,7 +135,7 @@ class DockerEngine:
 
     async def inspect(self, handle: Handle) -> Observation:
         name = self._who(handle.sandbox_id).container
-        found = await self._containers.inspect(name)
+        found = await self._completed(name)
         seen = observing.MISSING if found is None else observing.observe(found)
         lifetime_s = handle.spec.limits.lifetime_s
         if seen.state is State.PAUSED and lifetime_s is not None and handle.created_at + lifetime_s <= time.time():
@@ -127,14 +145,21 @@ class DockerEngine:
     async def list(self) -> list[Handle]:
         installation = self._settings.installation_id()
         found = await self._containers.labelled(f"{plan.INSTALLATION}={installation}")
-        return [handle for entry in found if (handle := self._handle(entry)) is not None]
+        handles = [handle for entry in found if (handle := self._handle(entry)) is not None]
+        return [*{handle.sandbox_id: handle for handle in handles}.values()]  # one that goes back has two for a moment
 
     async def stats(self, handle: Handle) -> Stats:
         found = await self._containers.stats(self._who(handle.sandbox_id).container)
         return Stats() if found is None else observing.usage(found)
 
     async def delete(self, handle: Handle) -> None:
-        await finish(self._containers.remove(self._who(handle.sandbox_id).container))
+        await finish(self._erase(handle.sandbox_id))
+
+    async def _erase(self, sandbox_id: str) -> None:
+        name = self._who(sandbox_id).container
+        await self._containers.remove(name + NEXT)
+        await self._containers.remove(name)
+        await self._forget_states(sandbox_id)
 
     async def aclose(self) -> None:
         """End the bridges of this event loop. The API needs no closing: every request has its own connection."""
@@ -205,10 +230,19 @@ class DockerEngine:
                 return await self._streams.direct(noted)
             except (NotVisibleError, FileNotFoundError):
                 pass  # it has ended, or it never could be seen from here: the engine knows
-        found = await self._containers.inspect(self._who(handle.sandbox_id).container)
+        found = await self._completed(self._who(handle.sandbox_id).container)
         if found is None or not found["State"]["Running"]:
             raise AgentUnreachableError("it does not run")
         return await self._streams.open(Target.of(found))
+
+    async def _await_again(self, name: str) -> None:
+        await self._maker.await_agent(name)
+
+    async def _base_image(self, spec: SandboxSpec, image_id: str) -> images.Image:
+        found = await images.find(self._http, image_id)
+        if found is None:
+            raise ImageError(f"the image that the sandbox began with, '{spec.image}', is gone from the Docker engine")
+        return found
 
     async def _let_end(self, name: str) -> Observation:
         """Its lifetime passed while it was paused: it ends as soon as it goes on."""

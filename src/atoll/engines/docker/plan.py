@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +81,13 @@ def check(spec: SandboxSpec, private: list[str]) -> None:
 
 
 def container(
-    who: Identity, spec: SandboxSpec, facts: Facts, image: Image, agent: agent_volume.Agent, created_at: float
+    who: Identity,
+    spec: SandboxSpec,
+    facts: Facts,
+    image: Image,
+    agent: agent_volume.Agent,
+    created_at: float,
+    labels: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The body of the request that makes it."""
     argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
@@ -104,6 +111,7 @@ def container(
             SANDBOX: who.sandbox_id,
             SPEC: spec.model_dump_json(),
             CREATED: repr(created_at),
+            **(labels or {}),
         },
         "HostConfig": _host_config(spec, facts, agent),
     }
