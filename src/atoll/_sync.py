@@ -468,17 +468,28 @@ class Sandbox:
             self._portal,
         )
 
-    def checkpoint(self, name: str = "", *, memory: bool = False, made_by: str = "user") -> Checkpoint:
+    def checkpoint(
+        self, name: str = "", *, memory: bool = False, drop_connections: bool = False, made_by: str = "user"
+    ) -> Checkpoint:
         """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
 
         With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
-        isolation="gvisor". Persistent shells and followed commands are connected again by their next use.
+        isolation="gvisor". Persistent shells and followed commands are connected again by their next use. Connections
+        to the outside (`open_connections`) cannot be saved: if there are any it is refused, unless they may be dropped.
         """
-        return self._portal.call(self._async.checkpoint(name, memory=memory, made_by=made_by))
+        return self._portal.call(
+            self._async.checkpoint(name, memory=memory, drop_connections=drop_connections, made_by=made_by)
+        )
 
-    def pause(self, *, memory: str = "ram") -> None:
-        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor")."""
-        self._portal.call(self._async.pause(memory=memory))
+    def open_connections(self) -> list[str]:
+        """The far ends, as ADDRESS:PORT, of the TCP connections that it has to the outside. No saved memory keeps
+        them."""
+        return self._portal.call(self._async.open_connections())
+
+    def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
+        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor"); for
+        connections that is as for a `checkpoint` with memory."""
+        self._portal.call(self._async.pause(memory=memory, drop_connections=drop_connections))
 
     def resume(self) -> None:
         """Let it go on. May be repeated."""
@@ -508,12 +519,25 @@ class Sandbox:
         """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
         return self._portal.call(self._async.undo(steps))
 
-    def fork(self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False) -> list[Self]:
+    def fork(
+        self,
+        count: int = 1,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> list[Self]:
         """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
 
-        With `memory` (or from a checkpoint that has it) its processes go on in each of them.
+        With `memory` (or from a checkpoint that has it) its processes go on in each of them; for connections that is as
+        for a `checkpoint` with memory.
         """
-        return [self._twin(each) for each in self._portal.call(self._async.fork(count, checkpoint, memory=memory))]
+        return [
+            self._twin(each)
+            for each in self._portal.call(
+                self._async.fork(count, checkpoint, memory=memory, drop_connections=drop_connections)
+            )
+        ]
 
     def snapshot(self, name: str, checkpoint: Checkpoint | str | None = None) -> Snapshot:
         """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`."""

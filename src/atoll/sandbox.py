@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import dataclasses
 import functools
 import math
@@ -41,7 +42,7 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.forwarding import AsyncForward
-from atoll.guest import trees
+from atoll.guest import connections, trees
 from atoll.guest.channel import Channel
 from atoll.guest.files import FileInfo, Files, Watch
 from atoll.guest.guest import Guest
@@ -352,25 +353,41 @@ class AsyncSandbox:
 
     # --- going back, and branching off --------------------------------------------------------------------------------
 
-    async def checkpoint(self, name: str = "", *, memory: bool = False, made_by: str = "user") -> Checkpoint:
+    async def checkpoint(
+        self, name: str = "", *, memory: bool = False, drop_connections: bool = False, made_by: str = "user"
+    ) -> Checkpoint:
         """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
 
         With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
-        isolation="gvisor". Persistent shells and followed commands are connected again by their next use.
+        isolation="gvisor". Persistent shells and followed commands are connected again by their next use. Connections
+        to the outside (`open_connections`) cannot be saved: if there are any it is refused, unless they may be dropped.
         """
         if memory:
-            await self._let_go()
+            await self._let_go_of_all(drop_connections)
         return await (await self._checkpointing()).checkpoint(
             self._created(), name=name, made_by=made_by, memory=memory
         )
 
-    async def pause(self, *, memory: str = "ram") -> None:
-        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor")."""
+    async def open_connections(self) -> list[str]:
+        """The far ends, as ADDRESS:PORT, of the TCP connections that it has to the outside. No saved memory keeps
+        them."""
+        if self.spec.network == "none":
+            return []
+        found: list[str] = []
+        for path in connections.TABLES:
+            with contextlib.suppress(OSError):
+                table = await self.read_bytes(path, length=connections.LONGEST)
+                found += connections.established(table.decode(errors="replace"))
+        return found
+
+    async def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
+        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor"); for
+        connections that is as for a `checkpoint` with memory."""
         if memory not in ("ram", "disk"):
             raise ValueError(f"memory is 'ram' or 'disk', not {memory!r}")
         engine = await self._the_engine()
         if memory == "disk":
-            await self._let_go()
+            await self._let_go_of_all(drop_connections)
             await (await self._checkpointing()).hibernate(self._created())
         elif isinstance(engine, Pausable) and Capability.PAUSE in engine.capabilities:
             await engine.pause(self._created())
@@ -425,11 +442,17 @@ class AsyncSandbox:
         return target
 
     async def fork(
-        self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False
+        self,
+        count: int = 1,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
     ) -> list[Self]:
         """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
 
-        With `memory` (or from a checkpoint that has it) its processes go on in each of them.
+        With `memory` (or from a checkpoint that has it) its processes go on in each of them; for connections that is as
+        for a `checkpoint` with memory.
         """
         if count < 1:
             raise ValueError(f"count must be at least 1, not {count}")
@@ -448,7 +471,7 @@ class AsyncSandbox:
         ]
         source = None if checkpoint is None else _id_of(checkpoint)
         if memory:
-            await self._let_go()
+            await self._let_go_of_all(drop_connections)
         ids = [twin.id for twin in twins]
         handles = await (await self._checkpointing()).fork(self._created(), ids, source, memory=memory)
         for twin, handle in zip(twins, handles, strict=True):
@@ -712,6 +735,15 @@ class AsyncSandbox:
     async def _let_go(self) -> None:
         self._shells.clear()
         await self._guest.aclose()
+
+    async def _let_go_of_all(self, drop_connections: bool) -> None:
+        """Before memory is saved: what cannot be is told now."""
+        if not drop_connections and (found := await self.open_connections()):
+            raise UnsupportedError(
+                f"the sandbox has open connections, which cannot be saved: {', '.join(found[:10])}",
+                hint="Let it close them, or give drop_connections=True: then they are cut off.",
+            )
+        await self._let_go()
 
     async def _go_back(self, checkpoint_id: str | None) -> None:
         engine, handle = await self._checkpointing(), self._created()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,14 @@ from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from checkpoints.conftest import emptied, engine_named
 from checkpoints.test_memory import COUNTER, counting
+
+
+def times(few: int, many: int) -> list[Any]:
+    return [
+        pytest.param(few, marks=pytest.mark.timeout(180)),
+        pytest.param(many, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    ]
+
 
 _MAKER = """
 import asyncio, random, sys
@@ -45,8 +54,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kills", times(6, 100))
 async def test_killed_at_any_moment(settings: Settings, kills: int) -> None:
     engine = engine_named("native", settings)
     dice = random.Random()
@@ -114,8 +122,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kills", times(4, 30))
 async def test_killed_while_the_memory_is_saved_it_goes_on(settings: Settings, kills: int) -> None:
     """Also when the sandbox was held still just then, or was falling asleep."""
     engine = engine_named("runsc", settings)

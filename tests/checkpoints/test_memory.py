@@ -9,6 +9,7 @@ import pytest
 
 from atoll.engines.linux.oci import OciEngine
 from atoll.errors import EngineError, UnsupportedError
+from atoll.guest.connections import established
 from atoll.model import State
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
@@ -117,3 +118,47 @@ async def test_what_stands_in_the_way_is_told(
         await asyncio.sleep(0)
         assert (await sandbox.checkpoint(memory=True)).memory
         assert (await sandbox.exec("true")).success
+
+
+CONNECTED = """
+import socket, time
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect(("198.18.0.1", 53))
+listener = socket.create_server((probe.getsockname()[0], 7777))
+connection = socket.create_connection(listener.getsockname())
+print(listener.getsockname()[0], flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.timeout(120)
+async def test_what_cannot_be_saved_is_told_before(gvisor: OciEngine, sandbox_on: MakeSandbox) -> None:
+    async with sandbox_on(gvisor, network="all") as sandbox:
+        assert await sandbox.open_connections() == []
+        command = await sandbox.start(["python3", "-c", CONNECTED])
+        address = (await anext(aiter(command))).data.decode().strip()
+        assert f"{address}:7777" in await sandbox.open_connections()
+        for refused in (
+            sandbox.checkpoint(memory=True),
+            sandbox.fork(1, memory=True),
+            sandbox.pause(memory="disk"),
+        ):
+            with pytest.raises(UnsupportedError, match=f"{address}:7777"):
+                await refused
+        assert await sandbox.checkpoints() == []
+        assert (await sandbox.inspect()).state is State.RUNNING
+        assert (await sandbox.checkpoint(memory=True, drop_connections=True)).memory
+        assert (await sandbox.exec("echo on")).stdout == "on\n"
+
+
+def test_tables_of_connections_are_read_as_a_strangers() -> None:
+    table = (
+        "  sl  local_address rem_address   st\n"
+        "   3: 0100007F:E68F 00000000:0000 0A 0\n"
+        "   4: 0100007F:7EB5 0100007F:E68F 01 0\n"
+        "   5: 0200000A:7EB5 08080808:01BB 01 0\n"
+        "   6: 0000000000000000FFFF00000200000A:7EB5 0000000000000000FFFF00000100007F:0050 01 0\n"
+        "   7: 00000000000000000000000001000000:7EB5 B80D0120000000000000000001000000:0050 01 0\n"
+        "   8: zzz\n\0 : : : 01"
+    )
+    assert established(table) == ["8.8.8.8:443", "[2001:db8::1]:80"]

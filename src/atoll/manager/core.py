@@ -145,8 +145,10 @@ class Care:
     async def delete(self) -> None:
         await self._core.ending.delete(self._member, Cause.USER, "it was deleted")
 
-    async def fork(self, count: int, checkpoint: str | None, memory: bool) -> list[ManagedSandbox]:
-        made = await self._core.forking.twins(self._member, count, checkpoint, memory=memory)
+    async def fork(
+        self, count: int, checkpoint: str | None, memory: bool, drop_connections: bool
+    ) -> list[ManagedSandbox]:
+        made = await self._core.forking.twins(self._member, count, checkpoint, memory, drop_connections)
         return [each.sandbox for each in made]
 
     def suspect(self) -> None:

@@ -26,17 +26,27 @@ class Forking:
         self._room = room
         self._creating = creating
 
-    async def twins(self, source: Member, count: int, checkpoint: str | None, *, memory: bool) -> list[Member]:
+    async def twins(
+        self, source: Member, count: int, checkpoint: str | None, memory: bool, drop_connections: bool
+    ) -> list[Member]:
         """Without names or labels of their own."""
         requests = [Request.twin(source.record, checkpoint, memory) for _ in range(count)]
-        return await self.fork(source, requests, checkpoint, memory=memory)
+        return await self.fork(source, requests, checkpoint, memory=memory, drop_connections=drop_connections)
 
     async def fork(
-        self, source: Member, requests: Sequence[Request], checkpoint: str | None, *, memory: bool = False
+        self,
+        source: Member,
+        requests: Sequence[Request],
+        checkpoint: str | None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
     ) -> list[Member]:
         """Running sandboxes. Names, keys, room and callers who are cancelled are as for one that is created."""
         engine = checkpointing(self._core.engine_of(source))
         async with source.sandbox.use():
+            if memory:
+                await source.sandbox.let_go_of_all(drop_connections)
             members = await self._begin(source, engine, requests, checkpoint, memory)
             for member in members:
                 await self._creating.join(member)

@@ -130,6 +130,7 @@ class SandboxManager(Opening):
         checkpoint: str | None = None,
         *,
         memory: bool = False,
+        drop_connections: bool = False,
         names: Sequence[str] = (),
         labels: Sequence[Mapping[str, str]] = (),
         lifetime: float | None = None,
@@ -155,19 +156,23 @@ class SandboxManager(Opening):
             for number in range(count)
         ]
         forking = (await self._open()).core.forking
-        return [each.id for each in await forking.fork(member, requests, checkpoint, memory=memory)]
+        made = await forking.fork(member, requests, checkpoint, memory=memory, drop_connections=drop_connections)
+        return [each.id for each in made]
 
     async def saved_states(self) -> Checkpointing:
         """Where the snapshots of its engine are kept. UnsupportedError if it cannot keep any."""
         return checkpointing((await self._open()).core.engine)
 
-    async def pause_sandbox(self, sandbox_id: str, *, memory: Literal["ram", "disk"] = "ram") -> None:
+    async def pause_sandbox(
+        self, sandbox_id: str, *, memory: Literal["ram", "disk"] = "ram", drop_connections: bool = False
+    ) -> None:
         """Stop its processes where they are. UnsupportedError where the engine cannot. May be repeated.
 
-        With memory="disk" they take no memory meanwhile.
+        With memory="disk" they take no memory meanwhile; connections to the outside are then in the way, or dropped.
         """
         member = await self._member(sandbox_id)
-        await (await self._open()).core.pausing.pause(member, disk=memory == "disk")
+        pausing = (await self._open()).core.pausing
+        await pausing.pause(member, disk=memory == "disk", drop_connections=drop_connections)
 
     async def resume_sandbox(self, sandbox_id: str) -> None:
         """Let them go on; any use does that too. LimitReachedError when there is no room for it."""

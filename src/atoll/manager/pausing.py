@@ -26,7 +26,7 @@ class Pausing:
         self._room = room
         room.pause = self.begin_pause
 
-    async def pause(self, member: Member, *, disk: bool = False) -> None:
+    async def pause(self, member: Member, *, disk: bool = False, drop_connections: bool = False) -> None:
         """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot.
 
         With `disk` they take no memory meanwhile; nobody may be connected for that.
@@ -37,6 +37,8 @@ class Pausing:
                 await outcome(self.begin_pause(member))
             return
         engine = checkpointing(self._core.engine_of(member))
+        if await self._reaches(member, State.RUNNING, State.PAUSED):
+            await member.sandbox.let_go_of_all(drop_connections)
         if await self._reaches(member, State.RUNNING, State.PAUSED):
             written = self._core.ledger.change(member, act=Act.PAUSE)
 

@@ -41,7 +41,9 @@ class Keeper(Protocol):
 
     async def delete(self) -> None: ...
 
-    async def fork(self, count: int, checkpoint: str | None, memory: bool) -> list[ManagedSandbox]: ...
+    async def fork(
+        self, count: int, checkpoint: str | None, memory: bool, drop_connections: bool
+    ) -> list[ManagedSandbox]: ...
 
     def suspect(self) -> None:
         """It seems to have died: somebody should look."""
@@ -153,6 +155,10 @@ class ManagedSandbox(AsyncSandbox):
             self.keeper.disconnected()
             await self._guest.aclose()
 
+    async def let_go_of_all(self, drop_connections: bool) -> None:
+        """Before its memory is saved. UnsupportedError if it has connections that cannot be."""
+        await self._let_go_of_all(drop_connections)
+
     async def let_go(self) -> None:
         """Close the connection; what waits on it fails. Not the end of the sandbox."""
         self._shells.clear()
@@ -222,6 +228,7 @@ class ManagedSandbox(AsyncSandbox):
     copy_to = counted(AsyncSandbox.copy_to)
     copy_from = counted(AsyncSandbox.copy_from)
     expose = counted(AsyncSandbox.expose)
+    open_connections = counted(AsyncSandbox.open_connections)
     network_log = counted(AsyncSandbox.network_log)
     checkpoint = counted(AsyncSandbox.checkpoint)
     checkpoints = counted(AsyncSandbox.checkpoints)
@@ -252,15 +259,20 @@ class ManagedSandbox(AsyncSandbox):
             return _Followed(self, await super().command(*args, **options), limit, asked)
 
     async def fork(
-        self, count: int = 1, checkpoint: Checkpoint | str | None = None, *, memory: bool = False
+        self,
+        count: int = 1,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
     ) -> list[ManagedSandbox]:
         """As `AsyncSandbox.fork`; the manager keeps them too, and they belong to the same owner."""
         if count < 1:
             raise ValueError(f"count must be at least 1, not {count}")
         source = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
-        return await self.keeper.fork(count, source, memory)
+        return await self.keeper.fork(count, source, memory, drop_connections)
 
-    async def pause(self, *, memory: str = "ram") -> None:
+    async def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
         """Refused: the manager has to know."""
         raise UnsupportedError("a manager pauses its sandboxes itself", hint="Use `pause_sandbox` of the manager.")
 

@@ -153,6 +153,8 @@ class ForkStart(BaseModel):
     checkpoint: Annotated[str, Field(max_length=64)] | None = None
     memory: bool = False
     """Whether its processes go on in each of them; from a checkpoint that has memory they always do."""
+    drop_connections: bool = False
+    """With memory: connections to the outside cannot be saved, and are in the way unless they may be dropped."""
     names: Annotated[list[Name], Field(max_length=1000)] = []
     labels: Annotated[list[Labels], Field(max_length=1000)] = []
     """Names and labels are one for each, or none."""

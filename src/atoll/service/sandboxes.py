@@ -169,6 +169,7 @@ class SandboxService:
                 wanted.count,
                 wanted.checkpoint,
                 memory=wanted.memory,
+                drop_connections=wanted.drop_connections,
                 names=wanted.names,
                 labels=wanted.labels,
                 lifetime=wanted.lifetime_s,
@@ -176,11 +177,18 @@ class SandboxService:
             )
         return [await self.describe(caller, each) for each in made]
 
-    async def pause_sandbox(self, caller: Caller, sandbox_id: str, *, memory: Literal["ram", "disk"] = "ram") -> bool:
+    async def pause_sandbox(
+        self,
+        caller: Caller,
+        sandbox_id: str,
+        *,
+        memory: Literal["ram", "disk"] = "ram",
+        drop_connections: bool = False,
+    ) -> bool:
         """False: there is none."""
         if await self._gone(caller, sandbox_id):
             return False
-        await self.manager.pause_sandbox(sandbox_id, memory=memory)
+        await self.manager.pause_sandbox(sandbox_id, memory=memory, drop_connections=drop_connections)
         return True
 
     async def resume_sandbox(self, caller: Caller, sandbox_id: str) -> bool:

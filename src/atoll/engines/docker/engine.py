@@ -11,7 +11,7 @@ import builtins
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.links import ContainerLinks
 from atoll.engines.docker.making import Maker
 from atoll.engines.docker.plan import Identity
+from atoll.engines.docker.states import NEXT, ORIGIN, DockerStates, snapshot_of
 from atoll.engines.docker.streams import NotVisibleError, Streams, Target
 from atoll.engines.local.waiting import finish
 from atoll.errors import (
@@ -46,8 +47,8 @@ _ENDING_S = 5.0
 _ENDING_PAUSE_S = 0.01
 
 
-class DockerEngine:
-    """An `Engine`, `Pausable` and `NetworkPolicies` over the Docker API.
+class DockerEngine(DockerStates):
+    """An `Engine`, `Pausable`, `NetworkPolicies` and `Checkpointing` over the Docker API.
 
     `where` is its endpoint; by default it is found as the `docker` program finds it. `direct` False speaks to agents
     only through the API, as is done anyway when the containers' processes cannot be seen from here.
@@ -82,27 +83,25 @@ class DockerEngine:
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
-        who = self._who(sandbox_id)
-        known = await facts.learn(self._http)
-        known.require_usable()
-        self.capabilities = self._powers(known)
-        self._links.check(spec, known)
-        refuse_unsupported(self.name, self.capabilities, spec)
-        plan.check(spec, self._private(known))
-        known.runtime(spec)
-        image = await images.ensure(self._http, spec.image)
+        return await self._make(sandbox_id, spec, None)
+
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: images.Image | None) -> Handle:
+        """From its own image, or from a saved one."""
+        who, created_at = self._who(sandbox_id), time.time()
+        known = await self._checked(spec)
+        prepare = self._freshener(sandbox_id) if image is not None else None
+        if image is None and (name := snapshot_of(spec.image)) is not None:
+            image, prepare = (await self._snapshot_named(name)).as_image(), self._freshener(sandbox_id)
+        elif image is None:
+            image = await images.ensure(self._http, spec.image)
         if facts.machine(image.architecture) not in ("", known.architecture):
             raise ImageError(
                 f"image '{spec.image}' is for {image.architecture}, the Docker engine runs on {known.architecture}",
                 hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
             )
-        agent = agent_volume.packed()
-        await agent_volume.ensure(self._http, agent, image.id)
-        created_at = time.time()
         try:
-            trusted = self._links.trusted(sandbox_id, spec.network)
-            body = plan.container(who, spec, known, image, agent, created_at, trusted)
-            target = await finish(self._maker.make(who.container, body, agent, spec))
+            body = await self._body(who, spec, image, created_at, {ORIGIN: image.id} if prepare is not None else {})
+            target = await finish(self._maker.make(who.container, body, agent_volume.packed(), spec, prepare))
             if spec.network != "none":
                 await finish(self._link(who, target, spec.network))
         except asyncio.CancelledError:
@@ -113,6 +112,24 @@ class DockerEngine:
                 await self._links.remove(sandbox_id)
             raise
         return Handle(self.name, sandbox_id, spec, created_at, target.details())
+
+    async def _checked(self, spec: SandboxSpec) -> facts.Facts:
+        known = await facts.learn(self._http)
+        known.require_usable()
+        self.capabilities = self._powers(known)
+        self._links.check(spec, known)
+        refuse_unsupported(self.name, self.capabilities, spec)
+        plan.check(spec, self._private(known))
+        known.runtime(spec)
+        return known
+
+    async def _body(
+        self, who: Identity, spec: SandboxSpec, image: images.Image, created_at: float, labels: Mapping[str, str]
+    ) -> dict[str, Any]:
+        known, agent = await self._checked(spec), agent_volume.packed()
+        await agent_volume.ensure(self._http, agent, image.id)
+        trusted = self._links.trusted(who.sandbox_id, self._links.now(who.sandbox_id, spec).network)
+        return plan.container(who, spec, known, image, agent, created_at, trusted, labels)
 
     async def connect(self, handle: Handle) -> ByteStream:
         try:
@@ -129,7 +146,7 @@ class DockerEngine:
 
     async def inspect(self, handle: Handle) -> Observation:
         name = self._who(handle.sandbox_id).container
-        found = await self._containers.inspect(name)
+        found = await self._completed(name)
         seen = observing.MISSING if found is None else observing.observe(found)
         lifetime_s = handle.spec.limits.lifetime_s
         if seen.state is State.PAUSED and lifetime_s is not None and handle.created_at + lifetime_s <= time.time():
@@ -139,7 +156,8 @@ class DockerEngine:
     async def list(self) -> list[Handle]:
         installation = self._settings.installation_id()
         found = await self._containers.labelled(f"{plan.INSTALLATION}={installation}")
-        return [handle for entry in found if (handle := self._handle(entry)) is not None]
+        handles = [handle for entry in found if (handle := self._handle(entry)) is not None]
+        return [*{handle.sandbox_id: handle for handle in handles}.values()]  # one that goes back has two for a moment
 
     async def stats(self, handle: Handle) -> Stats:
         found = await self._containers.stats(self._who(handle.sandbox_id).container)
@@ -232,8 +250,10 @@ class DockerEngine:
             raise
 
     async def _remove(self, who: Identity) -> None:
+        await self._containers.remove(who.container + NEXT)
         await self._containers.remove(who.container)
         await self._links.remove(who.sandbox_id)
+        await self._forget_states(who.sandbox_id)
 
     def _who(self, sandbox_id: str) -> Identity:
         return plan.identity(self._settings.installation_id(), sandbox_id)
@@ -251,10 +271,25 @@ class DockerEngine:
                 return await self._streams.direct(noted)
             except (NotVisibleError, FileNotFoundError):
                 pass  # it has ended, or it never could be seen from here: the engine knows
-        found = await self._containers.inspect(self._who(handle.sandbox_id).container)
+        found = await self._completed(self._who(handle.sandbox_id).container)
         if found is None or not found["State"]["Running"]:
             raise AgentUnreachableError("it does not run")
         return await self._streams.open(Target.of(found))
+
+    async def _relink(self, container: dict[str, Any]) -> None:
+        sandbox_id = str(container["Config"]["Labels"][plan.SANDBOX])
+        policy = self._links.policy(sandbox_id)
+        if policy not in (None, "none") and container["State"]["Running"]:
+            await finish(self._links.attach(sandbox_id, Target.of(container), policy))
+
+    async def _await_again(self, name: str) -> None:
+        await self._maker.await_agent(name)
+
+    async def _base_image(self, spec: SandboxSpec, image_id: str) -> images.Image:
+        found = await images.find(self._http, image_id)
+        if found is None:
+            raise ImageError(f"the image that the sandbox began with, '{spec.image}', is gone from the Docker engine")
+        return found
 
     async def _let_end(self, name: str) -> Observation:
         """Its lifetime passed while it was paused: it ends as soon as it goes on."""

@@ -24,6 +24,7 @@ _ALWAYS = frozenset(
         Capability.VOLUMES,
         Capability.IMAGES,
         Capability.PAUSE,
+        Capability.CHECKPOINTS,
         Capability.USERS,
         Capability.ISOLATION,
     }

@@ -113,6 +113,38 @@ class Http:
                     if line.strip() and isinstance(value := _decoded(line), dict):
                         yield value
 
+    async def stream(self, path: str, timeout_s: float) -> AsyncIterator[bytes]:
+        """The answer to a GET piece by piece, whatever its length."""
+        try:
+            async with self._request("GET", path, None, None, None, {}, timeout_s) as answer:
+                async for piece in answer.pieces():
+                    yield piece
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine refused: {error.message}") from error
+
+    async def send(
+        self, path: str, query: Mapping[str, str], pieces: AsyncIterator[bytes], timeout_s: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """POST a tar archive piece by piece; what the engine says about it, one JSON object in each line."""
+        async with self._translated(timeout_s):
+            reader, writer = await self._connect()
+            try:
+                headers = {"Connection": "close", "Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": "docker", **headers}.items())
+                writer.write(f"POST {path}?{urlencode(query)} HTTP/1.1\r\n{lines}\r\n".encode())
+                async for piece in pieces:
+                    if piece:
+                        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                        await writer.drain()
+                writer.write(b"0\r\n\r\n")
+                answer = await _head(reader, writer)
+                await _refuse(answer)
+                for line in (await answer.body()).split(b"\n"):
+                    if line.strip() and isinstance(value := _decoded(line), dict):
+                        yield value
+            finally:
+                await close(writer)
+
     async def hijack(self, path: str, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Turn a request into a byte stream in both directions, which the caller closes."""
         async with self._translated(QUICK_S):

@@ -103,9 +103,13 @@ class ContainerLinks:
         self._gateway.forget(sandbox_id)
         self._trusted(sandbox_id).unlink(missing_ok=True)
 
+    def policy(self, sandbox_id: str) -> NetworkPolicy | None:
+        """None: it has no link."""
+        return self._gateway.policy(sandbox_id)
+
     def now(self, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
         """The spec with the policy that holds now."""
-        policy = self._gateway.policy(sandbox_id)
+        policy = self.policy(sandbox_id)
         return spec if policy is None else spec.model_copy(update={"network": policy})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.engines.docker import agent_volume, observing
@@ -15,6 +16,7 @@ from atoll.model import SandboxSpec
 
 _ANSWER_S = 20.0
 _PAUSE_S = 0.002
+Prepare = Callable[[str], Awaitable[None]]
 
 
 class Maker:
@@ -23,30 +25,33 @@ class Maker:
         self._containers = containers
         self._streams = streams
 
-    async def make(self, name: str, body: dict[str, Any], agent: Agent, spec: SandboxSpec) -> Target:
-        """Not to be cancelled: the engine goes on making what we no longer wait for."""
+    async def make(
+        self, name: str, body: dict[str, Any], agent: Agent, spec: SandboxSpec, prepare: Prepare | None = None
+    ) -> Target:
+        """Not to be cancelled: the engine goes on making what we no longer wait for. `prepare` is called with the
+        container's name before that is started."""
         try:
-            await self._start(name, body)
+            await self._start(name, body, prepare)
         except RefusedError as error:
             if agent_volume.HOME not in error.message:
                 raise _refusal(spec, error) from error
             # Somebody removed the volume with the agent, and the engine made an empty one in its place.
             agent_volume.forget(self._http, agent)
             await agent_volume.fill(self._http, agent, body["Image"])
-            await self._start_again(name, body, spec)
+            await self._start_again(name, body, spec, prepare)
         try:
-            return await self._await_agent(name)
+            return await self.await_agent(name)
         except BaseException as error:
             await self._undo(name, error)
             raise
 
-    async def _start_again(self, name: str, body: dict[str, Any], spec: SandboxSpec) -> None:
+    async def _start_again(self, name: str, body: dict[str, Any], spec: SandboxSpec, prepare: Prepare | None) -> None:
         try:
-            await self._start(name, body)
+            await self._start(name, body, prepare)
         except RefusedError as error:
             raise _refusal(spec, error) from error
 
-    async def _start(self, name: str, body: dict[str, Any]) -> None:
+    async def _start(self, name: str, body: dict[str, Any], prepare: Prepare | None) -> None:
         try:
             await self._containers.make(name, body)
         except RefusedError:
@@ -55,6 +60,8 @@ class Maker:
             await self._undo(name, error)
             raise
         try:
+            if prepare is not None:
+                await prepare(name)
             await self._containers.start(name)
         except BaseException as error:
             await self._undo(name, error)
@@ -66,7 +73,7 @@ class Maker:
         except SandboxError as leftover:
             error.add_note(f"and cleaning up failed: {leftover}")
 
-    async def _await_agent(self, name: str) -> Target:
+    async def await_agent(self, name: str) -> Target:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 while True:

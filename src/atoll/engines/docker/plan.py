@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def container(
     agent: agent_volume.Agent,
     created_at: float,
     trusted: Path | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The body of the request that makes it. `trusted` are the certificates that it has to trust, if not its own."""
     argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
@@ -115,6 +117,7 @@ def container(
             SANDBOX: who.sandbox_id,
             SPEC: spec.model_copy(update={"network": without_secrets(spec.network)}).model_dump_json(),
             CREATED: repr(created_at),
+            **(labels or {}),
         },
         "HostConfig": _host_config(spec, facts, agent, trusted),
     }

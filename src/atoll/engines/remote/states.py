@@ -43,7 +43,8 @@ class RemoteStates(abc.ABC):
         self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
     ) -> Checkpoint:
         path = f"/sandboxes/{await self._remote_id(handle)}/checkpoints"
-        body = {"name": name, "made_by": made_by, "memory": memory}
+        # Whoever holds the sandbox has looked for connections already.
+        body = {"name": name, "made_by": made_by, "memory": memory, "drop_connections": memory}
         seconds = _MEMORY_S if memory else None
         return _checkpoint(await self._server.call("POST", path, json=body, timeout_s=seconds), handle)
 
@@ -67,7 +68,7 @@ class RemoteStates(abc.ABC):
 
     async def hibernate(self, handle: Handle) -> None:
         path = f"/sandboxes/{await self._remote_id(handle)}/pause"
-        await self._server.call("POST", path, json={"memory": "disk"}, timeout_s=_MEMORY_S)
+        await self._server.call("POST", path, json={"memory": "disk", "drop_connections": True}, timeout_s=_MEMORY_S)
 
     async def fork(
         self,
@@ -83,6 +84,7 @@ class RemoteStates(abc.ABC):
             "count": len(sandbox_ids),
             "checkpoint": checkpoint_id,
             "memory": memory,
+            "drop_connections": memory,
             "names": list(sandbox_ids),
             "labels": [self._marked(each) for each in marks],
         }

@@ -47,6 +47,8 @@ class CheckpointStart(BaseModel):
     """Why, in words: the command before which it is made."""
     memory: bool = False
     """Also of all processes. That needs isolation `gvisor`, and nobody may be connected."""
+    drop_connections: bool = False
+    """With memory: connections to the outside cannot be saved, and are in the way unless they may be dropped."""
 
 
 class UndoSteps(BaseModel):
@@ -70,7 +72,10 @@ async def make(
     """Keep the state of all files, at one moment, while it runs."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     wanted = wanted or CheckpointStart()
-    return CheckpointInfo.of(await sandbox.checkpoint(wanted.name, made_by=wanted.made_by, memory=wanted.memory))
+    made = await sandbox.checkpoint(
+        wanted.name, made_by=wanted.made_by, memory=wanted.memory, drop_connections=wanted.drop_connections
+    )
+    return CheckpointInfo.of(made)
 
 
 @router.get("/checkpoints", operation_id="list_checkpoints")

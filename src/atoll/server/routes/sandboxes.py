@@ -50,6 +50,8 @@ class Pause(BaseModel):
     model_config = ConfigDict(extra="forbid")
     memory: Literal["ram", "disk"] = "ram"
     """On the disk it takes no memory meanwhile. That needs isolation `gvisor`, and nobody may be connected."""
+    drop_connections: bool = False
+    """Connections to the outside cannot be saved on the disk, and are in the way unless they may be dropped."""
 
 
 class PauseOld(BaseModel):
@@ -117,8 +119,11 @@ async def pause(
     caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: Annotated[Pause | None, Body()] = None
 ) -> Success:
     """Stop its processes where they are. May be repeated."""
-    memory = (wanted or Pause()).memory
-    return _found(await services.sandboxes.pause_sandbox(caller, sandbox_id, memory=memory), sandbox_id)
+    wanted = wanted or Pause()
+    done = await services.sandboxes.pause_sandbox(
+        caller, sandbox_id, memory=wanted.memory, drop_connections=wanted.drop_connections
+    )
+    return _found(done, sandbox_id)
 
 
 @router.post("/{sandbox_id}/fork", operation_id="fork_sandbox")

@@ -1,0 +1,406 @@
+"""Saved states of containers, with what a Docker engine can do.
+
+What it costs: a checkpoint is `docker commit`, for which the container stands still, tenths of a second and more with
+much that was written. Going back and forking make new containers from such an image. A snapshot and a comparison read
+all files of the sandbox. What is in volumes is in none of them, also in those that an image asks for.
+
+Going back makes the new container beside the old one first, under another name; then the old one is removed, and the
+new one gets its name and is started. If we die after the removal, whoever looks at the sandbox next completes it.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from atoll.checkpoint import Change, Checkpoint, Snapshot
+from atoll.engines.docker import comparing, fresh, parcels
+from atoll.engines.docker.commits import Commits, Saved
+from atoll.engines.docker.containers import Containers
+from atoll.engines.docker.http import Http, RefusedError
+from atoll.engines.docker.images import Image
+from atoll.engines.docker.making import Prepare
+from atoll.engines.docker.plan import Identity
+from atoll.engines.local.waiting import finish
+from atoll.errors import (
+    CheckpointNotFoundError,
+    ConflictError,
+    EngineError,
+    SandboxGoneError,
+    SnapshotNotFoundError,
+    SpecError,
+    UnsupportedError,
+)
+from atoll.model import Cause, Handle, SandboxSpec
+from atoll.settings import Settings
+
+ORIGIN, RESTORED = "atoll.origin", "atoll.restored"
+SNAPSHOT = "snapshot:"
+NEXT = "-next"
+_EXPORT_S = 1800.0
+_AT_ONCE = 4
+_GOING_S, _PAUSE_S = 5.0, 0.05
+_KILLED = 137
+
+
+class DockerStates(abc.ABC):
+    """A `Checkpointing`."""
+
+    _settings: Settings
+
+    @property
+    @abc.abstractmethod
+    def _http(self) -> Http: ...
+
+    @property
+    @abc.abstractmethod
+    def _containers(self) -> Containers: ...
+
+    @abc.abstractmethod
+    def _who(self, sandbox_id: str) -> Identity: ...
+
+    @abc.abstractmethod
+    async def delete(self, handle: Handle) -> None: ...
+
+    @abc.abstractmethod
+    async def _body(
+        self, who: Identity, spec: SandboxSpec, image: Image, created_at: float, labels: Mapping[str, str]
+    ) -> dict[str, Any]: ...
+
+    @abc.abstractmethod
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: Image | None) -> Handle: ...
+
+    @property
+    def _commits(self) -> Commits:
+        return Commits(self._http, self._settings.installation_id())
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    async def checkpoint(
+        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
+    ) -> Checkpoint:
+        if memory:
+            raise _no_memory()
+        if name:
+            parcels.checked_name(name)
+        container = await self._container(handle)
+        saved = await self._described(handle, container, name, made_by)
+        return (await finish(self._commits.commit(container, saved, "checkpoint"))).as_checkpoint()
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        await self._container(handle)
+        return [saved.as_checkpoint() for saved in await self._all_of(handle)]
+
+    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
+        with suppress(CheckpointNotFoundError):
+            await finish(self._drop(await self._find(handle, checkpoint_id)))
+
+    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        container = await self._container(handle)
+        if checkpoint_id is None:
+            target = await self._origin(handle, container)
+        else:
+            target = (await self._find(handle, checkpoint_id)).as_image()
+        await finish(self._replace(handle, container, target))
+
+    async def fork(
+        self,
+        handle: Handle,
+        sandbox_ids: Sequence[str],
+        checkpoint_id: str | None = None,
+        *,
+        memory: bool = False,
+        labels: Sequence[Mapping[str, str]] = (),
+    ) -> Sequence[Handle]:
+        if memory:
+            raise _no_memory()
+        container = await self._container(handle)
+        marks = labels or [handle.spec.labels] * len(sandbox_ids)
+        specs = [handle.spec.model_copy(update={"labels": dict(each)}) for each in marks]
+        if checkpoint_id is None:
+            described = await self._described(handle, container, "", "fork")
+            source = await finish(self._commits.commit(container, described, "origin"))
+        else:
+            source = await self._find(handle, checkpoint_id)
+        try:
+            return await self._make_all(list(zip(sandbox_ids, specs, strict=True)), source)
+        except BaseException:
+            await finish(self._sweep())
+            raise
+
+    async def hibernate(self, handle: Handle) -> None:
+        raise _no_memory()
+
+    async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
+        """By reading all files of both states."""
+        before = await self._find(handle, old)
+        async with self._kept(handle, new) as after:
+            with tempfile.TemporaryDirectory(prefix="atoll-diff-", dir=self._settings.data_dir) as folder:
+                files = [Path(folder, "old"), Path(folder, "new")]
+                for saved, file in zip((before, after), files, strict=True):
+                    await self._write_tree(saved, file)
+                return await asyncio.to_thread(comparing.changes, *files, text=text)
+
+    # --- snapshots -------------------------------------------------------------------------------------------------
+
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None = None) -> Snapshot:
+        await self._refuse_taken(parcels.checked_snapshot(name))
+        async with self._kept(handle, checkpoint_id) as source:
+            update = {"id": os.urandom(12).hex(), "sandbox_id": "", "name": name, "source": handle.sandbox_id}
+            kept = source.model_copy(update={**update, "created_at": time.time(), "parent": None, "made_by": "user"})
+            async with self._exported(source) as pieces:
+                return (await self._commits.flatten(pieces, kept)).as_snapshot()
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        return [saved.as_snapshot() for saved in await self._commits.all("snapshot")]
+
+    async def delete_snapshot(self, name: str) -> None:
+        with suppress(SnapshotNotFoundError):
+            await finish(self._drop(await self._snapshot_named(name)))
+
+    async def export_snapshot(self, name: str, file: Path) -> None:
+        saved = await self._snapshot_named(name)
+        async with self._exported(saved) as pieces:
+            await parcels.write(saved, pieces, file)
+
+    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
+        await self._refuse_taken(parcels.checked_snapshot(name))
+        parcel = await asyncio.to_thread(parcels.read, file)
+        update = {"id": os.urandom(12).hex(), "name": name, "source": file.name, "created_at": time.time()}
+        saved = parcel.saved.model_copy(update=update)
+        await asyncio.to_thread(parcels.measure, file, parcel, most_bytes)
+        return (await self._commits.flatten(parcels.pieces(file, parcel), saved)).as_snapshot()
+
+    # --- for the rest of the engine --------------------------------------------------------------------------------
+
+    async def _snapshot_named(self, name: str) -> Saved:
+        for saved in await self._commits.all("snapshot"):
+            if saved.name == name:
+                return saved
+        raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="'atoll snapshot ls' lists them.")
+
+    async def _forget_states(self, sandbox_id: str) -> None:
+        """The sandbox is gone: so are its checkpoints, but for those that forks need."""
+        for saved in await self._commits.all("checkpoint"):
+            if saved.sandbox_id == sandbox_id:
+                await self._drop(saved, sweep=False)
+        await self._sweep()
+
+    async def _completed(self, name: str) -> dict[str, Any] | None:
+        """The container of that name, after completing a way back that was broken off."""
+        found = await self._containers.inspect(name)
+        if (found is None or _is_going(found)) and await self._containers.inspect(name + NEXT) is not None:
+            deadline = time.monotonic() + _GOING_S
+            while found is not None and _is_going(found) and time.monotonic() < deadline:
+                await asyncio.sleep(_PAUSE_S)  # the engine removes it, whether or not anybody waits for that
+                found = await self._containers.inspect(name)
+            if found is not None:
+                return found
+            await self._rename(name)
+            found = await self._containers.inspect(name)
+        if found is not None and _is_waiting(found):
+            with suppress(RefusedError):
+                await self._containers.start(name)
+            found = await self._containers.inspect(name)
+            if found is not None:
+                await self._relink(found)
+        return found
+
+    # --- its parts -------------------------------------------------------------------------------------------------
+
+    async def _container(self, handle: Handle) -> dict[str, Any]:
+        found = await self._completed(self._who(handle.sandbox_id).container)
+        if found is None:
+            raise SandboxGoneError(f"there is no sandbox '{handle.sandbox_id}'", cause=Cause.USER.value)
+        return found
+
+    async def _all_of(self, handle: Handle) -> list[Saved]:
+        return [saved for saved in await self._commits.all("checkpoint") if saved.sandbox_id == handle.sandbox_id]
+
+    async def _find(self, handle: Handle, checkpoint: str) -> Saved:
+        for saved in reversed(await self._all_of(handle)):
+            if checkpoint and checkpoint in (saved.id, saved.name):
+                return saved
+        raise CheckpointNotFoundError(
+            f"sandbox '{handle.sandbox_id}' has no checkpoint {checkpoint[:80]!r}",
+            hint="`checkpoints()` lists what there is.",
+        )
+
+    async def _described(self, handle: Handle, container: dict[str, Any], name: str, made_by: str) -> Saved:
+        """What to write down about its state as it is now."""
+        image = await self._origin(handle, container)
+        return Saved(
+            id=os.urandom(12).hex(),
+            sandbox_id=handle.sandbox_id,
+            name=name,
+            created_at=time.time(),
+            parent=_parent(container, await self._all_of(handle)),
+            made_by=made_by,
+            size_bytes=await self._containers.written_bytes(str(container["Id"])),
+            image=handle.spec.image,
+            env=image.env,
+        )
+
+    async def _origin(self, handle: Handle, container: dict[str, Any]) -> Image:
+        """The image that the sandbox began with."""
+        labels = (container.get("Config") or {}).get("Labels") or {}
+        image_id = str(labels.get(ORIGIN) or container["Image"])
+        for kind in ("origin", "snapshot", "checkpoint"):
+            for saved in await self._commits.all(kind):
+                if saved.image_id == image_id:
+                    return saved.as_image()
+        return await self._base_image(handle.spec, image_id)
+
+    @abc.abstractmethod
+    async def _base_image(self, spec: SandboxSpec, image_id: str) -> Image: ...
+
+    async def _make_all(self, wanted: Sequence[tuple[str, SandboxSpec]], source: Saved) -> Sequence[Handle]:
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def make(sandbox_id: str, spec: SandboxSpec) -> Handle:
+            async with turns:
+                return await self._make(sandbox_id, spec, source.as_image())
+
+        results = await asyncio.gather(*(make(*each) for each in wanted), return_exceptions=True)
+        failures = [each for each in results if isinstance(each, BaseException)]
+        handles = [each for each in results if isinstance(each, Handle)]
+        if failures:
+            await asyncio.gather(*(self.delete(each) for each in handles))
+            raise failures[0]
+        return handles
+
+    async def _replace(self, handle: Handle, container: dict[str, Any], image: Image) -> None:
+        who = self._who(handle.sandbox_id)
+        labels = (container.get("Config") or {}).get("Labels") or {}
+        origin = str(labels.get(ORIGIN) or container["Image"])
+        more = {ORIGIN: origin, RESTORED: "1"}
+        body = await self._body(who, handle.spec, image, handle.created_at, more)
+        await self._containers.remove(who.container + NEXT)
+        try:
+            await self._containers.make(who.container + NEXT, body)
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine could not make the container anew: {error.message}") from error
+        if ORIGIN in labels and image.id == origin:
+            await fresh.freshen(self._http, who.container + NEXT, handle.sandbox_id)
+        await self._containers.remove(who.container)
+        await self._rename(who.container)
+        await self._completed(who.container)
+        await self._await_again(who.container)
+
+    @abc.abstractmethod
+    async def _relink(self, container: dict[str, Any]) -> None:
+        """One that was made anew gets the link to the network of the one before it."""
+
+    @abc.abstractmethod
+    async def _await_again(self, name: str) -> None: ...
+
+    async def _rename(self, name: str) -> None:
+        try:
+            await self._http.call("POST", f"/containers/{name}{NEXT}/rename", query={"name": name})
+        except RefusedError as error:
+            if error.status not in (404, 409):  # else somebody else was faster
+                raise EngineError(f"the Docker engine could not rename a container: {error.message}") from error
+
+    async def _drop(self, saved: Saved, *, sweep: bool = True) -> None:
+        await self._commits.hide(saved)
+        if sweep:
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        """Remove the states that no container needs any more."""
+        origins = await self._commits.all("origin")
+        if not origins:
+            return
+        needed: set[str] = set()
+        for entry in await self._containers.labelled(f"atoll.installation={self._settings.installation_id()}"):
+            needed |= {str(entry.get("ImageID", "")), str((entry.get("Labels") or {}).get(ORIGIN, ""))}
+        for saved in origins:
+            if saved.image_id not in needed:
+                await self._commits.untag(saved, "origin")
+
+    async def _refuse_taken(self, name: str) -> None:
+        if any(saved.name == name for saved in await self._commits.all("snapshot")):
+            raise ConflictError(
+                f"there is already a snapshot {name.rpartition('/')[2]!r}",
+                hint="Delete it first, or choose another name.",
+            )
+
+    @asynccontextmanager
+    async def _kept(self, handle: Handle, checkpoint: str | None) -> AsyncIterator[Saved]:
+        """A checkpoint, or the state of now as long as the context lasts."""
+        if checkpoint is not None:
+            yield await self._find(handle, checkpoint)
+            return
+        container = await self._container(handle)
+        described = await self._described(handle, container, "", "snapshot")
+        now = await finish(self._commits.commit(container, described, "origin"))
+        try:
+            yield now
+        finally:
+            await finish(self._commits.untag(now, "origin"))
+
+    @asynccontextmanager
+    async def _exported(self, saved: Saved) -> AsyncIterator[AsyncIterator[bytes]]:
+        """All its files, as a tar archive, from a container that never runs."""
+        name = f"{self._who('x').container}-export-{os.urandom(6).hex()}"
+        body = {"Image": saved.image_id, "Entrypoint": ["/none"], "HostConfig": {"NetworkMode": "none"}}
+        try:
+            await self._containers.make(name, body)
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine cannot read the state: {error.message}") from error
+        try:
+            yield self._http.stream(f"/containers/{name}/export", _EXPORT_S)
+        finally:
+            await finish(self._containers.remove(name))
+
+    async def _write_tree(self, saved: Saved, file: Path) -> None:
+        async with self._exported(saved) as pieces:
+            with file.open("wb") as target:
+                async for piece in pieces:
+                    await asyncio.to_thread(target.write, piece)
+
+    def _freshener(self, sandbox_id: str) -> Prepare:
+        return lambda name: fresh.freshen(self._http, name, sandbox_id)
+
+
+def _parent(container: Mapping[str, Any], known: Sequence[Saved]) -> str | None:
+    """The last one that was made of this container, else the one that the container came from."""
+    began = parcels.moment(container.get("Created"))
+    later = [saved for saved in known if saved.created_at > began]
+    if later:
+        return later[-1].id
+    return next((saved.id for saved in known if saved.image_id == container["Image"]), None)
+
+
+def _is_going(container: Mapping[str, Any]) -> bool:
+    """Whether it is being removed, or was killed for that."""
+    state = container.get("State") or {}
+    return state.get("Status") in ("removing", "dead") or state.get("ExitCode") == _KILLED
+
+
+def _is_waiting(container: Mapping[str, Any]) -> bool:
+    labels = (container.get("Config") or {}).get("Labels") or {}
+    return bool(labels.get(RESTORED)) and (container.get("State") or {}).get("Status") == "created"
+
+
+def _no_memory() -> UnsupportedError:
+    return UnsupportedError(
+        "the memory of a sandbox cannot be saved with engine 'docker'",
+        hint="Engine 'oci' can, with isolation='gvisor'.",
+    )
+
+
+def snapshot_of(image: str) -> str | None:
+    """The name in `snapshot:NAME`."""
+    if not image.startswith(SNAPSHOT):
+        return None
+    if not (name := image.removeprefix(SNAPSHOT)):
+        raise SpecError("'snapshot:' needs the name of a snapshot")
+    return name
