@@ -136,6 +136,22 @@ def test_ipv6_is_closed_like_the_rest(internet: Internet, opened: Sandbox) -> No
     assert not [each for each in destinations(internet, packets) if ":" in each.rsplit(".", 1)[0]]
 
 
+def test_a_host_without_an_ipv4_address_is_refused_with_the_reason(internet: Internet, make: Make, kind: Kind) -> None:
+    sandbox = make(kind, {"allowed_domains": ["six.test"], "allowed_cidrs": ["2001:db8::/32"]})
+    _, packets = internet.mark()
+    found = sandbox.exec(
+        f"curl -sS -m 5 http://six.test/; curl -sS -m 5 --resolve six.test:80:{EVIL} http://six.test/;"
+        "curl -sS -m 5 'http://[2001:db8:66::66]/'"
+    )
+    assert "six.test cannot be reached: it has no IPv4 address, and IPv6 is closed" in found.stdout
+    assert "resolve host" in found.stderr
+    assert any(
+        (each.name, each.rule) == ("six.test", "it has no IPv4 address, and IPv6 is closed")
+        for each in sandbox.network_log()
+    )
+    assert all(each.endswith(".53") for each in destinations(internet, packets))
+
+
 @pytest.mark.parametrize("policy", ["named", "opened"])
 def test_udp_is_closed(internet: Internet, named: Sandbox, opened: Sandbox, policy: str) -> None:
     sandbox = {"named": named, "opened": opened}[policy]

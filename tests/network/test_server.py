@@ -6,12 +6,16 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 
+from atoll import Sandbox
+from atoll.errors import SpecError
 from atoll.settings import Settings
 from network import world
-from network.attacks import PRELUDE
+from network.attacks import PRELUDE, run
 from network.conftest import remove_all
 from network.internet import Internet
 from server.running import running_server
@@ -23,6 +27,43 @@ def looked(client: httpx.Client, sandbox: str, host: str) -> str:
     program = f"{PRELUDE}\nprint(connect('{world.EVIL}', 80, get('{host}')))"
     answer = client.post(f"/sandboxes/{sandbox}/exec", json={"command": ["python3", "-c", program], "timeout_s": 20})
     return str(answer.json()["stdout"])
+
+
+def test_a_program_elsewhere_sets_and_sees_it(internet: Internet, folder: Path) -> None:
+    """The same calls as on the sandbox's own machine."""
+    home = folder / "remote"
+    with running_server(home, "native", **internet.environment()) as running:
+        options: dict[str, Any] = {"server": running.url, "api_key": running.key}
+        secret = {"domain": "allowed.test", "headers": {"Authorization": "CANARY-KEY"}}
+        with Sandbox(network={**POLICY, "inject": [secret]}, **options) as sandbox:
+            assert "CANARY-KEY" in run(sandbox, f"connect('{world.EVIL}', 80, get('allowed.test'))")
+            assert run(sandbox, f"connect('{world.EVIL}', 80, get('evil.test'))").startswith("HTTP/1.1 403")
+            (refusal,) = [each for each in sandbox.network_log() if each.name == "evil.test"]
+            assert refusal.rule == "no rule allows it"
+            assert refusal.process.startswith("python3[")
+            attached = Sandbox.attach(sandbox.id, **options)
+            shown = attached.spec.network
+            assert "CANARY" not in str(shown)
+            attached.set_network(shown)
+            attached.detach()
+            assert "CANARY-KEY" in run(sandbox, f"connect('{world.EVIL}', 80, get('allowed.test'))"), "it stays"
+            with pytest.raises(SpecError, match="never shown"):
+                Sandbox(network=shown, **options).create()
+            sandbox.set_network({"allowed_domains": ["evil.test"]})
+            assert '"at": "EVIL"' in run(sandbox, f"connect('{world.EVIL}', 80, get('evil.test'))")
+            attached = Sandbox.attach(sandbox.id, **options)
+            attached.set_network("none")
+            attached.detach()
+            assert "EVIL" not in run(sandbox, f"connect('{world.EVIL}', 80, get('evil.test'))")
+            sandbox.write_file("index.html", "coral")
+            server = sandbox.start("python3 -m http.server -b 127.0.0.1 8000 -d /workspace")
+            run(sandbox, "eventually('127.0.0.1', 8000, get('x'))")
+            with sandbox.expose(8000) as forward:
+                assert httpx.get(forward.url, trust_env=False).text == "coral", "ports lead inside from elsewhere too"
+            server.kill()
+        with pytest.raises(SpecError):
+            Sandbox(network={"allowed_cidrs": ["not a range"]}, **options)
+    asyncio.run(remove_all(Settings(home / "data", home / "run")))
 
 
 def refused(client: httpx.Client, sandbox: str) -> list[str]:

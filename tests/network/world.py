@@ -27,6 +27,7 @@ NAMES: dict[str, list[list[str]]] = {
     "a.w.test": [[WEB]],
     "w.test": [[WEB]],
     "git.test": [[GIT]],
+    "six.test": [[]],
     "stranger.test": [[WEB]],
     "evil.test": [[EVIL]],
     "notallowed.test": [[EVIL]],

@@ -200,12 +200,33 @@ class NetworkRules(BaseModel):
 NetworkPolicy = Literal["none", "all"] | NetworkRules
 
 
+HIDDEN = "***"
+"""Shown instead of a secret."""
+
+
 def without_secrets(policy: NetworkPolicy) -> NetworkPolicy:
     """The same to be shown: the values of headers that are added are left out."""
     if not isinstance(policy, NetworkRules) or not policy.inject:
         return policy
-    hidden = tuple(each.model_copy(update={"headers": dict.fromkeys(each.headers, "…")}) for each in policy.inject)
+    hidden = tuple(each.model_copy(update={"headers": dict.fromkeys(each.headers, HIDDEN)}) for each in policy.inject)
     return policy.model_copy(update={"inject": hidden})
+
+
+def with_secrets(policy: NetworkPolicy, now: NetworkPolicy = "none") -> NetworkPolicy:
+    """One that was shown, with the values that were left out as they are now. ValueError if there are none."""
+    if not isinstance(policy, NetworkRules):
+        return policy
+    known = {each.domain: each.headers for each in now.inject} if isinstance(now, NetworkRules) else {}
+    whole = []
+    for each in policy.inject:
+        headers = {
+            name: known.get(each.domain, {}).get(name, HIDDEN) if value == HIDDEN else value
+            for name, value in each.headers.items()
+        }
+        if HIDDEN in headers.values():
+            raise ValueError(f"the values of headers for {each.domain!r} are missing: they are never shown")
+        whole.append(each.model_copy(update={"headers": headers}))
+    return policy.model_copy(update={"inject": tuple(whole)})
 
 
 def opens_tls(policy: NetworkPolicy) -> bool:

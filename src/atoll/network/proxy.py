@@ -23,7 +23,7 @@ from atoll.network.names import Address, normal_name
 from atoll.network.refusals import RefusedError
 from atoll.network.relay import keep_alive, reset
 from atoll.network.requests import Requests, UnreachedError
-from atoll.network.resolver import LookupFailedError, Resolver
+from atoll.network.resolver import NO_ADDRESS, LookupFailedError, Resolver
 from atoll.network.tls import TlsEnd
 
 _FIRST_BYTES_S = 5.0
@@ -183,7 +183,7 @@ class Proxy:
     # --- connecting ------------------------------------------------------------------------------------------------
 
     async def _connect(self, flow: TcpFlow, addresses: Sequence[Address]) -> None:
-        last: Exception = ConnectionError("the name has no address")
+        last: Exception = ConnectionError(NO_ADDRESS)
         for address in addresses[:_MOST_TRIED]:
             try:
                 async with asyncio.timeout(_CONNECT_S):

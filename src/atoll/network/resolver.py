@@ -26,6 +26,7 @@ _MOST_CACHED = 10_000
 _LONGEST_TTL, _SHORTEST_TTL = 300, 1
 _TCP_IDLE_S = 10.0
 _FAILED_TTL = 2
+NO_ADDRESS = "it has no IPv4 address, and IPv6 is closed"
 
 
 class LookupFailedError(Exception):
@@ -84,19 +85,21 @@ class Resolver:
         if not member.may_ask():
             await member.refuse("dns", "", 0, name, "too many questions")
             return dns.write_answer(question, Answer(dns.REFUSED))
-        return dns.write_answer(question, await self._addresses(member, name, question.kind))
+        return dns.write_answer(question, await self._addresses(member, name, question.kind, source))
 
-    async def _addresses(self, member: Member, name: str, kind: int) -> Answer:
+    async def _addresses(self, member: Member, name: str, kind: int, source: tuple[str, int] | None) -> Answer:
         if kind != dns.A:
             return Answer(dns.NOERROR)
         try:
             addresses = await self.allowed(member, name, None)
             ttl = min(max((await self.lookup(name)).ttl, _SHORTEST_TTL), _LONGEST_TTL)
         except PermissionError as error:
-            await member.refuse("dns", "", 0, name, str(error))
+            await member.refuse("dns", "", 0, name, str(error), source)
             return Answer(dns.NXDOMAIN)
         except LookupFailedError as error:
             return Answer(error.code)
+        if not addresses:
+            await member.refuse("dns", "", 0, name, NO_ADDRESS, source)
         member.pin(name, addresses, ttl)
         return Answer(dns.NOERROR, addresses, ttl)
 

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.checkpoint import Snapshot
+from atoll.errors import SpecError
 from atoll.model import Cause, Limits, SandboxSpec, State, UndoRule, Volume
-from atoll.network.policy import NetworkPolicy, parse_policy, without_secrets
+from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 
 Text = Annotated[str, Field(max_length=4096)]
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
@@ -113,6 +114,10 @@ class SandboxSettings(BaseModel):
     def spec(self) -> SandboxSpec:
         """Raises SpecError for what makes no sense."""
         values = {name: getattr(self, name) for name in SandboxSettings.model_fields if name != "volumes"}
+        try:
+            values["network"] = with_secrets(self.network)
+        except ValueError as error:
+            raise SpecError(str(error)) from None
         return SandboxSpec.of(**values, volumes=tuple(self.volumes))
 
     @classmethod

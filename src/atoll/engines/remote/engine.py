@@ -8,9 +8,10 @@ name of this installation tells our sandboxes from those that others made with t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +30,8 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
+from atoll.network.policy import NetworkPolicy
+from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 from atoll.signature import SignatureError
 
@@ -204,6 +207,18 @@ class RemoteEngine(RemoteStates):
             return LimitEvents()
         return LimitEvents(used["oom_kills"] or 0, used["pids_refused"] or 0, bool(used["disk_full"]))
 
+    # --- network --------------------------------------------------------------------------------------------------
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        plain = handle.spec.model_copy(update={"network": policy}).model_dump(mode="json", include={"network"})
+        path = f"/sandboxes/{await self._remote_id(handle)}/network"
+        await self._server.call("PUT", path, json={"policy": plain["network"]})
+
+    async def refusals(self, handle: Handle) -> Sequence[Refusal]:
+        found = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/network")
+        known = {field.name for field in dataclasses.fields(Refusal)}
+        return [Refusal(**{name: each[name] for name in known & each.keys()}) for each in found["refusals"]]
+
     async def call(self, method: str, path: str, **options: Any) -> Any:
         """A call to the server that no engine has: its catalogue, its keys, its events."""
         return await self._server.call(method, path, **options)
@@ -211,7 +226,7 @@ class RemoteEngine(RemoteStates):
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _post(self, sandbox_id: str, spec: SandboxSpec) -> dict[str, Any]:
-        settings = spec.model_dump(mode="json", exclude={"labels", "network"})
+        settings = spec.model_dump(mode="json", exclude={"labels"})
         for limit in ("memory_bytes", "cpus"):
             value = settings["limits"][limit]
             if value is not None:

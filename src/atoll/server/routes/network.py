@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from atoll.network.policy import NetworkPolicy, parse_policy, without_secrets
+from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 from atoll.server.auth import Manager, SandboxReader, Services_
 from atoll.server.routes.sandboxes import SandboxId
 from atoll.service import Success
@@ -50,8 +50,9 @@ async def get(caller: SandboxReader, services: Services_, sandbox_id: SandboxId)
 
 @router.put("", operation_id="set_sandbox_network")
 async def put(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: NetworkChange) -> Success:
-    """Change it while the sandbox runs. Connections that are no longer allowed end."""
+    """Change it while the sandbox runs. Connections that are no longer allowed end. Values that are never shown may be
+    sent back as they were shown: they stay."""
     services.sandboxes.specs.check_network(caller, wanted.policy)
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    await sandbox.set_network(wanted.policy)
+    await sandbox.set_network(with_secrets(wanted.policy, sandbox.spec.network))
     return Success()

@@ -245,9 +245,9 @@ class OciEngine(Saving):
             return
         if policy == "none" or not record.is_alive():
             return  # it has no link, or gets one when it is started again
-        if runtimes.is_virtual(record.runtime) or record.spec.image != "host":
+        if runtimes.is_virtual(record.runtime):
             raise UnsupportedError(
-                "this sandbox was made without a network and cannot get one while it runs",
+                "this sandbox was made without a network, and its own kernel takes none while it runs",
                 hint="Make it with network={}, which reaches nothing, and open it later.",
             )
         assert record.init is not None

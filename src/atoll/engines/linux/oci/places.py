@@ -18,6 +18,7 @@ from atoll.engines.local.processes import ProcessRef
 from atoll.errors import EngineUnavailableError
 from atoll.images import Images, tree
 from atoll.model import SandboxSpec
+from atoll.network import client as network
 from atoll.network.authority import BUNDLE, VARIABLES, trusted
 from atoll.network.client import RESOLV_CONF, Gateway
 from atoll.network.policy import opens_tls
@@ -110,8 +111,9 @@ class Places:
         return path
 
     def network_files(self, sandbox_id: str, spec: SandboxSpec, root: Root) -> tuple[Bind, ...]:
-        """What tells programs where the resolver is, which the host image says by itself, and whom to trust."""
-        found = [self._resolver_file()] if spec.network != "none" and root.usr is None else []
+        """What tells programs where the resolver is, which the host image says by itself, and whom to trust. The
+        resolver also without a network, as one may be given later."""
+        found = [self._resolver_file()] if root.usr is None and network.problem() is None else []
         if opens_tls(spec.network):
             found.append(self._trusted_file(sandbox_id))
         return tuple(found)
