@@ -31,6 +31,7 @@ DOWNLOAD_BYTES = 1_000_000_000
 DOWNLOADS = 5
 REQUESTS = 300
 MANY = 200
+CHANGES = 20
 NAMES = {"allowed_domains": ["allowed.test"]}
 
 DOWNLOAD = f"""
@@ -55,6 +56,23 @@ for i in range({REQUESTS}):
     while not got.endswith(b"x" * 10): got += s.recv(4096)
     took.append(time.perf_counter() - began)
 print(json.dumps(took))
+"""
+HELD = f"""
+import socket, time
+s = socket.create_connection(("{world.WEB}", 80))
+s.sendall(b"GET /slow HTTP/1.1\\r\\nHost: allowed.test\\r\\n\\r\\n")
+s.recv(1)
+open("open", "w").write("1")
+try:
+    while s.recv(65536): pass
+except OSError: pass
+while True:
+    try:
+        s = socket.create_connection(("{world.WEB}", 80), 5)
+        s.sendall(b"GET /bytes/1 HTTP/1.1\\r\\nHost: allowed.test\\r\\n\\r\\n")
+        if not s.recv(100).startswith(b"HTTP/1.1 200"): break
+    except OSError: break
+print(time.time())
 """
 
 
@@ -116,7 +134,21 @@ async def _figures(engine: Engine, settings: Settings, internet: Internet) -> As
         extra = statistics.median(asked) - statistics.median(directly)
         yield Figure("network: a request takes longer by, p50", extra * 1e3, 1.0, "ms", "1 ms", at_most=1.0,
                      detail={"direct_ms": statistics.median(directly) * 1e3})  # fmt: skip
+        ends = sorted([await _changed(sandbox) for _ in range(CHANGES)])
+        yield Figure("network: a change ends what it forbids, p50", statistics.median(ends) * 1e3, 1000.0, "ms", "1 s",
+                     at_most=1.0, detail={"slowest_ms": ends[-1] * 1e3})  # fmt: skip
     yield await _many(engine, settings)
+
+
+async def _changed(sandbox: AsyncSandbox) -> float:
+    """From the call to the end of a connection, and to the first that is refused."""
+    await sandbox.set_network(NAMES)
+    await sandbox.exec("rm -f open")
+    command = await sandbox.start(["python3", "-c", HELD])
+    await sandbox.exec("until test -s open; do sleep 0.01; done", timeout=30)
+    began = time.time()
+    await sandbox.set_network("none")
+    return float((await command.wait()).stdout) - began
 
 
 async def _many(engine: Engine, settings: Settings) -> Figure:

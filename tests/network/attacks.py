@@ -9,8 +9,9 @@ from atoll import Sandbox
 
 PRELUDE = r'''
 import json, socket, struct, sys, time
-def connect(host, port, data=b"", wait=4.0, pieces=1, pause=0.0, answers=1):
-    """What came back, or the error. Reads to the end, or to that many answers, or until nothing comes any more."""
+def connect(host, port, data=b"", wait=15.0, pieces=1, pause=0.0, answers=1, enough=200000):
+    """What came back, or the error. Reads to the end, or to that many answers or bytes, or until nothing comes for so
+    long: `wait` is short only where nothing is to come."""
     found = b""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -21,7 +22,7 @@ def connect(host, port, data=b"", wait=4.0, pieces=1, pause=0.0, answers=1):
             for i in range(0, len(data), size):
                 s.sendall(data[i:i + size])
                 if pause: time.sleep(pause)
-            while len(found) < 200000:
+            while len(found) < enough:
                 piece = s.recv(65536)
                 if not piece: break
                 found += piece
@@ -34,6 +35,7 @@ def eventually(host, port, data=b""):
     while (found := connect(host, port, data)).startswith("error"): time.sleep(0.02)
     return found
 def datagram(host, port, data, wait=0.5):
+    """What came back, or the error. Without a `wait` of its own nothing is to come."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as s:
             s.settimeout(wait)

@@ -106,12 +106,12 @@ def test_names_carry_nothing_out(internet: Internet, make: Make, kind: Kind, pol
     kinds = (1, 2, 5, 10, 12, 15, 16, 28, 33, 64, 65, 255)
     found = run(
         sandbox,
-        f"[datagram('198.18.0.1', 53, question(n, k), 3)[3:4] for k in {kinds} "
+        f"[datagram('198.18.0.1', 53, question(n, k), 15)[3:4] for k in {kinds} "
         "for n in ('%032x.evil.test' % k, 'evil.test', 'x.allowed.test', 'allowed.test.evil.test')]",
     )
     assert set(found) == {"\x83"}, "all of them are said not to exist"
-    other = run(sandbox, f"[datagram('{EVIL}', 53, question('evil.test'), 2)[3:4], connect('{EVIL}', 53, b'\\0\\x1b' "
-                         "+ question('evil.test'), 2)[5:6]]")  # fmt: skip
+    other = run(sandbox, f"[datagram('{EVIL}', 53, question('evil.test'), 15)[3:4], connect('{EVIL}', 53, b'\\0\\x1b' "
+                         "+ question('evil.test'), enough=6)[5:6]]")  # fmt: skip
     assert other == ["\x83", "\x83"], "at whatever address, by UDP and TCP"
     assert names_asked(internet, seen) == []
     assert destinations(internet, packets) == set()
@@ -121,7 +121,7 @@ def test_names_carry_nothing_out(internet: Internet, make: Make, kind: Kind, pol
 def test_of_an_allowed_name_only_addresses_are_asked(internet: Internet, named: Sandbox) -> None:
     seen, _ = internet.mark()
     answers = run(
-        named, "[datagram('198.18.0.1', 53, question('a.w.test', k), 3) for k in (1, 16, 28, 64, 65, 255, 10)]"
+        named, "[datagram('198.18.0.1', 53, question('a.w.test', k), 15) for k in (1, 16, 28, 64, 65, 255, 10)]"
     )
     assert socket.inet_aton(WEB).decode("latin-1") in answers[0]
     assert all(each[3:8] == "\x80\x00\x01\x00\x00" for each in answers[1:]), "nothing else, and no encrypted hello"
@@ -140,8 +140,8 @@ def test_a_host_without_an_ipv4_address_is_refused_with_the_reason(internet: Int
     sandbox = make(kind, {"allowed_domains": ["six.test"], "allowed_cidrs": ["2001:db8::/32"]})
     _, packets = internet.mark()
     found = sandbox.exec(
-        f"curl -sS -m 5 http://six.test/; curl -sS -m 5 --resolve six.test:80:{EVIL} http://six.test/;"
-        "curl -sS -m 5 'http://[2001:db8:66::66]/'"
+        f"curl -sS -m 20 http://six.test/; curl -sS -m 20 --resolve six.test:80:{EVIL} http://six.test/;"
+        "curl -sS -m 20 'http://[2001:db8:66::66]/'"
     )
     assert "six.test cannot be reached: it has no IPv4 address, and IPv6 is closed" in found.stdout
     assert "resolve host" in found.stderr
@@ -164,7 +164,8 @@ def test_udp_is_closed(internet: Internet, named: Sandbox, opened: Sandbox, poli
 def test_udp_opens_by_a_rule(internet: Internet, make: Make, kind: Kind) -> None:
     sandbox = make(kind, {"rules": [{"cidr": f"{WEB}/32", "port": 9999, "protocol": "udp"}]})
     found = run(
-        sandbox, f"[datagram('{WEB}', 9999, b'abc', 4), datagram('{EVIL}', 9999, b'abc'), datagram('{WEB}', 443, b'x')]"
+        sandbox,
+        f"[datagram('{WEB}', 9999, b'abc', 15), datagram('{EVIL}', 9999, b'abc'), datagram('{WEB}', 443, b'x')]",
     )
     assert found[0] == "cba"
     assert all("error" in each for each in found[1:])

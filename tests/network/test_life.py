@@ -33,7 +33,7 @@ WEB, EVIL = world.WEB, world.EVIL
 LOOK = (
     f"[connect('{EVIL}', 80, get('allowed.test')), connect('{EVIL}', 80, get('evil.test')),"
     f" connect('{EVIL}', 22, wait=2),"
-    f" connect('{world.METADATA}', 80, get('x')), datagram('198.18.0.1', 53, question('evil.test'), 3)[3:4]]"
+    f" connect('{world.METADATA}', 80, get('x')), datagram('198.18.0.1', 53, question('evil.test'), 15)[3:4]]"
 )
 
 
@@ -55,7 +55,7 @@ def test_a_change_ends_what_it_forbids_and_holds_for_what_is_new(make: Make, kin
     flow = sandbox.start("curl -sS -N http://allowed.test/slow > flow 2>&1; echo over > over")
     sandbox.exec("until grep -q . flow; do sleep 0.02; done")
     sandbox.set_network("none")
-    assert sandbox.exec("timeout 5 sh -c 'until grep -q over over; do sleep 0.02; done' 2>/dev/null").success
+    assert sandbox.exec("timeout 20 sh -c 'until grep -q over over; do sleep 0.02; done' 2>/dev/null").success
     assert "WEB" not in run(sandbox, f"connect('{WEB}', 80, get('allowed.test'))")
     sandbox.set_network({"allowed_domains": ["evil.test"]})
     assert '"at": "EVIL"' in run(sandbox, f"connect('{WEB}', 80, get('evil.test'))")

@@ -9,6 +9,8 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from network.conftest import Kind, Make
 from network.internet import Internet
 
@@ -45,6 +47,7 @@ def _repository(folder: Path) -> None:
     git("-C", str(folder), "update-server-info")
 
 
+@pytest.mark.timeout(200)
 def test_pip_and_git_work_by_name(internet: Internet, make: Make, kind: Kind) -> None:
     _wheel(internet.web_root / "simple/island")
     if not (internet.web_root / "reef.git").exists():
@@ -53,9 +56,9 @@ def test_pip_and_git_work_by_name(internet: Internet, make: Make, kind: Kind) ->
     options = (
         "--index-url http://allowed.test/simple --trusted-host allowed.test --no-cache-dir --disable-pip-version-check"
     )
-    found = sandbox.exec(f"pip install -q --break-system-packages --target lib {options} island; ls lib")
+    found = sandbox.exec(f"pip install -q --break-system-packages --target lib {options} island; ls lib", timeout=120)
     assert "island.py" in found.stdout, found
-    cloned = sandbox.exec("git clone -q http://allowed.test/reef.git reef && cat reef/reef.txt")
+    cloned = sandbox.exec("git clone -q http://allowed.test/reef.git reef && cat reef/reef.txt", timeout=60)
     assert cloned.stdout == "coral\n", cloned
     refused = sandbox.exec("git clone -q http://evil.test/reef.git no")
     assert not refused.success

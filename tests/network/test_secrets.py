@@ -37,7 +37,7 @@ def test_headers_are_added_for_one_host_and_never_seen_inside(make: Make, kind: 
     assert SECRET not in other
     traced = run(sandbox, "connect('203.0.113.10', 80, get('allowed.test').replace(b'GET', b'TRACE'))")
     assert traced.startswith("HTTP/1.1 403")
-    assert SECRET not in sandbox.exec("curl -sSk -m 10 https://allowed.test/").stdout, "TLS passes as it is"
+    assert SECRET not in sandbox.exec("curl -sSk -m 20 https://allowed.test/").stdout, "TLS passes as it is"
     is_clean_inside(sandbox)
 
 
@@ -59,11 +59,11 @@ def trusting(make: Make, kind: Kind) -> Sandbox:
 def test_headers_are_added_to_https_by_choice(trusting: Sandbox, internet: Internet) -> None:
     """Programs as they are: nothing is set inside, and each verifies whom it speaks to."""
     seen, _ = internet.mark()
-    found = trusting.exec("curl -sS -m 10 -H 'Authorization: mine' -H 'X-Mine: 1' https://allowed.test/by-curl")
+    found = trusting.exec("curl -sS -m 20 -H 'Authorization: mine' -H 'X-Mine: 1' https://allowed.test/by-curl")
     assert found.stdout.count(SECRET) == 1, found
     assert '"mine"' not in found.stdout, "what the sandbox sent under that name is replaced"
     assert '"x-mine": "1"' in found.stdout
-    python = "import urllib.request as u; print(u.urlopen('https://allowed.test/', timeout=10).read())"
+    python = "import urllib.request as u; print(u.urlopen('https://allowed.test/', timeout=20).read())"
     assert SECRET in trusting.exec(["python3", "-c", python]).stdout
     if shutil.which("node", path="/usr/bin:/usr/local/bin"):
         node = "fetch('https://allowed.test/').then(r => r.text()).then(console.log, e => console.log(e.cause))"
@@ -71,7 +71,7 @@ def test_headers_are_added_to_https_by_choice(trusting: Sandbox, internet: Inter
     trusting.exec("git ls-remote https://allowed.test/none.git")
     asked = [each for each in internet.seen(seen) if each["kind"] == "http"]
     assert any("none.git" in each["line"] and SECRET in each["headers"]["authorization"] for each in asked)
-    assert SECRET in trusting.exec("curl -sS -m 10 --http1.1 https://allowed.test/ https://allowed.test/2").stdout
+    assert SECRET in trusting.exec("curl -sS -m 20 --http1.1 https://allowed.test/ https://allowed.test/2").stdout
     big = trusting.exec("curl -sS -m 30 https://allowed.test/bytes/30000000 | wc -c")
     assert big.stdout.strip() == "30000000"
     up = trusting.exec("head -c 3000000 /dev/zero | curl -sS -m 20 --data-binary @- https://allowed.test/up")
@@ -81,11 +81,11 @@ def test_headers_are_added_to_https_by_choice(trusting: Sandbox, internet: Inter
 
 def test_everything_else_stays_as_it_is(trusting: Sandbox, internet: Internet) -> None:
     """Another host is not read: whoever trusts only the sandbox's own authority does not trust that host."""
-    assert SECRET not in trusting.exec("curl -sSk -m 10 https://a.w.test/").stdout
-    found = trusting.exec("curl -sS -m 10 https://a.w.test/")
+    assert SECRET not in trusting.exec("curl -sSk -m 20 https://a.w.test/").stdout
+    found = trusting.exec("curl -sS -m 20 https://a.w.test/")
     assert "certificate" in found.stderr, "its own certificate was seen, which nobody here trusts"
-    assert SECRET not in trusting.exec("curl -sS -m 10 http://allowed.test/").stdout, "nor in plain requests"
-    assert SECRET in trusting.exec("curl -sS -m 10 https://allowed.test/").stdout, "the control"
+    assert SECRET not in trusting.exec("curl -sS -m 20 http://allowed.test/").stdout, "nor in plain requests"
+    assert SECRET in trusting.exec("curl -sS -m 20 https://allowed.test/").stdout, "the control"
 
 
 def test_every_request_in_it_is_judged(trusting: Sandbox, internet: Internet) -> None:
@@ -133,7 +133,7 @@ def test_an_authority_is_one_sandboxs_own(
     for line in place.read_text().splitlines()[1:3]:
         assert line not in trusting.exec("grep -rs . /etc/ssl /run /workspace").stdout, "its key is not inside"
     trusting.write_file("theirs.pem", theirs[theirs.rindex("-----BEGIN") :])
-    refused = trusting.exec("curl -sS -m 10 --cacert theirs.pem https://allowed.test/")
+    refused = trusting.exec("curl -sS -m 20 --cacert theirs.pem https://allowed.test/")
     assert "certificate" in refused.stderr
     other.cleanup()
     assert not Gateway(settings).places.authority(other.id).exists()
@@ -142,13 +142,13 @@ def test_an_authority_is_one_sandboxs_own(
 
 def test_it_holds_through_the_life_of_a_sandbox(settings: Settings, make: Make, kind: Kind, internet: Internet) -> None:
     sandbox = make(kind, POLICY)
-    look = "curl -sS -m 10 https://allowed.test/"
+    look = "curl -sS -m 20 https://allowed.test/"
     sandbox.pause()
     sandbox.resume()
     assert SECRET in sandbox.exec(look).stdout
     changed = {**POLICY, "inject": [{"domain": "a.w.test", "headers": {"X-Other": "CANARY-OTHER"}, "tls": True}]}
     sandbox.set_network(changed)
-    assert "CANARY-OTHER" in sandbox.exec("curl -sS -m 10 https://a.w.test/").stdout
+    assert "CANARY-OTHER" in sandbox.exec("curl -sS -m 20 https://a.w.test/").stdout
     assert "certificate" in sandbox.exec(look).stderr, "now it passes as it is"
     sandbox.set_network(POLICY)
     attached = Sandbox.attach(sandbox.id, engine=kind["engine"], settings=settings)

@@ -35,9 +35,9 @@ NAMES: dict[str, list[list[str]]] = {
     "meta.test": [[METADATA]],
     "loop.test": [["127.0.0.1"]],
     "mixed.test": [[WEB, PRIVATE]],
-    "rebind-native.test": [[EVIL], [PRIVATE]],
-    "rebind-oci.test": [[EVIL], [PRIVATE]],
-    "rebind-docker.test": [[EVIL], [PRIVATE]],
+    "rebind-native.test": [[EVIL], [EVIL], [PRIVATE]],
+    "rebind-oci.test": [[EVIL], [EVIL], [PRIVATE]],
+    "rebind-docker.test": [[EVIL], [EVIL], [PRIVATE]],
     "host.test": [["192.0.2.1"]],
 }
 CANARIES = {PRIVATE: "CANARY-PRIVATE", METADATA: "CANARY-METADATA", EVIL: "EVIL", WEB: "WEB", GIT: "GIT"}

@@ -325,11 +325,11 @@ def test_a_websocket_ends_with_its_link(
     client: httpx.Client, server: RunningServer, talking: tuple[dict[str, Any], dict[str, str]]
 ) -> None:
     info, _ = talking
-    link = client.post(f"/sandboxes/{info['id']}/port-links", json={"port": 8000, "lifetime_s": 2}).json()["url"]
+    link = client.post(f"/sandboxes/{info['id']}/port-links", json={"port": 8000, "lifetime_s": 6}).json()["url"]
     with line(server, urlsplit(server.url).netloc, urlsplit(link).path) as made:
         made.recv(timeout=20)
         with pytest.raises(ConnectionClosed) as ended:
-            made.recv(timeout=20)
+            made.recv(timeout=40)
     assert ended.value.rcvd is not None
     assert ended.value.rcvd.reason == "the link has expired"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-DEFAULT_BYTES_PER_S = 1_250_000_000
-"""10 Gbit/s."""
+DEFAULT_BYTES_PER_S = 3_125_000_000
+"""25 Gbit/s."""
 _TURN = 4 << 20
 _BURST_S = 0.2
 _SMALLEST_BURST = 256 * 1024
