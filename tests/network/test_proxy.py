@@ -141,7 +141,7 @@ def test_uploads_and_websockets_pass(named: Sandbox) -> None:
 
 def test_tls_goes_by_its_server_name(internet: Internet, named: Sandbox) -> None:
     seen, packets = internet.mark()
-    control = named.exec("curl -sSk -m 20 https://allowed.test/")
+    control = named.exec("curl -sSk -m 20 --http1.1 https://allowed.test/")
     assert '"at": "WEB"' in control.stdout
     bad = (
         "hello('evil.test')",

@@ -37,7 +37,9 @@ def test_headers_are_added_for_one_host_and_never_seen_inside(make: Make, kind: 
     assert SECRET not in other
     traced = run(sandbox, "connect('203.0.113.10', 80, get('allowed.test').replace(b'GET', b'TRACE'))")
     assert traced.startswith("HTTP/1.1 403")
-    assert SECRET not in sandbox.exec("curl -sSk -m 20 https://allowed.test/").stdout, "TLS passes as it is"
+    untouched = sandbox.exec("curl -sSk -m 20 --http1.1 https://allowed.test/").stdout
+    assert '"at": "WEB"' in untouched
+    assert SECRET not in untouched, "TLS passes as it is"
     is_clean_inside(sandbox)
 
 
@@ -81,7 +83,9 @@ def test_headers_are_added_to_https_by_choice(trusting: Sandbox, internet: Inter
 
 def test_everything_else_stays_as_it_is(trusting: Sandbox, internet: Internet) -> None:
     """Another host is not read: whoever trusts only the sandbox's own authority does not trust that host."""
-    assert SECRET not in trusting.exec("curl -sSk -m 20 https://a.w.test/").stdout
+    untouched = trusting.exec("curl -sSk -m 20 --http1.1 https://a.w.test/").stdout
+    assert '"at": "WEB"' in untouched
+    assert SECRET not in untouched
     found = trusting.exec("curl -sS -m 20 https://a.w.test/")
     assert "certificate" in found.stderr, "its own certificate was seen, which nobody here trusts"
     assert SECRET not in trusting.exec("curl -sS -m 20 http://allowed.test/").stdout, "nor in plain requests"
