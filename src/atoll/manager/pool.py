@@ -102,7 +102,7 @@ class Pool:
         if isinstance(engine, Resizable):
             free = {name: None for name in LATER if getattr(mine.limits, name) is None}
             update["limits"] = spec.limits.model_copy(update=free)
-        if isinstance(engine, NetworkPolicies) and mine.network != "none":
+        if isinstance(engine, NetworkPolicies) and "none" not in (mine.network, spec.network):
             update["network"] = mine.network
         return spec.model_copy(update=update)
 
