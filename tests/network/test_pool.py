@@ -1,4 +1,4 @@
-"""Sandboxes from a pool: those of a pool have its policy from the start, and everybody gets that which was asked for."""
+"""Sandboxes from a pool: they have its policy from the start, and everybody gets the one that was asked for."""
 
 from __future__ import annotations
 
