@@ -13,7 +13,19 @@ from pathlib import Path
 
 from benchmarks.measure import Figure
 
-NAMES = ("exec_latency", "create", "memory", "copying", "oci", "native", "checkpoints", "docker", "manager", "network")
+NAMES = (
+    "exec_latency",
+    "create",
+    "memory",
+    "copying",
+    "oci",
+    "native",
+    "checkpoints",
+    "docker",
+    "manager",
+    "network",
+    "service",
+)
 RESULTS = Path(__file__).parent / "results"
 
 
