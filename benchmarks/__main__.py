@@ -25,6 +25,7 @@ NAMES = (
     "docker",
     "manager",
     "network",
+    "service",
 )
 RESULTS = Path(__file__).parent / "results"
 

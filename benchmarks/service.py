@@ -1,39 +1,143 @@
-"""What the server costs: a command over HTTP against the same command embedded, many requests at once, long lists.
-
-`python -m benchmarks.service [--engine E]`. Everything is measured in one run, on loopback, against a real server.
-"""
+"""What the server costs: a command over HTTP against the same command embedded, many requests at once, long lists, and
+many users who read. Everything is measured in one run, on loopback, against a real server."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import re
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from atoll import AsyncSandbox
+from atoll.engines import shared
 from atoll.settings import Settings
+from benchmarks.measure import Figure, Samples, take_turns
 
-ROUNDS = 200
+ROUNDS = 300
 CONCURRENT = 500
+FEW, MANY = 10, 1000
 USERS = 100
+ALLOWED_S = 0.002
+COUNT = "for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done"
+COUNTED = "".join(f"{number}\n" for number in range(1, 11))
+
+
+async def measure(folder: Path, engine: str) -> AsyncIterator[Figure]:
+    settings = Settings(folder / "here" / "data", folder / "here" / "run")
+    async with server(folder, engine) as (url, key):
+        limits = httpx.Limits(max_connections=CONCURRENT, max_keepalive_connections=CONCURRENT)
+        async with httpx.AsyncClient(
+            base_url=f"{url}/api/v1", headers=bearer(key), timeout=120, limits=limits, trust_env=False
+        ) as client:
+            path = f"/sandboxes/{(await client.post('/sandboxes')).json()['id']}"
+            yield await latency(url, key, path, engine, settings)
+            await shared.close_all()
+            yield await crowd(client, path)
+            yield await streaming(client, url)
+            yield await listing(client)
+            while (page := (await client.get("/sandboxes/search")).json())["items"]:
+                await asyncio.gather(*(client.delete(f"/sandboxes/{info['id']}") for info in page["items"]))
+
+
+async def latency(url: str, key: str, path: str, engine: str, settings: Settings) -> Figure:
+    plain = await Plain.open(url, key)
+    async with (
+        AsyncSandbox(engine=engine, settings=settings) as here,
+        AsyncSandbox(server=url, api_key=key, settings=settings) as far,
+    ):
+
+        async def embedded() -> None:
+            assert (await here.exec(["true"])).success
+
+        async def http() -> None:
+            await plain.post(f"{path}/exec", b'{"command": ["true"]}')
+
+        async def sdk() -> None:
+            assert (await far.exec(["true"])).success
+
+        found = await take_turns({"embedded": embedded, "http": http, "sdk": sdk}, ROUNDS, 10)
+    plain.close()
+    detail = {f"{name} p50 ms": samples.p50 * 1e3 for name, samples in found.items()}
+    allowed = (found["embedded"].p50 + ALLOWED_S) * 1e3
+    ours = found["http"].p50 * 1e3
+    return Figure("service: exec true over HTTP, p50", ours, allowed, "ms", "embedded + 2 ms", 1.0, detail=detail)
+
+
+async def crowd(client: httpx.AsyncClient, path: str) -> Figure:
+    async def timed() -> float:
+        started = time.perf_counter()
+        (await client.get(path)).raise_for_status()
+        return time.perf_counter() - started
+
+    found = Samples(tuple(await asyncio.gather(*(timed() for _ in range(CONCURRENT)))))
+    return Figure(
+        f"service: {CONCURRENT} requests at once, p99", found.p99 * 1e3, found.p50 * 1e3, "ms", "their p50", 10.0
+    )
+
+
+async def streaming(client: httpx.AsyncClient, url: str) -> Figure:
+    """Each user has a sandbox, and reads a stream of it for a second; one alone takes as long as the peer."""
+
+    async def user(name: str) -> tuple[str, dict[str, str]]:
+        (await client.post("/users", json={"id": name})).raise_for_status()
+        scopes = ["read", "use", "manage"]
+        made = await client.post("/keys", json={"user_id": name, "scopes": scopes})
+        headers = bearer(made.json()["key"])
+        sandbox = (await client.post("/sandboxes", headers=headers)).raise_for_status()
+        return f"/sandboxes/{sandbox.json()['id']}", headers
+
+    async def follow(path: str, headers: dict[str, str]) -> float:
+        started, text = time.perf_counter(), ""
+        async with client.stream("POST", f"{path}/exec/stream", json={"command": COUNT}, headers=headers) as stream:
+            async for line in stream.aiter_lines():
+                if '"type":"stdout"' in line:
+                    text += line.partition('"data":"')[2].partition('"')[0].replace("\\n", "\n")
+        assert text == COUNTED, text
+        return time.perf_counter() - started
+
+    users = await gather_few([user(f"user-{number}") for number in range(USERS)])
+    alone = await follow(*users[0])
+    together = Samples(tuple(await asyncio.gather(*(follow(*each) for each in users))))
+    await gather_few([client.delete(path, headers=headers) for path, headers in users])
+    detail = {"slowest s": max(together.seconds)}
+    name = f"service: {USERS} users streaming at once, p50"
+    return Figure(name, together.p50, alone, "s", "one alone", 5.0, detail=detail)
+
+
+async def listing(client: httpx.AsyncClient) -> Figure:
+    async def grow(count: int) -> None:
+        await gather_few([client.post("/sandboxes") for _ in range(count)])
+
+    async def search() -> Samples:
+        async def once() -> None:
+            (await client.get("/sandboxes/search", params={"limit": 10})).raise_for_status()
+
+        return (await take_turns({"search": once}, 50))["search"]
+
+    await grow(FEW - 1)
+    few = await search()
+    await grow(MANY - FEW)
+    many = await search()
+    name = f"service: search among {MANY} sandboxes, p50"
+    return Figure(name, many.p50 * 1e3, few.p50 * 1e3, "ms", f"among {FEW}", 3.0)
+
+
+# --- the server, and a client that costs nothing ----------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def server(folder: Path, engine: str) -> AsyncIterator[tuple[str, str]]:
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")},
         "ATOLL_DATA_DIR": str(folder / "data"),
         "ATOLL_RUN_DIR": str(folder / "run"),
         "ATOLL_STATE_DIR": str(folder / "state"),
@@ -44,7 +148,9 @@ async def server(folder: Path, engine: str) -> AsyncIterator[tuple[str, str]]:
     assert process.stdout is not None
     text = ""
     while "export" not in text:
-        text += await asyncio.to_thread(process.stdout.readline)
+        line = await asyncio.to_thread(process.stdout.readline)
+        assert line, "the server did not start"
+        text += line
     found = re.search(r"ATOLL_URL=(\S+) ATOLL_API_KEY=(\S+)", text)
     assert found is not None
     try:
@@ -82,122 +188,15 @@ class Plain:
         self._writer.close()
 
 
-def p50(samples: list[float]) -> float:
-    return statistics.median(samples) * 1000
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
-def p99(samples: list[float]) -> float:
-    return sorted(samples)[int(len(samples) * 0.99)] * 1000
+async def gather_few(work: list[Any], at_once: int = 8) -> list[Any]:
+    slots = asyncio.Semaphore(at_once)
 
+    async def one(part: Any) -> Any:
+        async with slots:
+            return await part
 
-async def timed(work: object) -> float:
-    started = time.perf_counter()
-    await work  # type: ignore[misc]
-    return time.perf_counter() - started
-
-
-async def measure(folder: Path, engine: str, sandboxes: int) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    settings = Settings(folder / "here" / "data", folder / "here" / "run")
-    async with server(folder, engine) as (url, key):
-        limits = httpx.Limits(max_connections=CONCURRENT, max_keepalive_connections=CONCURRENT)
-        headers = {"Authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(
-            base_url=f"{url}/api/v1", headers=headers, timeout=120, limits=limits, trust_env=False
-        ) as client:
-            path = f"/sandboxes/{(await client.post('/sandboxes')).json()['id']}"
-            async with AsyncSandbox(engine=engine, settings=settings) as here:
-                async with AsyncSandbox(server=url, api_key=key, settings=settings) as far:
-                    plain = await Plain.open(url, key)
-                    figures |= await latency(plain, path, here, far)
-                    plain.close()
-            samples = await asyncio.gather(
-                *(timed(client.get(path)) for _ in range(CONCURRENT)),
-            )
-            figures["500 at once, p50 ms"], figures["500 at once, p99 ms"] = p50(list(samples)), p99(list(samples))
-            figures["500 at once, p99 / p50 (< 10)"] = p99(list(samples)) / p50(list(samples))
-            figures |= await listing(client, sandboxes)
-            figures |= await streaming(client, path)
-            page = None
-            while (page := (await client.get("/sandboxes/search")).json())["items"]:
-                await asyncio.gather(*(client.delete(f"/sandboxes/{info['id']}") for info in page["items"]))
-    return figures
-
-
-async def latency(plain: Plain, path: str, here: AsyncSandbox, far: AsyncSandbox) -> dict[str, float]:
-    embedded: list[float] = []
-    http: list[float] = []
-    sdk: list[float] = []
-    for number in range(ROUNDS + 10):
-        times = (
-            await timed(here.exec(["true"])),
-            await timed(plain.post(f"{path}/exec", b'{"command": ["true"]}')),
-            await timed(far.exec(["true"])),
-        )
-        if number >= 10:
-            for samples, seconds in zip((embedded, http, sdk), times, strict=True):
-                samples.append(seconds)
-    return {
-        "exec true embedded, p50 ms": p50(embedded),
-        "exec true over HTTP, p50 ms": p50(http),
-        "exec true by the SDK on the server, p50 ms": p50(sdk),
-        "HTTP - embedded, ms (<= 2)": p50(http) - p50(embedded),
-    }
-
-
-async def listing(client: httpx.AsyncClient, sandboxes: int) -> dict[str, float]:
-    async def grow(count: int) -> None:
-        slots = asyncio.Semaphore(8)
-
-        async def one() -> None:
-            async with slots:
-                (await client.post("/sandboxes")).raise_for_status()
-
-        await asyncio.gather(*(one() for _ in range(count)))
-
-    async def search() -> float:
-        return p50([await timed(client.get("/sandboxes/search", params={"limit": 10})) for _ in range(50)])
-
-    await grow(9)
-    few = await search()
-    await grow(sandboxes - 10)
-    many = await search()
-    return {
-        "search with 10, p50 ms": few,
-        f"search with {sandboxes}, p50 ms": many,
-        f"search {sandboxes} / 10 (< 3)": many / few,
-    }
-
-
-async def streaming(client: httpx.AsyncClient, path: str) -> dict[str, float]:
-    async def follow() -> int:
-        lines = 0
-        body = {"command": "for i in 1 2 3 4 5; do echo $i; sleep 0.1; done"}
-        async with client.stream("POST", f"{path}/exec/stream", json=body) as stream:
-            async for line in stream.aiter_lines():
-                lines += '"stdout"' in line
-        return lines
-
-    started = time.perf_counter()
-    counts = await asyncio.gather(*(follow() for _ in range(USERS)))
-    complete = sum(count >= 1 for count in counts)
-    return {f"{USERS} streams at once: complete": complete, "their time, s": time.perf_counter() - started}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.service")
-    parser.add_argument("--engine", default="native")
-    parser.add_argument("--sandboxes", type=int, default=1000)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir="/var/tmp") as directory:
-        Path(directory).chmod(0o755)
-        figures = asyncio.run(measure(Path(directory), options.engine, options.sandboxes))
-    for name, value in figures.items():
-        print(f"{name:45} {value:10.3f}")
-    results = Path(__file__).parent / "results"
-    results.mkdir(exist_ok=True)
-    (results / f"service-{options.engine}.json").write_text(json.dumps(figures, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return list(await asyncio.gather(*(one(part) for part in work)))

@@ -110,6 +110,14 @@ class Follower(Client):
     text = ""
     connections = 0
 
+    def begin(self, name: str) -> str:
+        """Start counting in a sandbox of this name; the path of the command."""
+        self.sandbox_id = self.start(name)
+        path = f"/sandboxes/{self.sandbox_id}/commands"
+        started = self.call("POST", path, json={"command": COUNT}, headers={"Idempotency-Key": "count"})
+        assert started is not None, "the command was not started"
+        return f"{path}/{started.json()['id']}"
+
     @property
     def numbers(self) -> list[int]:
         return [int(line) for line in self.text.split("\n")[:-1]]
@@ -119,16 +127,12 @@ class RestFollower(Follower):
     """Over REST: goes on from the offset of the last event that it got."""
 
     def run(self) -> None:
-        self.sandbox_id = self.start(f"rest-{self.number}")
-        path = f"/sandboxes/{self.sandbox_id}/commands"
-        started = self.call("POST", path, json={"command": COUNT}, headers={"Idempotency-Key": "count"})
-        if started is None:
-            return
+        path = self.begin(f"rest-{self.number}")
         offset, deadline = 0, time.monotonic() + GIVE_UP_S
         while not self.over.is_set():
             assert time.monotonic() < deadline, "the stream does not go on"
             try:
-                with self.client.stream("GET", f"{path}/{started.json()['id']}", params={"stdout": offset}) as stream:
+                with self.client.stream("GET", path, params={"stdout": offset}) as stream:
                     self.connections += 1
                     for line in stream.iter_lines() if stream.is_success else ():
                         event = json.loads(line)
@@ -143,23 +147,28 @@ class RestFollower(Follower):
 
 
 class SdkFollower(Follower):
-    """By the SDK, which connects again by itself."""
+    """By the SDK. To find the command is tried until it works; from then on the SDK connects again by itself."""
 
     def run(self) -> None:
-        asyncio.run(self._follow())
+        command_id = self.begin(f"sdk-{self.number}").rpartition("/")[2]
+        asyncio.run(self._follow(command_id))
 
-    async def _follow(self) -> None:
-        self.sandbox_id = self.start(f"sdk-{self.number}")
+    async def _follow(self, command_id: str) -> None:
         assert self.sandbox_id is not None
-        sandbox = await AsyncSandbox.attach(self.sandbox_id, server=self.url, api_key=self.key)
+        deadline = time.monotonic() + GIVE_UP_S
+        while True:
+            try:
+                sandbox = await AsyncSandbox.attach(self.sandbox_id, server=self.url, api_key=self.key)
+                command = await sandbox.command(command_id)
+                break
+            except SandboxError:
+                assert time.monotonic() < deadline, "the command cannot be found"
+                await asyncio.sleep(0.05)
+        self.connections += 1
         try:
-            command = await sandbox.start(COUNT, timeout=3600)
-            self.connections += 1
             async for piece in command:
                 self.text += piece.text
                 if self.over.is_set():
                     break
-        except SandboxError as error:
-            self.problems.append(f"{self.thread.name}: the stream was given up: {error}")
         finally:
             await sandbox.detach()

@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from server.running import RunningServer, everything, launch, start_server
 KILLS = int(os.environ.get("ATOLL_KILLS", "12"))
 CLIENTS = 8
 STREAMS = 4
-ENGINE = "process"
+ENGINE = os.environ.get("ATOLL_KILL_ENGINE", "process")
 PATIENCE_S = 60.0
 
 
@@ -53,6 +54,8 @@ def test_nothing_acknowledged_is_lost_however_often_the_server_is_killed(session
     finally:
         for client in clients:
             client.stop()
+        if sys.exc_info()[0] is not None:
+            kill(server.process)
     try:
         promises_hold(clients)
         streams_are_whole(followers)

@@ -36,6 +36,7 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here depends on where a client says it is
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
     )

@@ -20,6 +20,7 @@ from atoll.server.problems import of
 T = TypeVar("T")
 Happening = Mapping[str, object]
 _QUIET_S = 15.0
+_SHORT_S = 0.02
 NDJSON = "application/x-ndjson"
 SSE = "text/event-stream"
 
@@ -109,14 +110,17 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of the work; it is cancelled when the client goes away, as nobody would ever see its result."""
     await request.body()  # only after the body is the next message the end of the connection
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_gone(request.receive))
+    waiting = {working}
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waiting, timeout=_SHORT_S)
+        if not working.done():  # to look after the client costs as much as a short piece of work
+            waiting.add(asyncio.create_task(_gone(request.receive)))  # type: ignore[arg-type]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        for task in waiting:
+            task.cancel()
+        if len(waiting) > 1 or not working.done():
+            await asyncio.gather(*waiting, return_exceptions=True)
     if working.cancelled():
         raise ConnectionResetError("the client went away")
     return working.result()
