@@ -187,7 +187,8 @@ class Saving(abc.ABC):
         await self._existing(handle)
         if record.runtime != "runsc":
             raise UnsupportedError(
-                f"the memory of a sandbox cannot be saved with '{record.runtime}'",
+                f"the memory of a sandbox cannot be saved with '{record.runtime}': CRIU, which would have to, refuses"
+                " processes that share their memory and namespaces that are not the sandbox's own",
                 hint="Make the sandbox with isolation='gvisor'.",
             )
         runtime = self._runtime_named(record.runtime)
