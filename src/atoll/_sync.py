@@ -539,9 +539,22 @@ class Sandbox:
             )
         ]
 
-    def snapshot(self, name: str, checkpoint: Checkpoint | str | None = None) -> Snapshot:
-        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`."""
-        return self._portal.call(self._async.snapshot(name, checkpoint))
+    def snapshot(
+        self,
+        name: str,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> Snapshot:
+        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`.
+
+        With `memory` (of now, or of a checkpoint that has it) also what runs, with all that is in the memory of
+        programs, secrets included; it goes on in sandboxes with the same isolation and network, here or elsewhere.
+        """
+        return self._portal.call(
+            self._async.snapshot(name, checkpoint, memory=memory, drop_connections=drop_connections)
+        )
 
     def read_file(self, path: str) -> str:
         """The text of a file. FileNotFoundError if there is none; UnicodeDecodeError if it is not UTF-8."""

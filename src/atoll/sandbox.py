@@ -478,10 +478,23 @@ class AsyncSandbox:
             twin._handle = handle
         return twins
 
-    async def snapshot(self, name: str, checkpoint: Checkpoint | str | None = None) -> Snapshot:
-        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`."""
+    async def snapshot(
+        self,
+        name: str,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> Snapshot:
+        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`.
+
+        With `memory` (of now, or of a checkpoint that has it) also what runs, with all that is in the memory of
+        programs, secrets included; it goes on in sandboxes with the same isolation and network, here or elsewhere.
+        """
         source = None if checkpoint is None else _id_of(checkpoint)
-        return await (await self._checkpointing()).snapshot(self._created(), name, source)
+        if memory and source is None:
+            await self._let_go_of_all(drop_connections)
+        return await (await self._checkpointing()).snapshot(self._created(), name, source, memory=memory)
 
     # --- files --------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from atoll.engines.linux.oci import OciEngine
-from atoll.errors import EngineError, UnsupportedError
+from atoll.errors import EngineError, ImageError, SpecError, UnsupportedError
 from atoll.guest.connections import established
 from atoll.model import State
 from atoll.sandbox import AsyncSandbox
@@ -103,7 +105,7 @@ async def test_what_stands_in_the_way_is_told(
     gvisor: OciEngine, native: OciEngine, sandbox_on: MakeSandbox, settings: Settings
 ) -> None:
     async with sandbox_on(native) as sandbox:
-        with pytest.raises(UnsupportedError, match="gvisor"):
+        with pytest.raises(UnsupportedError, match=r"CRIU(.|\n)*gvisor"):
             await sandbox.checkpoint(memory=True)
         with pytest.raises(UnsupportedError, match="gvisor"):
             await sandbox.pause(memory="disk")
@@ -162,3 +164,45 @@ def test_tables_of_connections_are_read_as_a_strangers() -> None:
         "   8: zzz\n\0 : : : 01"
     )
     assert established(table) == ["8.8.8.8:443", "[2001:db8::1]:80"]
+
+
+@pytest.mark.timeout(180)
+async def test_processes_go_on_from_a_snapshot_also_elsewhere(
+    gvisor: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path
+) -> None:
+    """Elsewhere: another installation, which shares nothing with this one but the image."""
+    async with sandbox_on(gvisor) as sandbox:
+        await sandbox.start(["python3", "-c", COUNTER])
+        await counting(sandbox, 4)
+        with pytest.raises(SpecError, match="no memory"):
+            await sandbox.snapshot("none", await sandbox.checkpoint(), memory=True)
+        made = await sandbox.snapshot("counting", memory=True)
+        assert made.memory
+        assert not (await sandbox.snapshot("files", await sandbox.checkpoint(memory=True))).memory
+        here = await counting(sandbox, 5)
+    async with sandbox_on(gvisor, image="snapshot:counting") as restored:
+        again = await counting(restored, 5)
+        assert again.split()[0::2] == here.split()[0::2]
+        assert again.split()[1] != here.split()[1]
+        await restored.restart()
+        assert (await counting(restored, 5)).split()[0] == "5"
+    file = tmp_path / "moved"
+    await gvisor.export_snapshot("counting", file)
+    other = OciEngine(Settings(tmp_path / "data", tmp_path / "run"), "runsc")
+    assert (await other.import_snapshot(file, "trusted", memory=True)).memory
+    assert not (await other.import_snapshot(file, "strange")).memory
+    async with AsyncSandbox(engine=other, isolation="gvisor", image="snapshot:trusted") as there:
+        seen = await counting(there, 5)
+        assert seen.split()[0::2] == here.split()[0::2]
+        assert seen.split()[1] not in (here.split()[1], again.split()[1])
+    async with AsyncSandbox(engine=other, isolation="gvisor", image="snapshot:strange") as there:
+        assert (await there.read_file("count")).split()[0] == "4"
+        assert "python3" not in (await there.exec("cat /proc/*/comm")).stdout
+    for number, (old, new) in enumerate(((b"runsc version", b"runsc Version"), (b"pages.img", b"pages.sh/"))):
+        head, newline, rest = file.read_bytes()[:-65].partition(b"\n")
+        body = head.replace(old, new) + newline + rest
+        (tmp_path / "forged").write_bytes(body + hashlib.sha256(body).hexdigest().encode() + b"\n")
+        with pytest.raises(ImageError):
+            await other.import_snapshot(tmp_path / "forged", f"forged{number}", memory=True)
+    assert {each.name for each in await other.snapshots()} == {"trusted", "strange"}
+    await emptied(other)

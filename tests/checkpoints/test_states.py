@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -258,3 +260,48 @@ def test_the_synchronous_twin(native: OciEngine, settings: Settings) -> None:
         sandbox.write_file("file", "two")
         sandbox.rollback(checkpoint)
         assert sandbox.read_file("file") == "one"
+
+
+async def test_a_state_that_forks_need_goes_with_the_last_of_them(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+    saved = native._places.layers.list_saved
+    async with sandbox_on(native) as sandbox:
+        await sandbox.write_file("file", "then")
+        point = await sandbox.checkpoint("point")
+        forks = [*await sandbox.fork(2, point), *await sandbox.fork(1)]
+        assert len(saved()) == 2
+        await sandbox.delete_checkpoint(point)
+        assert await sandbox.checkpoints() == []
+        with pytest.raises(CheckpointNotFoundError):
+            await sandbox.fork(1, point)
+        assert await native.gc() == []
+        await sandbox.cleanup()
+        for fork in forks:
+            await fork.write_file("file", "now")
+            await fork.restart()
+            assert await fork.read_file("file") == "then"
+        await forks[2].cleanup()
+        assert saved() == [point.id]
+        await forks[0].cleanup()
+        assert saved() == [point.id]
+        await forks[1].cleanup()
+        assert saved() == []
+        assert sorted(os.listdir(native._places.data / "saved")) == []
+
+
+async def test_deleting_and_forking_at_once(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+    """Whoever is first: the fork is whole, or it is refused and nothing is left."""
+    async with sandbox_on(native) as sandbox:
+        await sandbox.write_file("file", "then")
+        for _ in range(5):
+            point = await sandbox.checkpoint()
+            forked, _ = await asyncio.gather(
+                sandbox.fork(2, point), sandbox.delete_checkpoint(point), return_exceptions=True
+            )
+            if isinstance(forked, BaseException):
+                assert isinstance(forked, CheckpointNotFoundError), forked
+                continue
+            for fork in forked:
+                await fork.restart()
+                assert await fork.read_file("file") == "then"
+                await fork.cleanup()
+        assert native._places.layers.list_saved() == []

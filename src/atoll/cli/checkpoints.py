@@ -131,12 +131,13 @@ def create_snapshot(
     sandbox: SandboxArgument,
     name: Annotated[str, typer.Argument(metavar="NAME")],
     checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Default: as it is now.")] = None,
+    memory: MemoryOption = False,
 ) -> None:
     """Keep a state under a name, also after the sandbox is gone."""
 
     async def work() -> None:
         async with _attached(sandbox) as found:
-            await found.snapshot(name, checkpoint)
+            await found.snapshot(name, checkpoint, memory=memory)
         print(f"snapshot:{name}")
 
     asyncio.run(work())
@@ -184,14 +185,16 @@ def export_snapshot(
 
 @snapshots.command("import")
 def import_snapshot(
-    file: Annotated[Path, typer.Argument(metavar="FILE")], name: Annotated[str, typer.Argument(metavar="NAME")]
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    memory: Annotated[bool, typer.Option("--memory", help="Also its memory: only of files that you trust.")] = False,
 ) -> None:
     """Take over a file that `export` wrote. It is checked first."""
 
     async def work() -> None:
         async with _engine() as engine:
             with Console(stderr=True).status(f"reading {file}"):
-                await engine.import_snapshot(file, name)
+                await engine.import_snapshot(file, name, memory=memory)
         print(f"snapshot:{name}")
 
     asyncio.run(work())

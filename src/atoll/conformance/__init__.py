@@ -8,7 +8,7 @@ that imports still point one way: engines know nothing of the law that they are 
 from atoll.conformance import life  # isort: skip
 from atoll.conformance import commands, process_trees, background, shells, terminals  # isort: skip
 from atoll.conformance import files, special_files, watching, trees, ports  # isort: skip
-from atoll.conformance import isolation, limits, recovery  # isort: skip
+from atoll.conformance import isolation, limits, recovery, saved_states  # isort: skip
 from atoll.conformance.bench import Bench
 from atoll.conformance.check import CHECKS, Check
 from atoll.conformance.running import CheckResult, Outcome, run, run_one
@@ -28,6 +28,7 @@ _MODULES = (
     isolation,
     limits,
     recovery,
+    saved_states,
 )
 
 __all__ = ["CHECKS", "Bench", "Check", "CheckResult", "Outcome", "run", "run_one"]

@@ -180,8 +180,11 @@ class Checkpointing(Protocol):
     async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
         """From one checkpoint to another (None: to now), by path."""
 
-    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None) -> Snapshot:
-        """Keep a state under a name, independent of the sandbox. `SandboxSpec.image` may then be `snapshot:NAME`."""
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None, *, memory: bool = False) -> Snapshot:
+        """Keep a state under a name, independent of the sandbox. `SandboxSpec.image` may then be `snapshot:NAME`.
+
+        With `memory` (from now, or from a checkpoint that has it) processes go on in sandboxes of the same isolation.
+        """
 
     async def snapshots(self) -> Sequence[Snapshot]: ...
 
@@ -191,8 +194,13 @@ class Checkpointing(Protocol):
     async def export_snapshot(self, name: str, file: Path) -> None:
         """To a file that `import_snapshot` understands on another machine. It appears as a whole."""
 
-    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
-        """Checked against its own digest; hostile content does no harm. ImageError if it unpacks to more."""
+    async def import_snapshot(
+        self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
+    ) -> Snapshot:
+        """Checked against its own digest; hostile content does no harm. ImageError if it unpacks to more.
+
+        The memory in it, if there is any, is taken over only with `memory`: it is for files that are trusted.
+        """
 
 
 @runtime_checkable

@@ -137,6 +137,8 @@ class SnapshotInfo(BaseModel):
     size_bytes: int
     source: str
     """The sandbox it was made of, or that it was imported."""
+    memory: bool = False
+    """Whether processes go on in sandboxes that are made from it, with the same isolation."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, owner_id: str) -> SnapshotInfo:
@@ -147,6 +149,7 @@ class SnapshotInfo(BaseModel):
             image=snapshot.image.rpartition("/")[2] if snapshot.image.startswith("snapshot:") else snapshot.image,
             size_bytes=snapshot.size_bytes,
             source=snapshot.source,
+            memory=snapshot.memory,
         )
 
 

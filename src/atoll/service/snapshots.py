@@ -51,11 +51,22 @@ class SnapshotService:
                 return SnapshotInfo.of(*_owned(snapshot))
         raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="`GET /snapshots` lists yours.")
 
-    async def create(self, caller: Caller, sandbox: ManagedSandbox, name: str, checkpoint: str | None) -> SnapshotInfo:
+    async def create(
+        self,
+        caller: Caller,
+        sandbox: ManagedSandbox,
+        name: str,
+        checkpoint: str | None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> SnapshotInfo:
         """Of a sandbox that the caller may use; it belongs to the caller. LimitReachedError, ConflictError."""
         async with self._turn(caller) as room:
             room.check((await sandbox.stats()).disk_bytes or 0)
-            made = await sandbox.snapshot(f"{_part(caller.user_id)}/{name}", checkpoint)
+            made = await sandbox.snapshot(
+                f"{_part(caller.user_id)}/{name}", checkpoint, memory=memory, drop_connections=drop_connections
+            )
             await self._keep_within(room, made)
         return SnapshotInfo.of(*_owned(made))
 

@@ -150,7 +150,11 @@ class DockerStates(abc.ABC):
 
     # --- snapshots -------------------------------------------------------------------------------------------------
 
-    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None = None) -> Snapshot:
+    async def snapshot(
+        self, handle: Handle, name: str, checkpoint_id: str | None = None, *, memory: bool = False
+    ) -> Snapshot:
+        if memory:
+            raise _no_memory()
         await self._refuse_taken(parcels.checked_snapshot(name))
         async with self._kept(handle, checkpoint_id) as source:
             update = {"id": os.urandom(12).hex(), "sandbox_id": "", "name": name, "source": handle.sandbox_id}
@@ -170,7 +174,9 @@ class DockerStates(abc.ABC):
         async with self._exported(saved) as pieces:
             await parcels.write(saved, pieces, file)
 
-    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
+    async def import_snapshot(
+        self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
+    ) -> Snapshot:
         await self._refuse_taken(parcels.checked_snapshot(name))
         parcel = await asyncio.to_thread(parcels.read, file)
         update = {"id": os.urandom(12).hex(), "name": name, "source": file.name, "created_at": time.time()}

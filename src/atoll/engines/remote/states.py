@@ -106,12 +106,10 @@ class RemoteStates(abc.ABC):
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
-    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None) -> Snapshot:
-        _checked(name)
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None, *, memory: bool = False) -> Snapshot:
         path = f"/sandboxes/{await self._remote_id(handle)}/snapshots"
-        return _snapshot(
-            await self._server.call("POST", path, safe=False, json={"name": name, "checkpoint": checkpoint_id})
-        )
+        body = {"name": _checked(name), "checkpoint": checkpoint_id, "memory": memory, "drop_connections": memory}
+        return _snapshot(await self._server.call("POST", path, safe=False, json=body, timeout_s=_MEMORY_S))
 
     async def snapshots(self) -> Sequence[Snapshot]:
         """The user's own: an administrator has names of their own, too."""
@@ -128,8 +126,12 @@ class RemoteStates(abc.ABC):
     async def export_snapshot(self, name: str, file: Path) -> None:
         await self._server.download(f"/snapshots/{_checked(name)}/content", file, _TRANSFER_S)
 
-    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
-        """How much it may be the server decides."""
+    async def import_snapshot(
+        self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
+    ) -> Snapshot:
+        """How much it may be the server decides, and it takes no memory of strangers."""
+        if memory:
+            raise UnsupportedError("a server takes over no memory from a file", hint="Import it without.")
         return _snapshot(await self._server.upload(f"/snapshots/{_checked(name)}/content", file, _TRANSFER_S))
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -177,4 +179,6 @@ def _checkpoint(info: Mapping[str, Any], handle: Handle) -> Checkpoint:
 
 
 def _snapshot(info: Mapping[str, Any]) -> Snapshot:
-    return Snapshot(info["name"], info["created_at"], info["image"], "", info["size_bytes"], info["source"])
+    return Snapshot(
+        info["name"], info["created_at"], info["image"], "", info["size_bytes"], info["source"], info["memory"]
+    )

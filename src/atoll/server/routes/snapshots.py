@@ -36,13 +36,24 @@ class SnapshotStart(BaseModel):
     name: Annotated[str, Field(pattern=_PATTERN)]
     checkpoint: Annotated[str, Field(max_length=64)] | None = None
     """Its id or name; without it: as the sandbox is now."""
+    memory: bool = False
+    """Also what runs, with all that is in the memory of programs, secrets included."""
+    drop_connections: bool = False
+    """With memory: connections to the outside cannot be saved, and are in the way unless they may be dropped."""
 
 
 @of_sandbox.post("", operation_id="make_snapshot")
 async def make(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: SnapshotStart) -> SnapshotInfo:
     """Keep a state of a sandbox, also after it is gone. 409 if the caller has one of that name."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    return await services.sandboxes.snapshots.create(caller, sandbox, wanted.name, wanted.checkpoint)
+    return await services.sandboxes.snapshots.create(
+        caller,
+        sandbox,
+        wanted.name,
+        wanted.checkpoint,
+        memory=wanted.memory,
+        drop_connections=wanted.drop_connections,
+    )
 
 
 @router.get("", operation_id="list_snapshots")
@@ -83,8 +94,8 @@ async def export(caller: User, services: Services_, name: SnapshotName, owner: O
 
 @router.put("/{name}/content", operation_id="import_snapshot", openapi_extra=_ANY_BODY)
 async def take_in(caller: Manager, services: Services_, name: SnapshotName, request: Request) -> SnapshotInfo:
-    """Take over a file that an export wrote. It is checked first: a damaged one is refused, and nothing in it leads
-    out."""
+    """Take over a file that an export wrote, without its memory. It is checked first: a damaged one is refused, and
+    nothing in it leads out."""
     async with _received(services, request) as file:
         return await services.sandboxes.snapshots.take_in(caller, name, file)
 

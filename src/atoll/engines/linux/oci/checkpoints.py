@@ -103,9 +103,10 @@ class Checkpoints:
 
     # --- snapshots -------------------------------------------------------------------------------------------------
 
-    async def keep(self, record: Record, name: str, checkpoint: str | None) -> Snapshot:
+    async def keep(self, record: Record, name: str, source: Saved | None, *, memory: bool = False) -> Snapshot:
+        """Under a name: a saved state, with its memory if that is wanted, or the files of now."""
         checked_snapshot(name)
-        return (await finish(asyncio.to_thread(self._keep, record, name, checkpoint))).as_snapshot()
+        return (await finish(asyncio.to_thread(self._keep, record, name, source, memory))).as_snapshot()
 
     def snapshots(self) -> list[Snapshot]:
         return [saved.as_snapshot() for saved in self.states.all() if saved.kind == "snapshot"]
@@ -115,13 +116,16 @@ class Checkpoints:
         if saved is not None:
             await finish(asyncio.to_thread(self._delete, saved.id))
 
-    async def export(self, name: str, file: Path) -> None:
-        saved = await asyncio.to_thread(self.snapshot_named, name)
-        await finish(asyncio.to_thread(transfer.write, self._places.layers, saved, file))
+    async def export(self, saved: Saved, file: Path, memory_version: str = "") -> None:
+        memory = transfer.Memory(self._places.memory(saved.id), memory_version) if saved.memory else None
+        await finish(asyncio.to_thread(transfer.write, self._places.layers, saved, file, memory))
 
-    async def take_in(self, file: Path, name: str, most_bytes: int | None = None) -> Snapshot:
+    async def take_in(
+        self, file: Path, name: str, most_bytes: int | None = None, memory_version: str | None = None
+    ) -> Snapshot:
+        """Its memory too, if that is of this version. None: without."""
         checked_snapshot(name)
-        return (await finish(asyncio.to_thread(self._take_in, file, name, most_bytes))).as_snapshot()
+        return (await finish(asyncio.to_thread(self._take_in, file, name, most_bytes, memory_version))).as_snapshot()
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -210,10 +214,11 @@ class Checkpoints:
             )
         )
 
-    def _keep(self, record: Record, name: str, checkpoint: str | None) -> Saved:
+    def _keep(self, record: Record, name: str, source: Saved | None, memory: bool) -> Saved:
         self._refuse_taken(name)
-        source = self.find(record.sandbox_id, checkpoint) if checkpoint is not None else None
         with self._new() as saved_id:
+            if source is not None and memory:
+                _link(self._places.memory(source.id), self._places.memory(saved_id))
             if source is not None:
                 self._places.layers.copy_saved(source.id, saved_id)
             else:
@@ -227,12 +232,19 @@ class Checkpoints:
                     source=record.sandbox_id,
                     size_bytes=source.size_bytes if source is not None else self._size(record),
                     base=source.base if source is not None else self._base(record),
+                    memory=memory,
+                    memory_bytes=_bytes_in(self._places.memory(saved_id)) if memory else 0,
+                    runtime=record.runtime if memory else "",
                 )
             )
 
-    def _take_in(self, file: Path, name: str, most_bytes: int | None) -> Saved:
+    def _take_in(self, file: Path, name: str, most_bytes: int | None, memory_version: str | None) -> Saved:
         self._refuse_taken(name)
         with transfer.opened(file, most_bytes) as parcel, self._new() as saved_id:
+            memory = False
+            if parcel.has_memory and memory_version is not None:
+                memory = True
+                parcel.unpack_memory(self._places.memory(saved_id), memory_version)
             if parcel.base.digest and not self._places.images.store.root(parcel.base.digest).is_dir():
                 raise ImageNotFoundError(
                     f"the snapshot was made from the image {parcel.base.image!r} ({parcel.base.digest}), "
@@ -249,6 +261,9 @@ class Checkpoints:
                     source=file.name,
                     size_bytes=parcel.size_bytes,
                     base=parcel.base,
+                    memory=memory,
+                    memory_bytes=_bytes_in(self._places.memory(saved_id)) if memory else 0,
+                    runtime="runsc" if memory else "",
                 )
             )
 
@@ -336,6 +351,17 @@ class Checkpoints:
         tree.remove(self._places.memory(saved_id))
         self._places.layers.delete_saved(saved_id)
         self._places.images.store.release(LEASE + saved_id)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Files that nobody changes any more, once more under another name."""
+    target.mkdir(mode=0o700, parents=True)
+    for name in os.listdir(source):
+        os.link(source / name, target / name)
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(entry.stat().st_size for entry in os.scandir(directory))
 
 
 # --- for those who make sandboxes ------------------------------------------------------------------------------------

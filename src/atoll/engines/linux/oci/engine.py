@@ -329,7 +329,7 @@ class OciEngine(Saving):
             origin=source.id if source is not None else None,
             base=source.base if source is not None else None,
             inherited_bytes=source.size_bytes if source is not None else 0,
-            memory=source.id if source is not None and source.memory else None,
+            memory=source.id if source is not None and source.memory and source.runtime == runtime.name else None,
         )
 
     async def _undo(self, sandbox_id: str, error: BaseException) -> None:

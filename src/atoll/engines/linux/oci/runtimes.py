@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,6 +94,16 @@ def locate(name: str, data_dir: Path) -> Path | None:
     path = f"{data_dir / 'programs'}:{_SHARED_PROGRAMS}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
     found = given or shutil.which(name, path=path)
     return Path(found).absolute() if found and os.access(found, os.X_OK) else None
+
+
+def version(data_dir: Path) -> str:
+    """Of gVisor. Raises EngineUnavailableError without it."""
+    program = find("gvisor", data_dir).program
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineUnavailableError(f"'{program}' does not work: {error}") from error
+    return done.stdout.partition("\n")[0].strip()[:200]
 
 
 def last_error(log: Path) -> str:

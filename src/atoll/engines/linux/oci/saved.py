@@ -64,6 +64,7 @@ class Saved(BaseModel):
     memory: bool = False
     runtime: str = ""
     """Whose memory it is: another cannot go on with it."""
+    memory_bytes: int = 0
 
     def as_checkpoint(self) -> Checkpoint:
         return Checkpoint(
@@ -78,7 +79,9 @@ class Saved(BaseModel):
         )
 
     def as_snapshot(self) -> Snapshot:
-        return Snapshot(self.name, self.created_at, self.base.image, self.base.digest, self.size_bytes, self.source)
+        size_bytes = self.size_bytes + self.memory_bytes
+        base = self.base
+        return Snapshot(self.name, self.created_at, base.image, base.digest, size_bytes, self.source, self.memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
+from atoll.engines.linux.oci import runtimes
 from atoll.engines.linux.oci.checkpoints import Checkpoints, Dump, limit_for
 from atoll.engines.linux.oci.ending import Ending
 from atoll.engines.linux.oci.pausing import Pausing
@@ -23,7 +24,7 @@ from atoll.engines.linux.oci.streams import Streams
 from atoll.engines.local import processes
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
-from atoll.errors import CheckpointNotFoundError, EngineError, SandboxGoneError, UnsupportedError
+from atoll.errors import CheckpointNotFoundError, EngineError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.images import tree
 from atoll.model import Cause, Handle, SandboxSpec
 
@@ -132,8 +133,21 @@ class Saving(abc.ABC):
             raise failures[0]
         return handles
 
-    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None = None) -> Snapshot:
-        return await self._checkpoints.keep(self._record(handle), name, checkpoint_id)
+    async def snapshot(
+        self, handle: Handle, name: str, checkpoint_id: str | None = None, *, memory: bool = False
+    ) -> Snapshot:
+        record = self._record(handle)
+        if checkpoint_id is not None:
+            source = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+            if memory and not source.memory:
+                raise SpecError(f"the checkpoint {checkpoint_id!r} has no memory", hint="Make it with memory=True.")
+            return await self._checkpoints.keep(record, name, source, memory=memory)
+        if not memory:
+            return await self._checkpoints.keep(record, name, None)
+        async with self._alone(handle.sandbox_id):
+            dump = await self._dumping(record, handle)
+            async with self._checkpoints.branching(record, dump) as now:
+                return await self._checkpoints.keep(record, name, now, memory=True)
 
     async def snapshots(self) -> Sequence[Snapshot]:
         return await asyncio.to_thread(self._checkpoints.snapshots)
@@ -142,10 +156,18 @@ class Saving(abc.ABC):
         await self._checkpoints.delete_snapshot(name)
 
     async def export_snapshot(self, name: str, file: Path) -> None:
-        await self._checkpoints.export(name, file)
+        saved = await asyncio.to_thread(self._checkpoints.snapshot_named, name)
+        await self._checkpoints.export(saved, file, await self._memory_version() if saved.memory else "")
 
-    async def import_snapshot(self, file: Path, name: str, *, most_bytes: int | None = None) -> Snapshot:
-        return await self._checkpoints.take_in(file, name, most_bytes)
+    async def _memory_version(self) -> str:
+        """What only the same version of can go on with a memory."""
+        return await asyncio.to_thread(runtimes.version, self._places.settings.data_dir)
+
+    async def import_snapshot(
+        self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
+    ) -> Snapshot:
+        version = await self._memory_version() if memory else None
+        return await self._checkpoints.take_in(file, name, most_bytes, version)
 
     # --- asleep on the disk ----------------------------------------------------------------------------------------
 
@@ -187,7 +209,8 @@ class Saving(abc.ABC):
         await self._existing(handle)
         if record.runtime != "runsc":
             raise UnsupportedError(
-                f"the memory of a sandbox cannot be saved with '{record.runtime}'",
+                f"the memory of a sandbox cannot be saved with '{record.runtime}': CRIU, which would have to, refuses"
+                " processes that share their memory and namespaces that are not the sandbox's own",
                 hint="Make the sandbox with isolation='gvisor'.",
             )
         runtime = self._runtime_named(record.runtime)

@@ -1,11 +1,13 @@
 """A snapshot as a file, to be moved to another machine.
 
     one line of JSON     what it stands on, and what a tar archive cannot say: removed names, opaque directories
+    memory               files of the runtime's own, one after the other, if it has any
     a tar archive        what is in the writable layer, packed with gzip
     64 hex digits, \\n   the SHA-256 of all before
 
 The digest tells damage, not malice: whoever made the file made the digest too. So it is unpacked like an image of a
-stranger: nothing leads out of the layer, devices and extended attributes are not taken over.
+stranger: nothing leads out of the layer, devices and extended attributes are not taken over. A memory is more than
+files: whoever made it decides what runs, and as whom. So it is taken over only when that is asked for.
 """
 
 from __future__ import annotations
@@ -35,20 +37,31 @@ from atoll.images.root import Root
 from atoll.images.work import Work
 from atoll.storage import Layers
 
-_FORMAT, _VERSION = "atoll-snapshot", 1
+_FORMAT, _VERSION, _WITH_MEMORY = "atoll-snapshot", 1, 2
+_MEMORY_FILES = ("checkpoint.img", "pages.img", "pages_meta.img")
 _TRAILER = 65
 _LONGEST_HEADER = 64 << 20
 _BLOCK = 1 << 20
 _OPAQUE = "user.overlay.opaque"
 
 
-def write(layers: Layers, saved: Saved, file: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    directory: Path
+    version: str
+    """Of the runtime, which only the same one can go on with."""
+
+    def files(self) -> list[tuple[str, int]]:
+        return [(name, (self.directory / name).stat().st_size) for name in sorted(os.listdir(self.directory))]
+
+
+def write(layers: Layers, saved: Saved, file: Path, memory: Memory | None = None) -> None:
     """It appears as a whole, or not at all."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     inner = "rootfs"
     try:
         with layers.looking(saved.id, saved=True) as path, draft.open("xb") as target:
-            _write(_Digesting(target), saved, path / "upper" / inner, inner)
+            _write(_Digesting(target), saved, path / "upper" / inner, inner, memory)
             target.flush()
             os.fsync(target.fileno())
         draft.rename(file)
@@ -58,11 +71,12 @@ def write(layers: Layers, saved: Saved, file: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _write(target: _Digesting, saved: Saved, root: Path, inner: str) -> None:
+def _write(target: _Digesting, saved: Saved, root: Path, inner: str, memory: Memory | None) -> None:
     entries = sorted(overlay_diff.scan(root), key=lambda item: item[0].split("/")) if root.is_dir() else []
     header = {
         "format": _FORMAT,
-        "version": _VERSION,
+        "version": _VERSION if memory is None else _WITH_MEMORY,
+        "memory": None if memory is None else {"version": memory.version, "files": memory.files()},
         "name": saved.name,
         "created_at": saved.created_at,
         "size_bytes": saved.size_bytes,
@@ -72,6 +86,11 @@ def _write(target: _Digesting, saved: Saved, root: Path, inner: str) -> None:
         "opaque": [path for path, entry in entries if entry.opaque],
     }
     target.write(json.dumps(header).encode() + b"\n")
+    for name, _ in memory.files() if memory is not None else ():
+        assert memory is not None
+        with (memory.directory / name).open("rb") as content:
+            while block := content.read(_BLOCK):
+                target.write(block)
     with gzip.GzipFile(fileobj=target, mode="wb", compresslevel=1, filename="", mtime=0) as packed:
         _pack(packed, root, [(path, entry.info) for path, entry in entries if not entry.whiteout])
     target.file.write(target.digest.hexdigest().encode() + b"\n")
@@ -133,8 +152,32 @@ class Parcel:
     _removed: tuple[str, ...]
     _opaque: tuple[str, ...]
     _content: IO[bytes]
+    _start: int
     _end: int
     _budget: Budget
+    _memory_version: str = ""
+    _memory: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def has_memory(self) -> bool:
+        return bool(self._memory)
+
+    def unpack_memory(self, directory: Path, version: str) -> None:
+        """Raises ImageError if it is of another version than this."""
+        if self._memory_version != version:
+            raise ImageError(
+                f"the memory in the snapshot is of {self._memory_version[:80]!r}, here is {version!r}",
+                hint="Import it without memory, or with the same version of gVisor.",
+            )
+        if sum(size for _, size in self._memory) > self._budget.limits.total_bytes:
+            raise ImageError(f"the memory in the snapshot has more than {self._budget.limits.total_bytes:,} bytes")
+        directory.mkdir(mode=0o700, parents=True)
+        self._content.seek(self._start)
+        for name, left in self._memory:
+            with open(directory / name, "xb") as target:
+                while left and (block := self._content.read(min(left, _BLOCK))):
+                    target.write(block)
+                    left -= len(block)
 
     @property
     def size_bytes(self) -> int:
@@ -144,6 +187,7 @@ class Parcel:
     def unpack(self, layer: Path) -> None:
         target = layer / "upper" / self._inner
         target.mkdir(mode=0o755)
+        self._content.seek(self._start + sum(size for _, size in self._memory))
         work = Work()
         with Root(target) as root:
             with plain(_Part(self._content, self._end), self._budget.limits, work) as reader:
@@ -175,17 +219,31 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> Parcel:
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT or end < len(head):
         raise ImageError(f"'{file}' is no snapshot", hint="'atoll snapshot export' makes one.")
-    if header.get("version") != _VERSION:
+    if header.get("version") not in (_VERSION, _WITH_MEMORY):
         raise ImageError(f"'{file}' is of another version", hint="Export it with the version that is used here.")
     if content.seek(0) or _digest(content, end) != content.read(_TRAILER).removesuffix(b"\n").decode(errors="replace"):
         raise ImageError(f"'{file}' is damaged: its content is not what its digest says", hint="Copy it again.")
-    content.seek(len(head))
     try:
         removed, opaque = (tuple(str(path) for path in header[name]) for name in ("removed", "opaque"))
         base = Base.model_validate(header["base"])
-        return Parcel(base, int(header["size_bytes"]), "rootfs", removed, opaque, content, end, budget)
+        version, files = _memory_of(header.get("memory"), end - len(head))
+        size_bytes = int(header["size_bytes"])
+        return Parcel(base, size_bytes, "rootfs", removed, opaque, content, len(head), end, budget, version, files)
     except (KeyError, TypeError, ValueError, ValidationError) as error:
         raise ImageError(f"'{file}' is no snapshot: {type(error).__name__} in its header") from error
+
+
+def _memory_of(told: Any, most: int) -> tuple[str, tuple[tuple[str, int], ...]]:
+    """Raises ValueError or TypeError for what makes no sense."""
+    if told is None:
+        return "", ()
+    files = tuple((str(name), int(size)) for name, size in told["files"])
+    names = [name for name, _ in files]
+    if not set(names) <= set(_MEMORY_FILES) or len(set(names)) != len(names) or any(size < 0 for _, size in files):
+        raise ValueError("files of a memory that no runtime writes")
+    if sum(size for _, size in files) > most:
+        raise ValueError("more memory than the file has")
+    return str(told["version"]), files
 
 
 def _digest(content: IO[bytes], end: int) -> str:
