@@ -12,7 +12,7 @@ import httpx
 from atoll import AsyncSandbox
 from atoll.errors import SandboxError
 
-GIVE_UP_S = 90.0
+GIVE_UP_S = 180.0
 COUNT = "i=0; while sleep 0.2; do echo $i; i=$((i+1)); done"
 """What a stream is read from: no number may be missing or come twice."""
 
