@@ -156,9 +156,10 @@ class SdkFollower(Follower):
     async def _follow(self, command_id: str) -> None:
         assert self.sandbox_id is not None
         deadline = time.monotonic() + GIVE_UP_S
+        sandbox: AsyncSandbox | None = None
         while True:
             try:
-                sandbox = await AsyncSandbox.attach(self.sandbox_id, server=self.url, api_key=self.key)
+                sandbox = sandbox or await AsyncSandbox.attach(self.sandbox_id, server=self.url, api_key=self.key)
                 command = await sandbox.command(command_id)
                 break
             except SandboxError:
