@@ -12,7 +12,7 @@ import httpx
 from atoll import AsyncSandbox
 from atoll.errors import SandboxError
 
-GIVE_UP_S = 90.0
+GIVE_UP_S = 180.0
 COUNT = "i=0; while sleep 0.2; do echo $i; i=$((i+1)); done"
 """What a stream is read from: no number may be missing or come twice."""
 
@@ -156,9 +156,10 @@ class SdkFollower(Follower):
     async def _follow(self, command_id: str) -> None:
         assert self.sandbox_id is not None
         deadline = time.monotonic() + GIVE_UP_S
+        sandbox: AsyncSandbox | None = None
         while True:
             try:
-                sandbox = await AsyncSandbox.attach(self.sandbox_id, server=self.url, api_key=self.key)
+                sandbox = sandbox or await AsyncSandbox.attach(self.sandbox_id, server=self.url, api_key=self.key)
                 command = await sandbox.command(command_id)
                 break
             except SandboxError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server.running import start_server
+from server.running import RunningServer, start_server
 
 
 @pytest.mark.usefixtures("server")
@@ -71,3 +71,17 @@ def test_a_bad_configuration_is_a_message(tmp_path: Path) -> None:
     assert done.returncode == 125
     assert "Invalid server configuration: port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_keeps_a_server_from_starting_is_a_message(server: RunningServer, tmp_path: Path) -> None:
+    """Another one works on the same state; the database is not there."""
+    state = {"ATOLL_STATE_DIR": str(server.folder / "state"), "ATOLL_DATA_DIR": str(server.folder / "data")}
+    elsewhere = {"ATOLL_STATE_DIR": str(tmp_path / "s"), "ATOLL_DATA_DIR": str(tmp_path / "d")}
+    nowhere = {**elsewhere, "ATOLL_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}
+    for variables, said in ((state, "another manager"), (nowhere, "the database cannot be used")):
+        environment = {**os.environ, "ATOLL_RUN_DIR": str(tmp_path / "r"), **variables}
+        command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "serve", "--engine", "process", "--port", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        assert done.returncode == 125
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr

@@ -10,6 +10,13 @@ from server.conftest import Person, new_user
 from server.running import RunningServer
 
 
+def test_what_a_sandbox_uses_is_told_when_asked_for(client: httpx.Client, sandbox: str) -> None:
+    assert client.get(sandbox).json()["resources"] is None
+    used = client.get(sandbox, params={"resources": "true"}).json()["resources"]
+    assert used["pids"] >= 1
+    assert used["memory_bytes"] > 0
+
+
 def test_a_sandbox_is_started_found_and_deleted(client: httpx.Client) -> None:
     started = client.post("/sandboxes", params={"sandbox_spec_id": "default"}, json={"labels": {"task": "1"}})
     assert started.status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from atoll.errors import SandboxError
 from atoll.server import problems
 from atoll.server.auth import SCHEMES
 from atoll.server.exposed.hosts import Hosts
@@ -29,15 +31,22 @@ PUBLIC = frozenset({f"{PREFIX}/health", f"{PREFIX}/engine-events"})
 
 
 def make_app(settings: ServerSettings, installation: Settings | None = None, *, listens_on: str = "") -> FastAPI:
-    """Everything is opened when the application starts and closed when it ends."""
+    """Everything is opened when the application starts and closed when it ends. What keeps it from starting is in
+    `app.state.failure`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with services(settings, installation, listens_on=listens_on) as made:
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                made = await held.enter_async_context(services(settings, installation, listens_on=listens_on))
+            except SandboxError as error:
+                app.state.failure = error
+                raise
             app.state.services = made
             yield
 
     app = bare_app(lifespan)
+    app.state.failure = None
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -46,10 +47,12 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
     # uvicorn hands on the signal that ended it: the end is a clean one all the same.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    with contextlib.closing(sock):
+    # What keeps it from starting is told once, in a sentence, and not by uvicorn.
+    logging.getLogger("uvicorn.error").addFilter(lambda _: app.state.failure is None)
+    with contextlib.closing(sock), contextlib.suppress(SystemExit):
         server.run(sockets=[sock])
     if not server.started:
-        raise SandboxError("the server did not start")
+        raise app.state.failure or SandboxError("the server did not start", hint="Its log says why.")
 
 
 class _Config(uvicorn.Config):

@@ -61,6 +61,16 @@ class ExposedUrl(BaseModel):
     public: bool = False
 
 
+class ResourcesInUse(BaseModel):
+    """Null for what the engine cannot know."""
+
+    model_config = ConfigDict(from_attributes=True)
+    memory_bytes: int | None
+    cpu_s: float | None
+    pids: int | None
+    disk_bytes: int | None
+
+
 class SandboxInfo(BaseModel):
     id: str
     created_by_user_id: str | None
@@ -83,6 +93,8 @@ class SandboxInfo(BaseModel):
     limits: Limits
     expires_at: datetime | None = None
     ended_at: datetime | None = None
+    resources: ResourcesInUse | None = None
+    """Only where they were asked for, and while it runs."""
 
 
 class SandboxPage(BaseModel):

@@ -19,6 +19,7 @@ from atoll.service.models import (
     ExposedPort,
     ExposedUrl,
     ForkStart,
+    ResourcesInUse,
     SandboxInfo,
     SandboxPage,
     SandboxSettings,
@@ -100,10 +101,14 @@ class SandboxService:
         """In the order asked for; None for what is not there."""
         return await asyncio.gather(*(self.get_sandbox(caller, sandbox_id) for sandbox_id in sandbox_ids))
 
-    async def describe(self, caller: Caller, sandbox_id: str) -> SandboxInfo:
+    async def describe(self, caller: Caller, sandbox_id: str, *, resources: bool = False) -> SandboxInfo:
         """SandboxNotFoundError, or SandboxGoneError with the cause for one of the caller's that has ended."""
         record = await self._existing(caller, sandbox_id)
-        return self.info(record)
+        info = self.info(record)
+        if resources and record.state is State.RUNNING:
+            used = await (await self.manager.get_sandbox(sandbox_id)).stats()
+            info = info.model_copy(update={"resources": ResourcesInUse.model_validate(used)})
+        return info
 
     async def settings(self, caller: Caller, sandbox_id: str) -> SandboxSettings:
         """What it was made from."""

@@ -109,9 +109,14 @@ async def pause_old(caller: Manager, services: Services_, wanted: PauseOld) -> l
 
 
 @router.get("/{sandbox_id}", operation_id="get_sandbox")
-async def get(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> SandboxInfo:
+async def get(
+    caller: SandboxReader,
+    services: Services_,
+    sandbox_id: SandboxId,
+    resources: Annotated[bool, Query(description="Also what it uses right now.")] = False,
+) -> SandboxInfo:
     """One sandbox as it is now. 410 with the cause if it has ended."""
-    return await services.sandboxes.describe(caller, sandbox_id)
+    return await services.sandboxes.describe(caller, sandbox_id, resources=resources)
 
 
 @router.post("/{sandbox_id}/pause", operation_id="pause_sandbox")
