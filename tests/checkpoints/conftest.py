@@ -75,3 +75,12 @@ def sandbox_on(settings: Settings) -> MakeSandbox:
         return AsyncSandbox(engine=engine, settings=settings, **spec)
 
     return make
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Settings]:
+    """Another installation. With a short path, since sockets allow no long one."""
+    folder = Path(tempfile.mkdtemp(prefix="ae-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield Settings(folder / "data", folder / "run")
+    shutil.rmtree(folder)

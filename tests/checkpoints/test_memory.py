@@ -168,7 +168,7 @@ def test_tables_of_connections_are_read_as_a_strangers() -> None:
 
 @pytest.mark.timeout(180)
 async def test_processes_go_on_from_a_snapshot_also_elsewhere(
-    gvisor: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path
+    gvisor: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path, elsewhere: Settings
 ) -> None:
     """Elsewhere: another installation, which shares nothing with this one but the image."""
     async with sandbox_on(gvisor) as sandbox:
@@ -188,7 +188,7 @@ async def test_processes_go_on_from_a_snapshot_also_elsewhere(
         assert (await counting(restored, 5)).split()[0] == "5"
     file = tmp_path / "moved"
     await gvisor.export_snapshot("counting", file)
-    other = OciEngine(Settings(tmp_path / "data", tmp_path / "run"), "runsc")
+    other = OciEngine(elsewhere, "runsc")
     assert (await other.import_snapshot(file, "trusted", memory=True)).memory
     assert not (await other.import_snapshot(file, "strange")).memory
     async with AsyncSandbox(engine=other, isolation="gvisor", image="snapshot:trusted") as there:
