@@ -25,6 +25,7 @@ from atoll.settings import Settings
 SandboxArgument = Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id; see `atoll ls`.")]
 CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Its id or name.")]
 MemoryOption = Annotated[bool, typer.Option("--memory", help="Also what runs in it; needs --isolation gvisor.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="Whose they are; `native` and `oci` share theirs.")]
 
 snapshots = typer.Typer(
     help="Kept states that new sandboxes can start from: --image snapshot:NAME.", no_args_is_help=True
@@ -144,13 +145,13 @@ def create_snapshot(
 
 
 @snapshots.command("ls")
-def list_snapshots() -> None:
+def list_snapshots(engine: EngineOption = "native") -> None:
     """List them."""
 
     async def work() -> None:
         table = _table("name", "image", "size", "age", "from")
-        async with _engine() as engine:
-            for each in await engine.snapshots():
+        async with _keeper(engine) as keeper:
+            for each in await keeper.snapshots():
                 table.add_row(each.name, each.image, size(each.size_bytes), age(each.created_at), each.source)
         Console(highlight=False).print(table)
 
@@ -158,27 +159,31 @@ def list_snapshots() -> None:
 
 
 @snapshots.command("rm")
-def remove_snapshots(names: Annotated[list[str], typer.Argument(metavar="NAME...")]) -> None:
+def remove_snapshots(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")], engine: EngineOption = "native"
+) -> None:
     """Delete them. Sandboxes that came from them are not affected."""
 
     async def work() -> None:
-        async with _engine() as engine:
+        async with _keeper(engine) as keeper:
             for name in names:
-                await engine.delete_snapshot(name)
+                await keeper.delete_snapshot(name)
 
     asyncio.run(work())
 
 
 @snapshots.command("export")
 def export_snapshot(
-    name: Annotated[str, typer.Argument(metavar="NAME")], file: Annotated[Path, typer.Argument(metavar="FILE")]
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    engine: EngineOption = "native",
 ) -> None:
     """Write one to a file, for another machine."""
 
     async def work() -> None:
-        async with _engine() as engine:
+        async with _keeper(engine) as keeper:
             with Console(stderr=True).status(f"writing {file}"):
-                await engine.export_snapshot(name, file)
+                await keeper.export_snapshot(name, file)
 
     asyncio.run(work())
 
@@ -188,13 +193,14 @@ def import_snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     name: Annotated[str, typer.Argument(metavar="NAME")],
     memory: Annotated[bool, typer.Option("--memory", help="Also its memory: only of files that you trust.")] = False,
+    engine: EngineOption = "native",
 ) -> None:
     """Take over a file that `export` wrote. It is checked first."""
 
     async def work() -> None:
-        async with _engine() as engine:
+        async with _keeper(engine) as keeper:
             with Console(stderr=True).status(f"reading {file}"):
-                await engine.import_snapshot(file, name, memory=memory)
+                await keeper.import_snapshot(file, name, memory=memory)
         print(f"snapshot:{name}")
 
     asyncio.run(work())
@@ -210,15 +216,15 @@ async def _attached(sandbox_id: str) -> AsyncIterator[AsyncSandbox]:
 
 
 @asynccontextmanager
-async def _engine() -> AsyncIterator[Checkpointing]:
+async def _keeper(name: str) -> AsyncIterator[Checkpointing]:
     """Snapshots belong to the user on the server, or to the machine: engines that can keep them share them."""
-    engine: Engine = the_server() if server_url() is not None else registry.get("native", Settings.load())
+    engine: Engine = the_server() if server_url() is not None else registry.get(name, Settings.load())
     try:
         if Capability.CHECKPOINTS not in engine.capabilities or not isinstance(engine, Checkpointing):
             where = "on the server" if server_url() is not None else "here"
             raise UnsupportedError(
-                f"snapshots cannot be kept {where}: they need root and btrfs-progs",
-                hint="Run 'apt-get install btrfs-progs'.",
+                f"engine '{engine.name}' cannot keep snapshots {where}",
+                hint="With 'native' and 'oci' they need root and btrfs-progs ('apt-get install btrfs-progs').",
             )
         yield engine
     finally:

@@ -205,7 +205,7 @@ class Checkpoints:
                 sandbox_id=record.sandbox_id if kind == "checkpoint" else "",
                 name=name,
                 created_at=time.time(),
-                parent=record.position,
+                parent=self._places.records.position(record),
                 made_by=made_by,
                 size_bytes=self._size(record),
                 base=self._base(record),

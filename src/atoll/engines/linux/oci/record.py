@@ -22,6 +22,7 @@ from atoll.model import Cause, SandboxSpec
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _FILE = "record.json"
+_POSITION = "position"
 
 
 class Ended(BaseModel):
@@ -55,7 +56,7 @@ class Record(BaseModel):
     inherited_bytes: int = 0
     """What its layer took over from a saved state, which its quota does not count."""
     position: str | None = None
-    """The checkpoint that it went on from."""
+    """The checkpoint that it went back to last; `Records.position` knows where it is since."""
     memory: str | None = None
     """The saved state whose processes it goes on with when it is started."""
     asleep: bool = False
@@ -88,7 +89,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """One directory for each sandbox, with nothing but the record in it."""
+    """One directory for each sandbox, with the record in it, and a link that names its latest checkpoint."""
 
     directory: Path
 
@@ -124,6 +125,24 @@ class Records:
         draft = f"{home}/.{_FILE}.{os.getpid()}"
         _write_file(draft, record)
         os.replace(draft, f"{home}/{_FILE}")
+
+    def go_to(self, sandbox_id: str, position: str | None) -> None:
+        """Note the checkpoint that it goes on from. A link, because to replace a file waits for the disk, and this may
+        be done before every command."""
+        path = self.home(sandbox_id) / _POSITION
+        if position is None:
+            path.unlink(missing_ok=True)
+            return
+        draft = path.with_name(f".{_POSITION}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(position)
+        draft.replace(path)
+
+    def position(self, record: Record) -> str | None:
+        try:
+            return os.readlink(self.home(record.sandbox_id) / _POSITION)
+        except OSError:
+            return record.position
 
     def read(self, sandbox_id: str) -> Record | None:
         """None when there is none, or none that can be understood."""

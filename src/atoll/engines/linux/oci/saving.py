@@ -71,7 +71,7 @@ class Saving(abc.ABC):
             record = self._record(handle)
             dump = await self._dumping(record, handle) if memory else None
             checkpoint = await self._checkpoints.make(record, name, made_by, dump)
-            self._places.records.write(record.model_copy(update={"position": checkpoint.id}))
+            self._places.records.go_to(record.sandbox_id, checkpoint.id)
             return checkpoint
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
@@ -284,6 +284,7 @@ class Saving(abc.ABC):
         try:
             try:
                 self._places.records.write(restored)
+                self._places.records.go_to(record.sandbox_id, position)
             except FileNotFoundError:
                 raise SandboxGoneError(f"sandbox '{record.sandbox_id}' was deleted", cause=Cause.USER.value) from None
             self._streams.drop(record.sandbox_id)
