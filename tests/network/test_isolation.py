@@ -32,9 +32,9 @@ def destinations(internet: Internet, since: int) -> set[str]:
 def test_the_world_is_there(internet: Internet) -> None:
     """The control of all others: without a sandbox in between everything can be reached."""
     code = (
-        "from http.client import HTTPConnection as C; "
-        f"c = C('{{}}', 80, timeout=20, source_address=('', {CONTROL_PORT})); "
-        "c.request('GET', '/'); print(c.getresponse().read().decode())"
+        "import socket; host = '{}'; s = socket.socket(10 if ':' in host else 2); s.setsockopt(1, 2, 1); "
+        f"s.bind(('', {CONTROL_PORT})); s.settimeout(20); s.connect((host, 80)); "
+        "s.sendall(b'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); print(s.recv(9999).decode())"
     )
     assert "CANARY-METADATA" in internet.inside_uplink(code.format(METADATA))
     assert "CANARY-PRIVATE" in internet.inside_uplink(code.format(PRIVATE))
