@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from network import world
 from network.attacks import run
 from network.conftest import Kind, Make
 from network.internet import Internet
+from network.test_life import gateway_processes
 
 WEB, EVIL = world.WEB, world.EVIL
 SECRET = "CANARY-KEY"
@@ -118,6 +121,32 @@ print("stranger", ask("stranger.test", get % ("stranger.test", close)).replace("
     rules = {each.rule for each in trusting.network_log()}
     assert "the connection was made for allowed.test" in rules
     assert SECRET not in str(trusting.network_log())
+
+
+def test_websockets_pass_in_it_too(trusting: Sandbox) -> None:
+    program = f"""
+import socket, ssl
+raw = socket.create_connection(("{WEB}", 443), 20)
+tls = ssl.create_default_context().wrap_socket(raw, server_hostname="allowed.test")
+upgrade = "Connection: Upgrade\\r\\nUpgrade: websocket\\r\\n"
+tls.sendall(f"GET /ws HTTP/1.1\\r\\nHost: allowed.test\\r\\n{{upgrade}}\\r\\n".encode())
+head = b""
+while b"\\r\\n\\r\\n" not in head: head += tls.recv(1000)
+tls.sendall(b"hello")
+print(head[:12].decode(), tls.recv(100).decode())
+"""
+    found = trusting.exec(["python3", "-c", program])
+    assert found.stdout.strip() == "HTTP/1.1 101 olleh", found
+
+
+def test_it_is_the_same_after_the_gateway_died(settings: Settings, make: Make, kind: Kind, internet: Internet) -> None:
+    if kind["engine"] != "native":
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    sandbox = make(kind, POLICY)
+    _, workers = gateway_processes(settings)
+    os.kill(workers[0], signal.SIGKILL)
+    look = f"until curl -s -m 20 https://allowed.test/ | grep -o {SECRET}; do sleep 0.05; done"
+    assert sandbox.exec(look).stdout.strip() == SECRET
 
 
 def test_an_authority_is_one_sandboxs_own(
