@@ -123,6 +123,31 @@ print("stranger", ask("stranger.test", get % ("stranger.test", close)).replace("
     assert SECRET not in str(trusting.network_log())
 
 
+def test_headers_are_added_where_everything_is_open(make: Make, kind: Kind, internet: Internet) -> None:
+    if kind["engine"] != "native":
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    inject = [
+        {"domain": "allowed.test", "headers": ADDED, "tls": True},
+        {"domain": "a.w.test", "headers": ADDED},
+    ]
+    sandbox = make(kind, {"default": "allow", "inject": inject})
+    found = {
+        url: sandbox.exec(f"curl -sSk -m 20 {url}").stdout
+        for url in (
+            "https://allowed.test/",
+            "http://allowed.test/",
+            "https://a.w.test/",
+            "http://a.w.test/",
+            "http://evil.test/",
+            f"http://{EVIL}/",
+            f"https://{EVIL}/",
+        )
+    }
+    assert {url for url, text in found.items() if SECRET in text} == {"https://allowed.test/", "http://a.w.test/"}
+    assert all('"at": ' in text for text in found.values()), found
+    assert "SSH-2.0" in run(sandbox, f"connect('{world.GIT}', 22)"), "a server that speaks first"
+
+
 def test_websockets_pass_in_it_too(trusting: Sandbox) -> None:
     program = f"""
 import socket, ssl
