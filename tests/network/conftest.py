@@ -50,6 +50,7 @@ def internet(folder: Path) -> Iterator[Internet]:
         for name, value in made.environment().items():
             patch.setenv(name, value)
         yield made
+        assert made.unexpected() == (set(), set()), "left over the whole of the tests"
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,23 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from network import world
 
+CONTROL_PORT = 7777
+"""What tests send from themselves comes from here: the rest is the gateway's."""
+EXPECTED = frozenset(
+    (
+        *(f"{world.WEB}.{port}" for port in (22, 80, 443, 5432, 8080, 9999)),
+        *(f"{world.EVIL}.{port}" for port in (53, 80, 443)),
+        f"{world.GIT}.22",
+        f"{world.PRIVATE}.80",
+    )
+)
+NEVER_ASKED = frozenset(("notallowed.test", "w.test"))
 _PACKET = re.compile(r" IP6? (\S+) > (\S+): (.*)")
 
 
@@ -27,6 +38,7 @@ class Internet:
     uplink: str
     """A path to the network namespace that the gateway goes out by."""
     world_pid: int
+    forgiven: set[str] = field(default_factory=set)
 
     @property
     def authority(self) -> Path:
@@ -63,8 +75,20 @@ class Internet:
             if time.monotonic() > deadline:
                 raise TimeoutError("the capture is stuck")
             time.sleep(0.02)
-        found = [match[2] for line in text.splitlines() if (match := _PACKET.search(line))]
+        pairs = [(match[1], match[2]) for line in text.splitlines() if (match := _PACKET.search(line))]
+        ours = f".{CONTROL_PORT}"
+        found = [target for source, target in pairs if not source.endswith(ours)]
         return [each for each in found if not each.startswith(("192.0.2.2.7", "192.0.2.1."))]
+
+    def unexpected(self) -> tuple[set[str], set[str]]:
+        """Destinations and names that no policy of any test allows."""
+        packets = {each for each in self.packets() if not each.startswith("ff02::")}
+        names = {each["name"] for each in self.seen() if each["kind"] == "dns"}
+        return packets - EXPECTED - self.forgiven, names - (world.NAMES.keys() - NEVER_ASKED)
+
+    def forgive(self, destination: str) -> None:
+        """What a test sent there by itself."""
+        self.forgiven.add(destination)
 
     def inside_uplink(self, code: str) -> str:
         command = ["nsenter", f"--net={self.uplink}", sys.executable, "-c", code]

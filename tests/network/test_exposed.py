@@ -23,6 +23,8 @@ from network.internet import Internet
 from server.running import RunningServer, running_server
 from server.test_port_hosts import SOCKETS, browser, entered, host_of, line
 
+pytestmark = pytest.mark.timeout(200)  # a server is started
+
 
 @contextlib.contextmanager
 def taken_port() -> Iterator[tuple[int, socket.socket]]:

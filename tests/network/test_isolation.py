@@ -11,7 +11,7 @@ from atoll import Sandbox
 from network import world
 from network.attacks import run
 from network.conftest import NAMES, Kind, Make
-from network.internet import Internet
+from network.internet import CONTROL_PORT, Internet
 
 WEB, EVIL, PRIVATE, METADATA = world.WEB, world.EVIL, world.PRIVATE, world.METADATA
 METADATA_ADDRESSES = (METADATA, "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192")
@@ -31,11 +31,19 @@ def destinations(internet: Internet, since: int) -> set[str]:
 
 def test_the_world_is_there(internet: Internet) -> None:
     """The control of all others: without a sandbox in between everything can be reached."""
-    code = "import urllib.request as u; print(u.urlopen('http://{}/', timeout=5).read().decode())"
+    code = (
+        "import socket; host = '{}'; s = socket.socket(10 if ':' in host else 2); s.setsockopt(1, 2, 1); "
+        f"s.bind(('', {CONTROL_PORT})); s.settimeout(20); s.connect((host, 80)); "
+        "s.sendall(b'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); print(s.recv(9999).decode())"
+    )
     assert "CANARY-METADATA" in internet.inside_uplink(code.format(METADATA))
     assert "CANARY-PRIVATE" in internet.inside_uplink(code.format(PRIVATE))
     assert "EVIL" in internet.inside_uplink(code.format(EVIL))
-    assert "2001:db8:66::66" in internet.inside_uplink(code.format("[2001:db8:66::66]"))
+    assert "2001:db8:66::66" in internet.inside_uplink(code.format("2001:db8:66::66"))
+    code = "import socket; socket.create_connection(('{}', 80), 20)"
+    internet.inside_uplink(code.format(world.GIT))
+    assert internet.unexpected()[0] == {f"{world.GIT}.80"}, "the judge of all tests sees what nobody allowed"
+    internet.forgive(f"{world.GIT}.80")
 
 
 def test_off_is_off(internet: Internet, make: Make, kind: Kind) -> None:

@@ -23,6 +23,7 @@ from atoll.engines.local.processes import descendants
 from atoll.model import SandboxSpec
 from atoll.network.client import Gateway
 from atoll.settings import Settings
+from docker import private_engine
 from network import world
 from network.attacks import run
 from network.conftest import NAMES, Kind, Make, refuse
@@ -233,6 +234,20 @@ def test_the_other_runtimes_keep_it_too(settings: Settings, internet: Internet, 
         is_as_named(sandbox, internet)
         sandbox.set_network("none")
         assert "WEB" not in run(sandbox, f"connect('{WEB}', 80, get('allowed.test'))")
+
+
+@pytest.mark.docker
+def test_a_container_without_its_link_gets_it_before_it_is_used(
+    settings: Settings, make: Make, internet: Internet, docker_host: str
+) -> None:
+    """As one that was started anew has none."""
+    kind = {"engine": "docker", "image": private_engine.DEBIAN, "volumes": ["/usr:/usr:ro"]}
+    sandbox = make(kind, NAMES)
+    container = private_engine.docker("ps", "-q", "--filter", f"label=atoll.sandbox_id={sandbox.id}")
+    private_engine.docker("restart", "-t", "0", container)
+    attached = Sandbox.attach(sandbox.id, engine="docker", settings=settings)
+    is_as_named(attached, internet)
+    attached.detach()
 
 
 @pytest.mark.docker

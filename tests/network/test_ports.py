@@ -47,6 +47,7 @@ def test_a_port_is_the_sandboxs_own_and_not_the_hosts(make: Make, kind: Kind) ->
             host_service.accept()
 
 
+@pytest.mark.timeout(200)  # a program is started seven times
 def test_the_command_line_forwards_sets_and_shows(settings: Settings, make: Make, kind: Kind, folder: Path) -> None:
     if kind["engine"] != "native":
         pytest.skip("the same for every engine")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from network import world
 from network.attacks import run
 from network.conftest import Kind, Make
 from network.internet import Internet
+from network.test_life import gateway_processes
 
 WEB, EVIL = world.WEB, world.EVIL
 SECRET = "CANARY-KEY"
@@ -122,6 +125,57 @@ print("stranger", ask("stranger.test", get % ("stranger.test", close)).replace("
     rules = {each.rule for each in trusting.network_log()}
     assert "the connection was made for allowed.test" in rules
     assert SECRET not in str(trusting.network_log())
+
+
+def test_headers_are_added_where_everything_is_open(make: Make, kind: Kind, internet: Internet) -> None:
+    if kind["engine"] != "native":
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    inject = [
+        {"domain": "allowed.test", "headers": ADDED, "tls": True},
+        {"domain": "a.w.test", "headers": ADDED},
+    ]
+    sandbox = make(kind, {"default": "allow", "inject": inject})
+    found = {
+        url: sandbox.exec(f"curl -sSk -m 20 {url}").stdout
+        for url in (
+            "https://allowed.test/",
+            "http://allowed.test/",
+            "https://a.w.test/",
+            "http://a.w.test/",
+            "http://evil.test/",
+            f"http://{EVIL}/",
+            f"https://{EVIL}/",
+        )
+    }
+    assert {url for url, text in found.items() if SECRET in text} == {"https://allowed.test/", "http://a.w.test/"}
+    assert all('"at": ' in text for text in found.values()), found
+    assert "SSH-2.0" in run(sandbox, f"connect('{world.GIT}', 22)"), "a server that speaks first"
+
+
+def test_websockets_pass_in_it_too(trusting: Sandbox) -> None:
+    program = f"""
+import socket, ssl
+raw = socket.create_connection(("{WEB}", 443), 20)
+tls = ssl.create_default_context().wrap_socket(raw, server_hostname="allowed.test")
+upgrade = "Connection: Upgrade\\r\\nUpgrade: websocket\\r\\n"
+tls.sendall(f"GET /ws HTTP/1.1\\r\\nHost: allowed.test\\r\\n{{upgrade}}\\r\\n".encode())
+head = b""
+while b"\\r\\n\\r\\n" not in head: head += tls.recv(1000)
+tls.sendall(b"hello")
+print(head[:12].decode(), tls.recv(100).decode())
+"""
+    found = trusting.exec(["python3", "-c", program])
+    assert found.stdout.strip() == "HTTP/1.1 101 olleh", found
+
+
+def test_it_is_the_same_after_the_gateway_died(settings: Settings, make: Make, kind: Kind, internet: Internet) -> None:
+    if kind["engine"] != "native":
+        pytest.skip("decided by the gateway alone: the same for every engine")
+    sandbox = make(kind, POLICY)
+    _, workers = gateway_processes(settings)
+    os.kill(workers[0], signal.SIGKILL)
+    look = f"until curl -s -m 20 https://allowed.test/ | grep -o {SECRET}; do sleep 0.05; done"
+    assert sandbox.exec(look).stdout.strip() == SECRET
 
 
 def test_an_authority_is_one_sandboxs_own(

@@ -20,6 +20,7 @@ from network.conftest import remove_all
 from network.internet import Internet
 from server.running import running_server
 
+pytestmark = pytest.mark.timeout(200)  # servers are started and restarted
 POLICY = {"allowed_domains": ["allowed.test"]}
 
 

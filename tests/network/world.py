@@ -160,7 +160,7 @@ async def main() -> None:
     log_file = open(sys.argv[1], "a")  # noqa: SIM115, ASYNC230
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(sys.argv[2], sys.argv[3])
-    context.set_alpn_protocols(["h2", "http/1.1"])
+    context.set_alpn_protocols(["http/1.1"])
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     stranger.load_cert_chain(sys.argv[2].replace("certificate", "stranger"), sys.argv[3])
 

@@ -36,6 +36,7 @@ _TRIES = 4
 _POLICY: TypeAdapter[NetworkPolicy] = TypeAdapter(NetworkPolicy)
 
 NAME_SERVER = str(router.RESOLVER)
+LINK = router.LINK
 RESOLV_CONF = f"nameserver {NAME_SERVER}\noptions timeout:5 attempts:2\n"
 """For every sandbox: without a link nobody is there, and that is known at once."""
 
@@ -100,8 +101,13 @@ class Gateway:
 
     def policy(self, sandbox_id: str) -> NetworkPolicy | None:
         """That which holds now; None if it has no link."""
+        record = self.record(sandbox_id)
+        return None if record is None else record.policy
+
+    def record(self, sandbox_id: str) -> MemberRecord | None:
+        """What is written down of one that has a link."""
         try:
-            return MemberRecord.model_validate_json(self.places.member(sandbox_id).read_bytes()).policy
+            return MemberRecord.model_validate_json(self.places.member(sandbox_id).read_bytes())
         except (OSError, ValueError):
             return None
 

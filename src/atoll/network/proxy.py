@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from ipaddress import IPv4Address, ip_address
 
-from atoll.network import hello, relay
+from atoll.network import hello, http1, relay
 from atoll.network.hello import BadHelloError
 from atoll.network.member import MOST_CONNECTIONS, Member, TcpFlow
 from atoll.network.names import Address, normal_name
@@ -52,8 +52,11 @@ class Proxy:
             member.flows.add(flow)
             keep_alive(near)
             found = member.by_address(address, port, "tcp")
-            if found and (member.judge.denies_names or member.injections):
+            if found and member.judge.denies_names:
                 await self._unless_denied(member, flow)
+                return
+            if found and member.injections:
+                await self._with_headers(member, flow)
                 return
             if found:
                 await self._connect(flow, [address])
@@ -180,6 +183,24 @@ class Proxy:
         await self._connect(flow, addresses)
         await self._pass(member, flow, start)
 
+    async def _with_headers(self, member: Member, flow: TcpFlow) -> None:
+        """What is open to all, but for headers that are added for some hosts: whatever names none of them passes."""
+        address = flow.address
+        try:
+            start = await _until_known(flow.near, _GLANCE_S)
+        except TimeoutError:
+            start = b""  # the server speaks first
+        if start:
+            start, name = await _first_name(flow.near, start)
+            if hello.looks_like_tls(start) and member.injection(name, tls=True) is not None:
+                await self._opened(member, flow, start, name)
+                return
+            if hello.looks_like_http(start) and member.injection(name, tls=False) is not None:
+                await Requests(self.reach, member, flow, start).serve()
+                return
+        await self._connect(flow, [address])
+        await self._pass(member, flow, start)
+
     # --- connecting ------------------------------------------------------------------------------------------------
 
     async def _connect(self, flow: TcpFlow, addresses: Sequence[Address]) -> None:
@@ -253,6 +274,27 @@ async def _until_known(near: socket.socket, seconds: float) -> bytes:
                 return start
             if not hello.looks_like_tls(start) and (not hello.looks_like_http(start) or b" " in start[:20]):
                 return start
+
+
+async def _first_name(near: socket.socket, start: bytes) -> tuple[bytes, str]:
+    """The host that a connection names first, and all that was read to know it. Empty: none that can be read."""
+    loop = asyncio.get_running_loop()
+    with suppress(TimeoutError, ValueError):
+        async with asyncio.timeout(_FIRST_BYTES_S):
+            while True:
+                if hello.looks_like_tls(start):
+                    if (found := hello.read_hello(start)) is not None:
+                        return start, normal_name(found.server_name or "")
+                elif b"\r\n\r\n" in start:
+                    head = start[: start.index(b"\r\n\r\n") + 4]
+                    return start, normal_name(http1.read_request(head).host)
+                elif not hello.looks_like_http(start):
+                    break
+                piece = await loop.sock_recv(near, _PIECE)
+                start += piece
+                if not piece or len(start) > http1.LONGEST_HEAD:
+                    break
+    return start, ""
 
 
 async def _server_name(near: socket.socket, start: bytes) -> tuple[bytes, str]:

@@ -30,6 +30,8 @@ RESOLVER = FIRST + 1
 """What sandboxes are told; in truth the resolver answers at every address."""
 SLOTS = range(1, 65_536)
 MTU = 1500
+LINK = "eth0"
+"""The name of a link in its sandbox."""
 
 # No sandbox can keep the gateway so busy that others wait: what comes too fast is dropped by the kernel.
 RULES = f"""
@@ -159,13 +161,13 @@ def link_name(slot: int) -> str:
 def connect(router: Links, router_fd: int, network: int, slot: int) -> None:
     """A link between the router and the network of a sandbox. If it fails there is none."""
     name, (ours, theirs) = link_name(slot), addresses(slot)
-    router.make_pair(name, "eth0", network, MTU)
+    router.make_pair(name, LINK, network, MTU)
     try:
         with netlink.inside(router_fd):
             index = socket.if_nametoindex(name)
         router.add_address(index, ours, 31)
         with netlink.inside(network), Links() as links:
-            far = socket.if_nametoindex("eth0")
+            far = socket.if_nametoindex(LINK)
             with suppress(FileNotFoundError):  # a kernel without IPv6; else not even a link-local address
                 Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")
             links.add_address(far, theirs, 31)

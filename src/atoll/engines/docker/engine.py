@@ -264,23 +264,26 @@ class DockerEngine(DockerStates):
         return [os.path.realpath(path) for path in paths if path]
 
     async def _connect(self, handle: Handle) -> ByteStream:
-        if handle.spec.network != "none":
-            await self._links.ensure()
         if (noted := Target.noted(handle.details)) is not None:
             try:
-                return await self._streams.direct(noted)
+                stream = await self._streams.direct(noted)
             except (NotVisibleError, FileNotFoundError):
                 pass  # it has ended, or it never could be seen from here: the engine knows
+            else:
+                return await self._linked(handle, noted, stream)
         found = await self._completed(self._who(handle.sandbox_id).container)
         if found is None or not found["State"]["Running"]:
             raise AgentUnreachableError("it does not run")
-        return await self._streams.open(Target.of(found))
+        target = Target.of(found)
+        return await self._linked(handle, target, await self._streams.open(target))
 
-    async def _relink(self, container: dict[str, Any]) -> None:
-        sandbox_id = str(container["Config"]["Labels"][plan.SANDBOX])
-        policy = self._links.policy(sandbox_id)
-        if policy not in (None, "none") and container["State"]["Running"]:
-            await finish(self._links.attach(sandbox_id, Target.of(container), policy))
+    async def _linked(self, handle: Handle, target: Target, stream: ByteStream) -> ByteStream:
+        try:
+            await self._links.renew(handle.sandbox_id, target, handle.spec.network)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     async def _await_again(self, name: str) -> None:
         await self._maker.await_agent(name)

@@ -88,8 +88,22 @@ class ContainerLinks:
         self._gateway.need_authority(sandbox_id, policy)
         return await asyncio.to_thread(self._gateway.change, sandbox_id, policy)
 
-    async def ensure(self) -> None:
-        await asyncio.to_thread(self._gateway.ensure)
+    async def renew(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
+        """Before anybody uses it: the gateway runs, and its link leads to the container that it is now. `policy` is for
+        one that the gateway does not know."""
+        if policy != "none" or self._gateway.places.is_member(sandbox_id):
+            await asyncio.to_thread(self._renew, sandbox_id, target, policy)
+
+    def _renew(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
+        known = self._gateway.record(sandbox_id)
+        try:
+            links = Path(f"/proc/{target.pid}/net/dev").read_text()
+        except OSError:
+            raise SandboxGoneError("the sandbox ended while it was being connected") from None
+        if known is None or f"{client.LINK}:" not in links:  # a namespace that is gone gives its number to the next
+            self._attach(sandbox_id, target, policy if known is None else known.policy)
+        else:
+            self._gateway.ensure()
 
     async def refusals(self, sandbox_id: str) -> Sequence[Refusal]:
         return await asyncio.to_thread(self._gateway.refusals, sandbox_id)
@@ -103,13 +117,9 @@ class ContainerLinks:
         self._gateway.forget(sandbox_id)
         self._trusted(sandbox_id).unlink(missing_ok=True)
 
-    def policy(self, sandbox_id: str) -> NetworkPolicy | None:
-        """None: it has no link."""
-        return self._gateway.policy(sandbox_id)
-
     def now(self, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
         """The spec with the policy that holds now."""
-        policy = self.policy(sandbox_id)
+        policy = self._gateway.policy(sandbox_id)
         return spec if policy is None else spec.model_copy(update={"network": policy})
 
 

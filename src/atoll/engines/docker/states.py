@@ -215,8 +215,6 @@ class DockerStates(abc.ABC):
             with suppress(RefusedError):
                 await self._containers.start(name)
             found = await self._containers.inspect(name)
-            if found is not None:
-                await self._relink(found)
         return found
 
     # --- its parts -------------------------------------------------------------------------------------------------
@@ -299,10 +297,6 @@ class DockerStates(abc.ABC):
         await self._rename(who.container)
         await self._completed(who.container)
         await self._await_again(who.container)
-
-    @abc.abstractmethod
-    async def _relink(self, container: dict[str, Any]) -> None:
-        """One that was made anew gets the link to the network of the one before it."""
 
     @abc.abstractmethod
     async def _await_again(self, name: str) -> None: ...
