@@ -112,9 +112,11 @@ class Forking:
             )
             seconds = core.rules.create_s * (1 + len(members) / 10) + (_MEMORY_S if memory else 0)
             handles = await core.tasks.bounded(work, seconds, f"fork {source.id}")
-            await asyncio.gather(
-                *(self._complete(member, handle) for member, handle in zip(members, handles, strict=True))
-            )
+            pairs = zip(members, handles, strict=True)
+            done = await asyncio.gather(*(self._complete(*pair) for pair in pairs), return_exceptions=True)
+            for failure in done:  # only now: nobody is still at work on one that is undone
+                if failure is not None:
+                    raise failure
         except BaseException as error:
             for member in members:
                 await finish(self._creating.undo(member, error))

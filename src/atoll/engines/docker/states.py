@@ -124,12 +124,12 @@ class DockerStates(abc.ABC):
         container = await self._container(handle)
         marks = labels or [handle.spec.labels] * len(sandbox_ids)
         specs = [handle.spec.model_copy(update={"labels": dict(each)}) for each in marks]
-        if checkpoint_id is None:
-            described = await self._described(handle, container, "", "fork")
-            source = await finish(self._commits.commit(container, described, "origin"))
-        else:
-            source = await self._find(handle, checkpoint_id)
         try:
+            if checkpoint_id is None:
+                described = await self._described(handle, container, "", "fork")
+                source = await finish(self._commits.commit(container, described, "origin"))
+            else:
+                source = await self._find(handle, checkpoint_id)
             return await self._make_all(list(zip(sandbox_ids, specs, strict=True)), source)
         except BaseException:
             await finish(self._sweep())
@@ -272,13 +272,19 @@ class DockerStates(abc.ABC):
             async with turns:
                 return await self._make(sandbox_id, spec, source.as_image())
 
-        results = await asyncio.gather(*(make(*each) for each in wanted), return_exceptions=True)
-        failures = [each for each in results if isinstance(each, BaseException)]
-        handles = [each for each in results if isinstance(each, Handle)]
-        if failures:
-            await asyncio.gather(*(self.delete(each) for each in handles))
-            raise failures[0]
-        return handles
+        making = [asyncio.ensure_future(make(*each)) for each in wanted]
+        try:
+            return await asyncio.gather(*making)
+        except BaseException:
+            for each in making:
+                each.cancel()
+            await finish(self._undo_all(making))
+            raise
+
+    async def _undo_all(self, making: Sequence[asyncio.Future[Handle]]) -> None:
+        await asyncio.wait(making)
+        made = [each.result() for each in making if not each.cancelled() and each.exception() is None]
+        await asyncio.gather(*(self.delete(each) for each in made))
 
     async def _replace(self, handle: Handle, container: dict[str, Any], image: Image) -> None:
         who = self._who(handle.sandbox_id)
@@ -340,11 +346,10 @@ class DockerStates(abc.ABC):
             return
         container = await self._container(handle)
         described = await self._described(handle, container, "", "snapshot")
-        now = await finish(self._commits.commit(container, described, "origin"))
         try:
-            yield now
+            yield await finish(self._commits.commit(container, described, "origin"))
         finally:
-            await finish(self._commits.untag(now, "origin"))
+            await finish(self._commits.untag(described, "origin"))
 
     @asynccontextmanager
     async def _exported(self, saved: Saved) -> AsyncIterator[AsyncIterator[bytes]]:

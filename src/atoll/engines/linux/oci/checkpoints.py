@@ -81,11 +81,17 @@ class Checkpoints:
     @asynccontextmanager
     async def branching(self, record: Record, dump: Dump | None) -> AsyncIterator[Saved]:
         """The state of this moment, for new sandboxes: it is listed nowhere and goes with the last of them."""
-        saved = await finish(self._make(record, "", "fork", dump, kind="origin"))
+        made: list[Saved] = []
+
+        async def make() -> None:
+            made.append(await self._make(record, "", "fork", dump, kind="origin"))
+
         try:
-            yield saved
+            await finish(make())  # which is done to its end also when we are cancelled
+            yield made[0]
         finally:
-            await finish(asyncio.to_thread(self._release, saved.id))
+            for saved in made:
+                await finish(asyncio.to_thread(self._release, saved.id))
 
     def begin_with(self, sandbox_id: str, source: Saved) -> None:
         """A new sandbox can go back to what it began with, whatever happens to the source."""

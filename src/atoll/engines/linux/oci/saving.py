@@ -125,13 +125,19 @@ class Saving(abc.ABC):
             async with turns:
                 return await self._create(sandbox_id, spec, source)
 
-        results = await asyncio.gather(*(make(*each) for each in wanted), return_exceptions=True)
-        failures = [each for each in results if isinstance(each, BaseException)]
-        handles = [each for each in results if isinstance(each, Handle)]
-        if failures:
-            await asyncio.gather(*(self.delete(each) for each in handles))
-            raise failures[0]
-        return handles
+        making = [asyncio.ensure_future(make(*each)) for each in wanted]
+        try:
+            return await asyncio.gather(*making)
+        except BaseException:
+            for each in making:
+                each.cancel()
+            await finish(self._undo_all(making))
+            raise
+
+    async def _undo_all(self, making: Sequence[asyncio.Future[Handle]]) -> None:
+        await asyncio.wait(making)
+        made = [each.result() for each in making if not each.cancelled() and each.exception() is None]
+        await asyncio.gather(*(self.delete(each) for each in made))
 
     async def snapshot(
         self, handle: Handle, name: str, checkpoint_id: str | None = None, *, memory: bool = False
