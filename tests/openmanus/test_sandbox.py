@@ -356,7 +356,10 @@ async def test_an_image_without_bash_works(config: Config) -> None:
             assert await sandbox.run_command("x=1; echo $x; false; echo $?") == "1\n1"
 
 
-async def test_a_network_that_cannot_be_had_is_refused_and_not_ignored(config: Config) -> None:
+async def test_a_network_that_cannot_be_had_is_refused_and_not_ignored(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.network.client.problem", lambda: "there is no nftables")
     with pytest.raises(RuntimeError, match="cannot enforce network") as caught:
         await DockerSandbox(config.model_copy(update={"network_enabled": True})).create()
     assert isinstance(caught.value.__cause__, UnsupportedError)
