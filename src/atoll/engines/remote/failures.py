@@ -28,7 +28,8 @@ def error_of(status: int, body: bytes) -> SandboxError:
     code, reason = str(told.get("code", "")), str(told.get("detail", ""))[:_LONGEST]
     hint = str(told["hint"])[:_LONGEST] if isinstance(told.get("hint"), str) else None
     if status == 401:
-        return EngineUnavailableError(f"the server refused the credential: {reason}", hint="Set ATOLL_API_KEY.")
+        hint = "Set ATOLL_API_KEY to a key that is good: an administrator makes one by 'atoll key create'."
+        return EngineUnavailableError(f"the server refused the credential: {reason}", hint=hint)
     kind = _BY_CODE.get(code)
     if kind is SandboxGoneError:
         return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
