@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci import OciEngine, transfer
 from atoll.errors import ImageError, ImageNotFoundError, SandboxError
+from atoll.images.limits import ImageLimits
 from checkpoints.conftest import MakeSandbox
 
 
@@ -157,3 +159,24 @@ async def test_what_a_file_says_of_its_size_opens_no_limit(
         assert (await native.import_snapshot(file, f"s{number}")).size_bytes >= 20 << 20
         async with sandbox_on(native, image=f"snapshot:s{number}", disk="24m") as sandbox:
             assert not (await sandbox.exec("head -c 16m /dev/urandom >more")).success
+
+
+@pytest.mark.parametrize("header", ["[" * 100_000, '{"format": "atoll-snapshot", "x": "' + "y" * (9 << 20) + '"}'])
+async def test_a_header_costs_no_more_than_a_header(native: OciEngine, tmp_path: Path, header: str) -> None:
+    content = header.encode() + b"\n"
+    (tmp_path / "file").write_bytes(content + hashlib.sha256(content).hexdigest().encode() + b"\n")
+    with pytest.raises(ImageError, match="is no snapshot"):
+        await native.import_snapshot(tmp_path / "file", "x")
+    assert await native.snapshots() == []
+
+
+@pytest.mark.parametrize("name", ["removed", "opaque"])
+async def test_names_in_a_header_count_like_files(
+    native: OciEngine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "ImageLimits", functools.partial(ImageLimits, entries=50))
+    folders = [entry(f"d{number}", tarfile.DIRTYPE, mode=0o755) for number in range(40)]
+    (tmp_path / "file").write_bytes(parcel(folders, **{name: [f"d{number}" for number in range(20)]}))
+    with pytest.raises(ImageError, match="more than 50 entries"):
+        await native.import_snapshot(tmp_path / "file", "x")
+    assert await native.snapshots() == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -156,6 +158,16 @@ def test_webhooks_are_their_owners_and_have_a_number(back: RunningServer) -> Non
             for number in range(1, 8):
                 assert lease(hers, f"{receiver.url}/{number}", secrets.token_hex(32)).status_code == 200
             assert lease(hers, f"{receiver.url}/8", secrets.token_hex(32)).status_code == 429
+            for hook in hers.get("/webhooks").json()[2:]:
+                assert hers.delete(f"/webhooks/{hook['id']}").status_code == 200
+
+            def another(number: int) -> int:
+                with back.client(ann.key) as client:
+                    return lease(client, f"{receiver.url}/more/{number}", secrets.token_hex(32)).status_code
+
+            with ThreadPoolExecutor(12) as threads:
+                answers = Counter(threads.map(another, range(12)))
+            assert answers == {200: 6, 429: 6}, "many at once are no more than one after another"
             for hook in hers.get("/webhooks").json():
                 assert hers.delete(f"/webhooks/{hook['id']}").status_code == 200
             assert hers.get("/webhooks").json() == []

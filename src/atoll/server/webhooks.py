@@ -72,10 +72,18 @@ class Webhooks:
         if hook is None:
             if len(mine) >= _MOST_OF_ONE:
                 raise LimitReachedError(f"a user has at most {_MOST_OF_ONE} webhooks", hint="Remove one of them.")
-            position = after if after is not None else await self._sandboxes.manager.latest_event()
-            hook = Webhook(secrets.token_hex(8), caller, url, secret, position, until)
-            await self._introduce(hook)
-            self._all[hook.id] = hook
+            hook = Webhook(secrets.token_hex(8), caller, url, secret, after or 0, until, failing=True)
+            self._all[hook.id] = hook  # it counts while it is being introduced
+            try:
+                if after is None:
+                    hook.after = await self._sandboxes.manager.latest_event()
+                await self._introduce(hook)
+            except BaseException:
+                self._all.pop(hook.id, None)
+                raise
+            if hook.id not in self._all:
+                raise WebhookNotFoundError(f"the webhook {hook.id!r} was removed meanwhile")
+            hook.failing = False
             hook.task = asyncio.create_task(self._tell(hook), name=f"webhook {hook.id}")
         hook.caller, hook.until = caller, until
         return hook
@@ -97,7 +105,7 @@ class Webhooks:
         try:
             status, answer = await self._post(hook, {"type": "ping", "challenge": word})
             good = status == 200 and hmac.compare_digest(str(json.loads(answer)["challenge"]).encode(), word.encode())
-        except (NotPostedError, ValueError, KeyError, TypeError) as error:
+        except (NotPostedError, ValueError, KeyError, TypeError, RecursionError) as error:
             _log.info("the webhook %s cannot be used: %s", hook.url, error)
             good = False
         if not good:

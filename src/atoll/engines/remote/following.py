@@ -58,7 +58,7 @@ class Following:
             message = json.loads(body)
             self._happened(message.get("events", []))
             word = message.get("challenge")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SignatureError("the message makes no sense") from error
         self.received += 1
         return str(word) if word is not None else None

@@ -40,7 +40,8 @@ from atoll.storage import Layers
 _FORMAT, _VERSION, _WITH_MEMORY = "atoll-snapshot", 1, 2
 _MEMORY_FILES = ("checkpoint.img", "pages.img", "pages_meta.img")
 _TRAILER = 65
-_LONGEST_HEADER = 64 << 20
+_LONGEST_HEADER = 8 << 20
+"""Of a stranger's: what is read from it takes many times its length in memory."""
 _BLOCK = 1 << 20
 _OPAQUE = "user.overlay.opaque"
 
@@ -85,7 +86,10 @@ def _write(target: _Digesting, saved: Saved, root: Path, inner: str, memory: Mem
         "removed": [path for path, entry in entries if entry.whiteout],
         "opaque": [path for path, entry in entries if entry.opaque],
     }
-    target.write(json.dumps(header).encode() + b"\n")
+    head = json.dumps(header).encode() + b"\n"
+    if len(head) > _LONGEST_HEADER:
+        raise EngineError("too much was removed in the sandbox for a snapshot in a file: names of more than 8 MiB")
+    target.write(head)
     for name, _ in memory.files() if memory is not None else ():
         assert memory is not None
         with (memory.directory / name).open("rb") as content:
@@ -193,9 +197,11 @@ class Parcel:
             with plain(_Part(self._content, self._end), self._budget.limits, work) as reader:
                 extract(reader, root, self._budget, work, whiteouts=False, detail="snapshot")
             for path in self._removed:
+                self._budget.spend_entry()
                 with _parent(root, path) as (parent, name):
                     os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
             for path in self._opaque:
+                self._budget.spend_entry()
                 os.setxattr(root.directory(_parts(path)), _OPAQUE, b"y")
 
 
@@ -215,7 +221,7 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> Parcel:
     head = content.readline(_LONGEST_HEADER)
     try:
         header: Any = json.loads(head) if head.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT or end < len(head):
         raise ImageError(f"'{file}' is no snapshot", hint="'atoll snapshot export' makes one.")
