@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.checkpoint import Change, ChangeKind
+from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, difference, lines_of
 from atoll.errors import EngineError, SandboxResourceError
 
 _BLOCK = 1 << 20
-_MOST_ENTRIES = 5_000_000
-_LONGEST_TEXT = 256 << 10
+_MOST_ENTRIES = 1_000_000
 _MOST_CHANGES = 200_000
 _AGENT = ".atoll"
 
@@ -69,34 +68,33 @@ def _index(file: Path) -> dict[str, _Entry]:
 
 
 def _with_texts(found: list[Change], old: Path, new: Path) -> list[Change]:
-    wanted = {change.path.strip("/") for change in found}
+    """Those come first that come first by path; what is beyond the bound is told without its text."""
+    wanted = {change.path.strip("/") for change in found if change.kind is not ChangeKind.REMOVED}
     before, after = _texts(old, wanted), _texts(new, wanted)
-    told = []
+    told, left = [], MOST_TEXT
     for change in found:
-        path = change.path.strip("/")
-        one, other = before.get(path, ""), after.get(path, "")
-        difference = None
-        if one is not None and other is not None and one != other:
-            lines = difflib.unified_diff(
-                one.splitlines(keepends=True), other.splitlines(keepends=True), f"a/{path}", f"b/{path}"
-            )
-            difference = "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
-        told.append(Change(change.path, change.kind, difference))
+        path, words = change.path.strip("/"), None
+        one = before.get(path) if change.kind is ChangeKind.CHANGED else []
+        other = after.get(path)
+        if left > 0 and one is not None and other is not None and one != other:
+            words = difference(one, other, path)
+            left -= len(words)
+        told.append(Change(change.path, change.kind, words))
     return told
 
 
-def _texts(file: Path, wanted: set[str]) -> dict[str, str | None]:
-    """None for what is no text, or too long to be shown."""
-    found: dict[str, str | None] = {}
+def _texts(file: Path, wanted: set[str]) -> dict[str, list[str]]:
+    """The lines of those that are text and not too long to be shown, as many as are held in memory."""
+    found: dict[str, list[str]] = {}
+    left = MOST_TEXT
     with tarfile.open(file, "r:", errors="surrogateescape") as archive:
         for member in archive:
             path = member.name.strip("/")
-            if path not in wanted or not member.isreg():
+            if path not in wanted or not member.isreg() or member.size > min(left, LARGEST_TEXT):
                 continue
-            content = archive.extractfile(member) if member.size <= _LONGEST_TEXT else None
-            data = content.read() if content is not None else b"\0"
-            try:
-                found[path] = None if b"\0" in data else data.decode()
-            except UnicodeDecodeError:
-                found[path] = None
+            content = archive.extractfile(member)
+            lines = lines_of(content.read()) if content is not None else None
+            if lines is not None:
+                found[path] = lines
+                left -= member.size
     return found

@@ -14,7 +14,6 @@ import asyncio
 import hashlib
 import json
 import os
-import re
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from atoll.engines.docker.commits import Saved
-from atoll.errors import EngineError, ImageError, SpecError
+from atoll.errors import EngineError, ImageError
 
 _FORMAT, _VERSION = "atoll-docker-snapshot", 1
 _TRAILER = 65
@@ -33,8 +32,6 @@ _LONGEST_HEADER = 1 << 20
 _BLOCK = 1 << 20
 _MOST_BYTES = 32 << 30
 _GZIP = 31
-_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
-_OWNER = re.compile(r"[a-zA-Z0-9%~][a-zA-Z0-9_.%@|:+-]{0,255}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +41,6 @@ class Parcel:
     saved: Saved
     start: int
     end: int
-
-
-def checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise SpecError(
-            f"{name[:80]!r} cannot be the name of a snapshot or checkpoint",
-            hint="Use up to 63 letters, digits, '.', '-' and '_', beginning with a letter or digit.",
-        )
-    return name
-
-
-def checked_snapshot(name: str) -> str:
-    """`NAME`, or `OWNER/NAME` for one that a server keeps for a user of its own."""
-    owner, slash, own = name.rpartition("/")
-    if slash and not _OWNER.fullmatch(owner):
-        raise SpecError(f"{owner[:80]!r} cannot be the owner of a snapshot")
-    checked_name(own)
-    return name
 
 
 def moment(text: object) -> float:
@@ -147,7 +126,7 @@ def _understood(content: IO[bytes], file: Path) -> Parcel:
     head = content.readline(_LONGEST_HEADER)
     try:
         header: Any = json.loads(head) if head.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT or end < len(head):
         raise ImageError(

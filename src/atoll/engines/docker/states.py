@@ -28,6 +28,7 @@ from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.images import Image
 from atoll.engines.docker.making import Prepare
 from atoll.engines.docker.plan import Identity
+from atoll.engines.local.states import all_or_none, checked_name, checked_snapshot
 from atoll.engines.local.waiting import finish
 from atoll.errors import (
     CheckpointNotFoundError,
@@ -89,7 +90,7 @@ class DockerStates(abc.ABC):
         if memory:
             raise _no_memory()
         if name:
-            parcels.checked_name(name)
+            checked_name(name)
         container = await self._container(handle)
         saved = await self._described(handle, container, name, made_by)
         return (await finish(self._commits.commit(container, saved, "checkpoint"))).as_checkpoint()
@@ -130,7 +131,8 @@ class DockerStates(abc.ABC):
                 source = await finish(self._commits.commit(container, described, "origin"))
             else:
                 source = await self._find(handle, checkpoint_id)
-            return await self._make_all(list(zip(sandbox_ids, specs, strict=True)), source)
+            image, wanted = source.as_image(), list(zip(sandbox_ids, specs, strict=True))
+            return await all_or_none(wanted, lambda id, spec: self._make(id, spec, image), self.delete, _AT_ONCE)
         except BaseException:
             await finish(self._sweep())
             raise
@@ -155,7 +157,7 @@ class DockerStates(abc.ABC):
     ) -> Snapshot:
         if memory:
             raise _no_memory()
-        await self._refuse_taken(parcels.checked_snapshot(name))
+        await self._refuse_taken(checked_snapshot(name))
         async with self._kept(handle, checkpoint_id) as source:
             update = {"id": os.urandom(12).hex(), "sandbox_id": "", "name": name, "source": handle.sandbox_id}
             kept = source.model_copy(update={**update, "created_at": time.time(), "parent": None, "made_by": "user"})
@@ -177,7 +179,7 @@ class DockerStates(abc.ABC):
     async def import_snapshot(
         self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
     ) -> Snapshot:
-        await self._refuse_taken(parcels.checked_snapshot(name))
+        await self._refuse_taken(checked_snapshot(name))
         parcel = await asyncio.to_thread(parcels.read, file)
         update = {"id": os.urandom(12).hex(), "name": name, "source": file.name, "created_at": time.time()}
         saved = parcel.saved.model_copy(update=update)
@@ -264,27 +266,6 @@ class DockerStates(abc.ABC):
 
     @abc.abstractmethod
     async def _base_image(self, spec: SandboxSpec, image_id: str) -> Image: ...
-
-    async def _make_all(self, wanted: Sequence[tuple[str, SandboxSpec]], source: Saved) -> Sequence[Handle]:
-        turns = asyncio.Semaphore(_AT_ONCE)
-
-        async def make(sandbox_id: str, spec: SandboxSpec) -> Handle:
-            async with turns:
-                return await self._make(sandbox_id, spec, source.as_image())
-
-        making = [asyncio.ensure_future(make(*each)) for each in wanted]
-        try:
-            return await asyncio.gather(*making)
-        except BaseException:
-            for each in making:
-                each.cancel()
-            await finish(self._undo_all(making))
-            raise
-
-    async def _undo_all(self, making: Sequence[asyncio.Future[Handle]]) -> None:
-        await asyncio.wait(making)
-        made = [each.result() for each in making if not each.cancelled() and each.exception() is None]
-        await asyncio.gather(*(self.delete(each) for each in made))
 
     async def _replace(self, handle: Handle, container: dict[str, Any], image: Image) -> None:
         who = self._who(handle.sandbox_id)

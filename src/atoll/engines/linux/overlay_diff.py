@@ -11,7 +11,6 @@ directory for a link between two looks could lead us anywhere.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -19,14 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.checkpoint import Change, ChangeKind
+from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, difference, lines_of
 
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _BLOCK = 1 << 20
-_LARGEST_TEXT = 256 << 10
-_MOST_LINES = 5_000
-"""Comparing takes the square of it, at worst."""
-_MOST_TEXT = 16 << 20
-"""Of all differences together; what comes after is told without its text."""
 MOST_ENTRIES = 200_000
 
 
@@ -46,7 +41,7 @@ def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False)
     before, after = _Side(old, lowers), _Side(new, lowers)
     found: list[Change] = []
     removed = ""
-    left = _MOST_TEXT if text else 0
+    left = MOST_TEXT if text else 0
 
     def told(path: str, kind: ChangeKind, side: _Side | None) -> Change:
         nonlocal left
@@ -204,10 +199,7 @@ def _same_content(old: Path, new: Path) -> bool:
 
 def _text(before: _Side | None, after: _Side, path: str) -> str | None:
     old, new = ([] if before is None else _lines(before.place(path))), _lines(after.place(path))
-    if old is None or new is None:
-        return None
-    lines = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
-    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+    return None if old is None or new is None else difference(old, new, path)
 
 
 def _lines(path: Path | None) -> list[str] | None:
@@ -216,11 +208,4 @@ def _lines(path: Path | None) -> list[str] | None:
     if fd is None:
         return None
     with os.fdopen(fd, "rb") as file:
-        data = file.read(_LARGEST_TEXT + 1)
-    if len(data) > _LARGEST_TEXT or b"\0" in data:
-        return None
-    try:
-        lines = data.decode().splitlines(keepends=True)
-    except UnicodeDecodeError:
-        return None
-    return lines if len(lines) <= _MOST_LINES else None
+        return lines_of(file.read(LARGEST_TEXT + 1))

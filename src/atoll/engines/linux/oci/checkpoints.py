@@ -23,7 +23,8 @@ from atoll.engines.linux import host_view, identity, overlay_diff
 from atoll.engines.linux.oci import transfer
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
-from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates, checked_name, checked_snapshot
+from atoll.engines.linux.oci.saved import LEASE, Base, Saved, SavedStates
+from atoll.engines.local.states import checked_name, checked_snapshot
 from atoll.engines.local.waiting import finish
 from atoll.errors import (
     CheckpointNotFoundError,

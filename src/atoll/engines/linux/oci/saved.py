@@ -29,8 +29,6 @@ from atoll.errors import SpecError
 
 _ID = re.compile(r"[0-9a-f]{24}")
 _USERS = ".users"
-_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
-_OWNER = re.compile(r"[a-zA-Z0-9%~][a-zA-Z0-9_.%@|:+-]{0,255}")
 LEASE = "saved-"
 """What the names of leases on images begin with that saved states hold."""
 
@@ -227,24 +225,6 @@ class SavedStates:
 
     def _draft(self, saved_id: str) -> Path:
         return self.directory / f".{saved_id}.{os.getpid()}"
-
-
-def checked_snapshot(name: str) -> str:
-    """`NAME`, or `OWNER/NAME` for one that a server keeps for a user of its own."""
-    owner, slash, own = name.rpartition("/")
-    if slash and not _OWNER.fullmatch(owner):
-        raise SpecError(f"{owner[:80]!r} cannot be the owner of a snapshot")
-    checked_name(own)
-    return name
-
-
-def checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise SpecError(
-            f"{name[:80]!r} cannot be the name of a snapshot or checkpoint",
-            hint="Use up to 63 letters, digits, '.', '-' and '_', beginning with a letter or digit.",
-        )
-    return name
 
 
 def _lives(user: str, living: set[str]) -> bool:

@@ -23,6 +23,7 @@ from atoll.engines.linux.oci.saved import Saved
 from atoll.engines.linux.oci.streams import Streams
 from atoll.engines.local import processes
 from atoll.engines.local.processes import ProcessRef
+from atoll.engines.local.states import all_or_none
 from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import CheckpointNotFoundError, EngineError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.images import tree
@@ -116,28 +117,10 @@ class Saving(abc.ABC):
                 async with self._alone(handle.sandbox_id):
                     dump = await self._dumping(record, handle) if memory else None
                     source = await held.enter_async_context(self._checkpoints.branching(record, dump))
-            return await self._make_all(list(zip(sandbox_ids, specs, strict=True)), source)
-
-    async def _make_all(self, wanted: Sequence[tuple[str, SandboxSpec]], source: Saved) -> Sequence[Handle]:
-        turns = asyncio.Semaphore(_FORKS_AT_ONCE)
-
-        async def make(sandbox_id: str, spec: SandboxSpec) -> Handle:
-            async with turns:
-                return await self._create(sandbox_id, spec, source)
-
-        making = [asyncio.ensure_future(make(*each)) for each in wanted]
-        try:
-            return await asyncio.gather(*making)
-        except BaseException:
-            for each in making:
-                each.cancel()
-            await finish(self._undo_all(making))
-            raise
-
-    async def _undo_all(self, making: Sequence[asyncio.Future[Handle]]) -> None:
-        await asyncio.wait(making)
-        made = [each.result() for each in making if not each.cancelled() and each.exception() is None]
-        await asyncio.gather(*(self.delete(each) for each in made))
+            wanted = list(zip(sandbox_ids, specs, strict=True))
+            return await all_or_none(
+                wanted, lambda id, spec: self._create(id, spec, source), self.delete, _FORKS_AT_ONCE
+            )
 
     async def snapshot(
         self, handle: Handle, name: str, checkpoint_id: str | None = None, *, memory: bool = False
