@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,21 @@ def test_a_sandbox_lives_on_the_server(environment: dict[str, str], tmp_path: Pa
     assert "cannot" in refused.stderr
     assert atoll(environment, "rm", id).stdout == f"{id}\n"
     gone = atoll(environment, "exec", id, "--", "true")
-    assert (gone.returncode, "not found" in gone.stderr, "Traceback" in gone.stderr) == (125, True, False)
+    assert (gone.returncode, gone.stderr) == (125, f"atoll: Sandbox {id} not found\n`atoll ls` lists them.\n")
+
+
+@pytest.mark.timeout(180)
+def test_a_command_that_is_given_up_does_not_go_on(environment: dict[str, str]) -> None:
+    id = atoll(environment, "create").stdout.strip()
+    command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "exec", id, "--", "sh", "-c", "echo up; sleep 9999"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    left = atoll(environment, "exec", id, "--", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert "9999" not in left.stdout
+    assert atoll(environment, "rm", id).returncode == 0
 
 
 @pytest.mark.timeout(180)

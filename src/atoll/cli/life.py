@@ -21,8 +21,9 @@ from atoll.cli.options import (
     VolumeOption,
     make_sandbox,
 )
-from atoll.cli.run import relay
+from atoll.cli.run import relay, stopped_by_signals
 from atoll.cli.target import JsonOption, SandboxArgument, attach, print_json, server_url, show, the_server
+from atoll.command import AsyncCommand
 from atoll.errors import SpecError
 from atoll.sandbox import AsyncSandbox
 
@@ -75,11 +76,27 @@ def execute(
         sandbox = await attach(sandbox_id)
         try:
             seconds = math.inf if timeout is None else timeout
-            return await relay(await sandbox.start(command, timeout=seconds, cwd=cwd, env=variables, stdin=True))
+            running = await sandbox.start(command, timeout=seconds, cwd=cwd, env=variables, stdin=True)
+            return await _until_stopped(running)
         finally:
             await sandbox.detach()
 
     raise SystemExit(asyncio.run(work()))
+
+
+async def _until_stopped(running: AsyncCommand) -> int:
+    """Its exit code. The sandbox goes on without us, so a command that is given up is ended."""
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+    with stopped_by_signals(task, received):
+        try:
+            return await relay(running)
+        except asyncio.CancelledError:
+            await running.kill()
+            if not received:
+                raise
+            return 128 + received[0]
 
 
 def copy(

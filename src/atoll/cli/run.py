@@ -57,7 +57,7 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
-    with _signals(task, received):
+    with stopped_by_signals(task, received):
         try:
             async with sandbox:
                 running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)
@@ -117,7 +117,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
+def stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
     """The first Ctrl-C or TERM cancels, so that everything is cleaned up; the next ones change nothing."""
     loop = asyncio.get_running_loop()
 

@@ -19,6 +19,7 @@ from atoll.errors import EngineUnavailableError, SandboxError, SandboxNotFoundEr
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
+_LISTED = "`atoll ls` lists them."
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 SandboxArgument = Annotated[str, typer.Argument(help="The id of the sandbox; `atoll ls` lists them.", metavar="ID")]
 
@@ -39,11 +40,15 @@ def the_server() -> Any:
 async def attach(sandbox_id: str) -> AsyncSandbox:
     """An existing sandbox of the server, or of whichever engine of this machine has it."""
     if server_url() is not None:
-        return await AsyncSandbox.attach(sandbox_id)
+        try:
+            return await AsyncSandbox.attach(sandbox_id)
+        except SandboxNotFoundError as error:
+            error.hint = error.hint or _LISTED
+            raise
     for engine, known in await everything():
         if known == sandbox_id:
             return await AsyncSandbox.attach(sandbox_id, engine=engine)
-    raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", hint="`atoll ls` lists them.")
+    raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", hint=_LISTED)
 
 
 async def everything() -> list[tuple[Engine, str]]:
