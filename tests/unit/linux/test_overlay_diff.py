@@ -27,7 +27,7 @@ def test_texts_that_are_too_long_are_told_without_them(layers: tuple[Path, Path]
 
 
 def test_all_texts_together_are_bounded(layers: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlay_diff, "_MOST_TEXT", 1_000)
+    monkeypatch.setattr(overlay_diff, "MOST_TEXT", 1_000)
     old, new = layers
     for number in range(10):
         (new / f"{number}").write_text("x" * 400)
