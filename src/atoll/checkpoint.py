@@ -74,6 +74,16 @@ class ChangeKind(enum.StrEnum):
     REMOVED = "removed"
 
 
+class Omitted(enum.StrEnum):
+    """Why a change has no text though texts were asked for."""
+
+    BINARY = "binary"
+    SIZE = "size"
+    """The file, or all differences together, are too large to be shown."""
+    TIME = "time"
+    """Comparing took so long that the rest is reported without its text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One path that is different. Of a directory that was removed only the directory itself is told."""
@@ -82,6 +92,8 @@ class Change:
     kind: ChangeKind
     text: str | None = None
     """A unified diff, if it was asked for and both sides are text."""
+    omitted: Omitted | None = None
+    """Why there is none, if it was asked for and the path is a file."""
 
     def __str__(self) -> str:
         return f"{self.kind.value[0].upper()} {self.path}"

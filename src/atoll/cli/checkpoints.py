@@ -106,6 +106,8 @@ def diff(
                 print(change)
                 if change.text:
                     print(change.text, end="")
+                elif change.omitted is not None:
+                    print(f"  (no text difference: {change.omitted})")
 
     asyncio.run(work())
 

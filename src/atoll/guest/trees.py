@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from atoll import workers
 from atoll.errors import ProtocolError
 from atoll.guest.bulk import BulkConnection, Refused
 from atoll.guest.dial import Connect, dial
@@ -69,7 +70,7 @@ async def copy_from(
 
 async def _in_thread(connect: Connect, timeout_s: float, work: Callable[[BulkConnection], int]) -> int:
     bulk = BulkConnection(await dial(connect, _CONNECT_TIMEOUT_S), timeout_s)
-    task = asyncio.ensure_future(asyncio.to_thread(work, bulk))
+    task = asyncio.ensure_future(workers.run(workers.TRANSFER, work, bulk))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

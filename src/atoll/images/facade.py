@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
+from atoll import workers
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
 from atoll.images.limits import ImageLimits
 from atoll.images.maker import Maker
@@ -75,7 +77,7 @@ class Images:
     async def build(self, recipe: str | Recipe, progress: ProgressCallback | None = None) -> Image:
         """Build a suite or a recipe anew. A `Recipe` that is passed in is kept under its name."""
         if isinstance(recipe, Recipe):
-            await asyncio.to_thread(self.recipes.add, recipe)
+            await workers.run(workers.ENGINE, self.recipes.add, recipe)
             recipe = f"{Kind.RECIPE}:{recipe.name}"
         parsed = self.parse(recipe)
         if parsed.kind not in (Kind.DEBIAN, Kind.RECIPE):
@@ -97,10 +99,10 @@ class Images:
     async def get(self, reference: str) -> Image:
         """An image that is here. Raises ImageNotFoundError; nothing is pulled or built."""
         parsed = self.parse(reference)
-        return HOST if parsed.kind is Kind.HOST else await asyncio.to_thread(self.store.get, str(parsed))
+        return HOST if parsed.kind is Kind.HOST else await workers.run(workers.ENGINE, self.store.get, str(parsed))
 
     async def ls(self) -> list[Image]:
-        return await asyncio.to_thread(self.store.ls)
+        return await workers.run(workers.ENGINE, self.store.ls)
 
     async def verify(self, reference: str, progress: ProgressCallback | None = None) -> Measure:
         name = str(self._stored(reference))
@@ -114,13 +116,15 @@ class Images:
         return await self._run(self.store.gc)
 
     async def lease(self, sandbox_id: str, digest: str) -> Path:
-        return await self._run(lambda work: self.store.lease(sandbox_id, digest, work), timeout_s=_SHORT_S)
+        return await self._run(
+            lambda work: self.store.lease(sandbox_id, digest, work), timeout_s=_SHORT_S, kind=workers.ENGINE
+        )
 
     async def release(self, sandbox_id: str) -> None:
-        await asyncio.to_thread(self.store.release, sandbox_id)
+        await workers.run(workers.ENGINE, self.store.release, sandbox_id)
 
     async def leases(self) -> dict[str, str]:
-        return await asyncio.to_thread(self.store.leases)
+        return await workers.run(workers.ENGINE, self.store.leases)
 
     def _stored(self, reference: str) -> Reference:
         parsed = self.parse(reference)
@@ -139,25 +143,50 @@ class Images:
         if reference.kind is Kind.HOST:
             return HOST
         maker = Maker(self.store, self.recipes, self._limits, self._plain_http_registries)
+        source = archive or reference
+        if not refresh:
+            # What is here already must not wait behind somebody's pulls.
+            image = await self._run(lambda _: maker.present(reference, source), kind=workers.ENGINE)
+            if image is not None:
+                return image
         async with self._one_at_a_time(str(reference)):
             return await self._run(
-                lambda work: maker.make(reference, archive or reference, work, refresh=refresh), progress
+                lambda work: maker.make(reference, source, work, refresh=refresh), progress, kind=None
             )
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:
-        """Callers of one loop that want the same image wait here, so that they do not hold threads."""
+        """A slot for work on images, and the only one of this loop for this image.
+
+        Callers that want the same image wait without a slot; and nobody who waits for a slot keeps others from the
+        image, who may have slots left.
+        """
         key = (id(asyncio.get_running_loop()), name)
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()
-        async with lock:
-            yield
+        shares = workers.workers(workers.IMAGE).shares
+        while True:
+            async with shares.slot():
+                if not lock.locked():
+                    async with lock:
+                        yield
+                        return
+            async with lock:
+                pass
 
     async def _run(
-        self, function: Callable[[Work], T], progress: ProgressCallback | None = None, timeout_s: float | None = None
+        self,
+        function: Callable[[Work], T],
+        progress: ProgressCallback | None = None,
+        timeout_s: float | None = None,
+        *,
+        kind: workers.Kind | None = workers.IMAGE,
     ) -> T:
-        """Run blocking work in a thread. A cancelled caller gets control back when the thread has cleaned up."""
+        """Run blocking work in a thread. A cancelled caller gets control back when the thread has cleaned up.
+
+        Without a kind the caller holds a slot for work on images already.
+        """
         loop = asyncio.get_running_loop()
 
         def report(step: Progress) -> None:
@@ -165,8 +194,11 @@ class Images:
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(progress, step)
 
+        threads, done = workers.workers(kind or workers.IMAGE), _nothing
+        if kind is not None:
+            done = functools.partial(threads.shares.release, await threads.shares.acquire())
         work = Work(report, timeout_s=timeout_s or self._limits.timeout_s)
-        task = asyncio.ensure_future(asyncio.to_thread(_translated, function, work))
+        task = asyncio.ensure_future(threads.run_in_slot(functools.partial(_translated, function, work), done))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -177,6 +209,10 @@ class Images:
             if not task.cancelled():
                 task.exception()
             raise
+
+
+def _nothing() -> None:
+    pass
 
 
 def _translated(function: Callable[[Work], T], work: Work) -> T:

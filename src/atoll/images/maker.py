@@ -24,6 +24,10 @@ class Maker:
     def __init__(self, store: Store, recipes: Recipes, limits: ImageLimits, plain_http: frozenset[str]) -> None:
         self._store, self._recipes, self._limits, self._plain_http = store, recipes, limits, plain_http
 
+    def present(self, reference: Reference, source: Reference) -> Image | None:
+        """The image if it is there and up to date, as far as this machine alone can tell."""
+        return self._current(str(reference), self._stamp(source))
+
     def make(self, reference: Reference, source: Reference, work: Work, *, refresh: bool) -> Image:
         name = str(reference)
         stamp = self._stamp(source)

@@ -17,6 +17,7 @@ from atoll.manager.room import Room
 from atoll.manager.tasks import finish
 from atoll.model import Cause, State
 from atoll.sandbox import DEFAULT_TIMEOUT_S
+from atoll.workers import Shares
 
 ANSWER_S = 30.0
 
@@ -26,7 +27,7 @@ class Creating:
         self._core = core
         self._room = room
         self._pools = pools
-        self._starting = asyncio.Semaphore(core.rules.max_starting)
+        self._starting = Shares(core.rules.max_starting, max(1, core.rules.max_starting // 4))
         pools.make_spare = self.make_spare
         room.calm = pools.wake
 
@@ -148,7 +149,7 @@ class Creating:
         try:
             await written
             if member.record.state is State.STARTING:
-                async with self._starting:
+                async with self._starting.slot(member.record.owner or ""):
                     await self._in_engine(member)
             elif member.record.act is Act.CREATE:  # a spare; without an act all is done
                 await self._adapt(member)

@@ -12,6 +12,7 @@ from atoll.errors import SandboxError
 from atoll.server.problems import respond
 from atoll.server.services import Services
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
+from atoll.workers import account
 
 SESSION_HEADER = "X-Session-API-Key"
 BEARER = "atoll.bearer."
@@ -47,6 +48,7 @@ async def identify(connection: HTTPConnection) -> Caller:
             "this needs a credential", hint="Send 'Authorization: Bearer' with an API key or a token."
         )
     services.rate.count(caller)
+    account.set(caller.user_id)
     return caller
 
 

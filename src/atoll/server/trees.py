@@ -11,6 +11,7 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
+from atoll import workers
 from atoll.errors import ImageError
 from atoll.guest import trees
 from atoll.images.decompress import plain
@@ -26,40 +27,40 @@ _MOST_ITEMS = 1_000_000
 
 async def pack(sandbox: ManagedSandbox, path: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """The archive, piece by piece. What cannot be read is an error before the first."""
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="atoll-tree-"))
+    folder = Path(await workers.run(workers.TRANSFER, tempfile.mkdtemp, prefix="atoll-tree-"))
     archive = folder / "archive"
     try:
         async with sandbox.use():
             await trees.copy_from(
                 sandbox._connect, sandbox._path(path), folder / "tree", max_bytes=max_bytes, max_items=_MOST_ITEMS
             )
-        await asyncio.to_thread(_write, folder / "tree", archive)
+        await workers.run(workers.TRANSFER, _write, folder / "tree", archive)
     except BaseException:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await workers.run(workers.TRANSFER, shutil.rmtree, folder, ignore_errors=True)
         raise
     return _pieces(archive, folder)
 
 
 async def unpack(sandbox: ManagedSandbox, path: str, pieces: AsyncIterator[bytes], max_bytes: int) -> None:
     """Nothing reaches the sandbox before the whole archive was read and understood."""
-    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="atoll-tree-"))
+    folder = Path(await workers.run(workers.TRANSFER, tempfile.mkdtemp, prefix="atoll-tree-"))
     try:
         with (folder / "archive").open("wb") as file:
             async for piece in pieces:
-                await asyncio.to_thread(file.write, piece)
-        await asyncio.to_thread(_extract, folder / "archive", folder / "tree", max_bytes)
+                await workers.run(workers.TRANSFER, file.write, piece)
+        await workers.run(workers.TRANSFER, _extract, folder / "archive", folder / "tree", max_bytes)
         await sandbox.copy_to(folder / "tree", path)
     finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await workers.run(workers.TRANSFER, shutil.rmtree, folder, ignore_errors=True)
 
 
 async def _pieces(archive: Path, folder: Path) -> AsyncGenerator[bytes, None]:
     try:
         with archive.open("rb") as file:
-            while data := await asyncio.to_thread(file.read, _CHUNK):
+            while data := await workers.run(workers.TRANSFER, file.read, _CHUNK):
                 yield data
     finally:
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+        await asyncio.shield(workers.run(workers.TRANSFER, shutil.rmtree, folder, ignore_errors=True))
 
 
 def _write(tree: Path, archive: Path) -> None:

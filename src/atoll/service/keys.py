@@ -6,7 +6,6 @@ A token is a JWT. Its algorithm is fixed by the server's settings, never taken f
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
@@ -18,6 +17,7 @@ from typing import Any
 
 import jwt
 
+from atoll import workers
 from atoll.service.identity import ORDINARY, Caller, Scope
 from atoll.service.refusals import ForbiddenError, KeyNotFoundError, NotAuthenticatedError, UserNotFoundError
 from atoll.store import AlreadyThereError, ApiKey, Quotas, Role, Store, User
@@ -112,7 +112,7 @@ class Identities:
         try:
             key: Any = self._secret
             if self._provider is not None:
-                key = (await asyncio.to_thread(self._provider.get_signing_key_from_jwt, token)).key
+                key = (await workers.run(workers.IDENTITY, self._provider.get_signing_key_from_jwt, token)).key
             elif rules.algorithm != "HS256":
                 key = rules.public_key
             return jwt.decode(

@@ -21,9 +21,11 @@ from atoll.service.models import (
 )
 from atoll.service.refusals import ForbiddenError, SandboxSpecNotFoundError
 from atoll.store import AlreadyThereError, Store, StoredSpec
+from atoll.workers import Shares
 
 DEFAULT_ID = "default"
-_FETCHES = 4
+_FETCHES = 16
+_FETCHES_OF_ONE = 2
 _AHEAD = 1000
 _OF_THE_MACHINE = ("tar:", "docker:")
 """What images begin with that come from the server's own machine and not from a registry."""
@@ -45,7 +47,7 @@ class SandboxSpecService:
         self._images: dict[str, tuple[str, str]] = {"host": ("ready", "")}
         self._progress: dict[str, ImageProgress] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(_FETCHES)
+        self._slots = Shares(_FETCHES, _FETCHES_OF_ONE)
 
     async def prepare(self) -> None:
         """A catalogue is never empty: `default` is a sandbox over this machine's own /usr. Images of the specs that
@@ -187,7 +189,7 @@ class SandboxSpecService:
             self._progress[image] = step
 
         try:
-            async with self._slots:
+            async with self._slots.slot():
                 await self._manager.fetch_image(image, on_progress=report)
             self._images[image] = ("ready", "")
         except SandboxError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from atoll import workers
 from atoll.errors import SandboxError
 from atoll.store.rows import ApiKey, Quotas, Role, StoredSpec, User
 from atoll.store.tables import api_keys, specs, users
@@ -260,4 +260,4 @@ async def _ended_threads() -> None:
     """A connection of SQLite that could not be opened has a thread that still reports to this event loop."""
     for thread in threading.enumerate():
         if "_connection_worker_thread" in thread.name:
-            await asyncio.to_thread(thread.join, _THREAD_S)
+            await workers.run(workers.ENGINE, thread.join, _THREAD_S)

@@ -7,9 +7,10 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.checkpoint import Change, ChangeKind
-from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, difference, lines_of
+from atoll.checkpoint import Change, ChangeKind, Omitted
+from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, Texts, keep_comparing, text_of
 from atoll.errors import EngineError, SandboxResourceError
+from atoll.workers import Cancellation
 
 _BLOCK = 1 << 20
 _MOST_ENTRIES = 1_000_000
@@ -27,10 +28,11 @@ class _Entry:
     size: int
 
 
-def changes(old: Path, new: Path, *, text: bool) -> list[Change]:
+def changes(old: Path, new: Path, *, text: bool, cancellation: Cancellation | None = None) -> list[Change]:
     """By path. Of a directory that was removed only the directory itself is told."""
+    cancellation = cancellation or Cancellation()
     try:
-        before, after = _index(old), _index(new)
+        before, after = _index(old, cancellation), _index(new, cancellation)
         found: list[Change] = []
         gone = ""
         for path in sorted(before.keys() | after.keys(), key=lambda name: name.split("/")):
@@ -43,21 +45,25 @@ def changes(old: Path, new: Path, *, text: bool) -> list[Change]:
             found.append(Change(f"/{path}", kind))
             if len(found) > _MOST_CHANGES:
                 raise SandboxResourceError(f"the difference is too large: more than {_MOST_CHANGES} paths")
-        return _with_texts(found, old, new) if text else found
+        return _with_texts(found, old, new, cancellation) if text else found
+    except OverflowError as error:
+        raise SandboxResourceError(f"the difference is too large: {error}") from error
     except (tarfile.TarError, OSError) as error:
         raise EngineError(f"the states cannot be compared: {error}") from error
 
 
-def _index(file: Path) -> dict[str, _Entry]:
+def _index(file: Path, cancellation: Cancellation) -> dict[str, _Entry]:
     found: dict[str, _Entry] = {}
     with tarfile.open(file, "r:", errors="surrogateescape") as archive:
         for member in archive:
+            keep_comparing(cancellation)
             path = member.name.strip("/")
             if not path or path == _AGENT or path.startswith(f"{_AGENT}/"):
                 continue
             digest = hashlib.sha256()
             if member.isreg() and (content := archive.extractfile(member)) is not None:
                 while block := content.read(_BLOCK):
+                    keep_comparing(cancellation)
                     digest.update(block)
             found[path] = _Entry(
                 member.type, member.mode, (member.uid, member.gid), member.linkname, digest.digest(), member.size
@@ -67,34 +73,40 @@ def _index(file: Path) -> dict[str, _Entry]:
     return found
 
 
-def _with_texts(found: list[Change], old: Path, new: Path) -> list[Change]:
-    """Those come first that come first by path; what is beyond the bound is told without its text."""
+def _with_texts(found: list[Change], old: Path, new: Path, cancellation: Cancellation) -> list[Change]:
+    """Those come first that come first by path; what is beyond the bounds is reported without its text."""
     wanted = {change.path.strip("/") for change in found if change.kind is not ChangeKind.REMOVED}
     before, after = _texts(old, wanted), _texts(new, wanted)
-    told, left = [], MOST_TEXT
-    for change in found:
-        path, words = change.path.strip("/"), None
+    texts = Texts(MOST_TEXT, cancellation)
+
+    def told(change: Change) -> Change:
+        keep_comparing(cancellation)
+        path = change.path.strip("/")
         one = before.get(path) if change.kind is ChangeKind.CHANGED else []
         other = after.get(path)
-        if left > 0 and one is not None and other is not None and one != other:
-            words = difference(one, other, path)
-            left -= len(words)
-        told.append(Change(change.path, change.kind, words))
-    return told
+        if one is None or other is None or one == other:
+            return change
+        if (refusal := texts.refusal()) is not None:
+            return Change(change.path, change.kind, None, refusal)
+        return Change(change.path, change.kind, *texts.of(one, other, path))
+
+    return [told(change) for change in found]
 
 
-def _texts(file: Path, wanted: set[str]) -> dict[str, list[str]]:
-    """The lines of those that are text and not too long to be shown, as many as are held in memory."""
-    found: dict[str, list[str]] = {}
+def _texts(file: Path, wanted: set[str]) -> dict[str, list[str] | Omitted]:
+    """The lines of files, as many as are held in memory, or why they are not shown."""
+    found: dict[str, list[str] | Omitted] = {}
     left = MOST_TEXT
     with tarfile.open(file, "r:", errors="surrogateescape") as archive:
         for member in archive:
             path = member.name.strip("/")
-            if path not in wanted or not member.isreg() or member.size > min(left, LARGEST_TEXT):
+            if path not in wanted or not member.isreg():
+                continue
+            if member.size > min(left, LARGEST_TEXT):
+                found[path] = Omitted.SIZE
                 continue
             content = archive.extractfile(member)
-            lines = lines_of(content.read()) if content is not None else None
-            if lines is not None:
-                found[path] = lines
+            if content is not None:
+                found[path] = text_of(content.read())
                 left -= member.size
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from atoll import workers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.errors import EngineError, ImageError, ImageNotFoundError, SpecError
 from atoll.images.credentials import credentials_for
@@ -106,7 +107,7 @@ async def pull(http: Http, name: str, on_progress: OnProgress | None = None) -> 
     """Raises ImageNotFoundError, with the reason, also when the registry cannot be reached."""
     repository, tag = _split(name)
     query = {"fromImage": repository, "tag": tag} if tag else {"fromImage": repository}
-    headers = await asyncio.to_thread(_credentials, repository)
+    headers = await workers.run(workers.IMAGE, _credentials, repository)
     try:
         lines = http.lines("POST", "/images/create", query=query, headers=headers, timeout_s=PULL_S)
         async with aclosing(lines) as told:

@@ -7,11 +7,11 @@ ours of. What was last decided is written down by the gateway: a container's lab
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll import workers
 from atoll.engines.docker import facts
 from atoll.engines.docker.http import Http
 from atoll.engines.docker.streams import Target, is_in
@@ -62,7 +62,7 @@ class ContainerLinks:
         return self._settings.data_dir / "trusted" / sandbox_id
 
     async def attach(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
-        await asyncio.to_thread(self._attach, sandbox_id, target, policy)
+        await workers.run(workers.ENGINE, self._attach, sandbox_id, target, policy)
 
     def _attach(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
         if facts.has_own_kernel(target.runtime):
@@ -86,13 +86,13 @@ class ContainerLinks:
     async def change(self, sandbox_id: str, policy: NetworkPolicy) -> bool:
         """False: it has no link."""
         self._gateway.need_authority(sandbox_id, policy)
-        return await asyncio.to_thread(self._gateway.change, sandbox_id, policy)
+        return await workers.run(workers.ENGINE, self._gateway.change, sandbox_id, policy)
 
     async def renew(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
         """Before anybody uses it: the gateway runs, and its link leads to the container that it is now. `policy` is for
         one that the gateway does not know."""
         if policy != "none" or self._gateway.places.is_member(sandbox_id):
-            await asyncio.to_thread(self._renew, sandbox_id, target, policy)
+            await workers.run(workers.ENGINE, self._renew, sandbox_id, target, policy)
 
     def _renew(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
         known = self._gateway.record(sandbox_id)
@@ -106,11 +106,11 @@ class ContainerLinks:
             self._gateway.ensure()
 
     async def refusals(self, sandbox_id: str) -> Sequence[Refusal]:
-        return await asyncio.to_thread(self._gateway.refusals, sandbox_id)
+        return await workers.run(workers.ENGINE, self._gateway.refusals, sandbox_id)
 
     async def remove(self, sandbox_id: str) -> None:
         """May be repeated."""
-        await asyncio.to_thread(self._remove, sandbox_id)
+        await workers.run(workers.ENGINE, self._remove, sandbox_id)
 
     def _remove(self, sandbox_id: str) -> None:
         self._gateway.detach(sandbox_id)

@@ -10,7 +10,6 @@ only sandboxes use; nothing in the file decides a name.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
+from atoll import workers
 from atoll.engines.docker.commits import Saved
 from atoll.errors import EngineError, ImageError
 
@@ -56,7 +56,7 @@ async def write(saved: Saved, tree: AsyncIterator[bytes], file: Path) -> None:
     header = {"format": _FORMAT, "version": _VERSION, "saved": json.loads(saved.model_dump_json())}
     digest, packer = hashlib.sha256(), zlib.compressobj(1, zlib.DEFLATED, _GZIP)
     try:
-        with await asyncio.to_thread(draft.open, "xb") as target:
+        with await workers.run(workers.TRANSFER, draft.open, "xb") as target:
 
             def put(data: bytes) -> None:
                 digest.update(data)
@@ -64,11 +64,11 @@ async def write(saved: Saved, tree: AsyncIterator[bytes], file: Path) -> None:
 
             put(json.dumps(header).encode() + b"\n")
             async for piece in tree:
-                await asyncio.to_thread(lambda data=piece: put(packer.compress(data)))  # type: ignore[misc]
+                await workers.run(workers.TRANSFER, lambda data=piece: put(packer.compress(data)))  # type: ignore[misc]
             put(packer.flush())
             target.write(digest.hexdigest().encode() + b"\n")
             target.flush()
-            await asyncio.to_thread(os.fsync, target.fileno())
+            await workers.run(workers.TRANSFER, os.fsync, target.fileno())
         draft.rename(file)
     except OSError as error:
         raise EngineError(f"the snapshot could not be written to '{file}': {error.strerror or error}") from error
@@ -98,7 +98,7 @@ def measure(file: Path, parcel: Parcel, most_bytes: int | None) -> None:
 async def pieces(file: Path, parcel: Parcel) -> AsyncIterator[bytes]:
     """Its tar archive."""
     source = _plain(file, parcel)
-    while (piece := await asyncio.to_thread(next, source, None)) is not None:
+    while (piece := await workers.run(workers.TRANSFER, next, source, None)) is not None:
         yield piece
 
 

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from atoll import workers
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.docker import comparing, fresh, parcels
 from atoll.engines.docker.commits import Commits, Saved
@@ -148,7 +149,10 @@ class DockerStates(abc.ABC):
                 files = [Path(folder, "old"), Path(folder, "new")]
                 for saved, file in zip((before, after), files, strict=True):
                     await self._write_tree(saved, file)
-                return await asyncio.to_thread(comparing.changes, *files, text=text)
+                return await workers.run_cancellable(
+                    workers.COMPARISON,
+                    lambda cancellation: comparing.changes(*files, text=text, cancellation=cancellation),
+                )
 
     # --- snapshots -------------------------------------------------------------------------------------------------
 
@@ -180,10 +184,10 @@ class DockerStates(abc.ABC):
         self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
     ) -> Snapshot:
         await self._refuse_taken(checked_snapshot(name))
-        parcel = await asyncio.to_thread(parcels.read, file)
+        parcel = await workers.run(workers.TRANSFER, parcels.read, file)
         update = {"id": os.urandom(12).hex(), "name": name, "source": file.name, "created_at": time.time()}
         saved = parcel.saved.model_copy(update=update)
-        await asyncio.to_thread(parcels.measure, file, parcel, most_bytes)
+        await workers.run(workers.TRANSFER, parcels.measure, file, parcel, most_bytes)
         return (await self._commits.flatten(parcels.pieces(file, parcel), saved)).as_snapshot()
 
     # --- for the rest of the engine --------------------------------------------------------------------------------
@@ -350,7 +354,7 @@ class DockerStates(abc.ABC):
         async with self._exported(saved) as pieces:
             with file.open("wb") as target:
                 async for piece in pieces:
-                    await asyncio.to_thread(target.write, piece)
+                    await workers.run(workers.TRANSFER, target.write, piece)
 
     def _freshener(self, sandbox_id: str) -> Prepare:
         return lambda name: fresh.freshen(self._http, name, sandbox_id)

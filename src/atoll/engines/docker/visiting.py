@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from atoll import agent_binary
+from atoll import agent_binary, workers
 from atoll.engines.docker import endpoint, observing
 from atoll.engines.docker.agent_volume import archive
 from atoll.engines.docker.bridges import Bridges
@@ -126,7 +126,7 @@ class Visit:
             raise
 
     async def _move_in(self) -> None:
-        program = await asyncio.to_thread(Path(agent_binary.path()).read_bytes)
+        program = await workers.run(workers.ENGINE, Path(agent_binary.path()).read_bytes)
         tar = archive(program, f"{self._folder.lstrip('/')}/")
         path = f"/containers/{self._target.container_id}/archive"
         await self._http.call("PUT", path, query={"path": "/"}, tar=tar, timeout_s=SLOW_S)

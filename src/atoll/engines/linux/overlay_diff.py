@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.checkpoint import Change, ChangeKind
-from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, difference, lines_of
+from atoll.checkpoint import Change, ChangeKind, Omitted
+from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, Texts, keep_comparing, text_of
+from atoll.workers import Cancellation
 
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _BLOCK = 1 << 20
@@ -36,20 +37,33 @@ class Entry:
         return stat.S_ISDIR(self.info.st_mode)
 
 
-def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False) -> list[Change]:
-    """By path. `lowers` are the roots below both layers, topmost first."""
-    before, after = _Side(old, lowers), _Side(new, lowers)
+def changes(
+    old: Path,
+    new: Path,
+    lowers: Sequence[Path],
+    *,
+    text: bool = False,
+    cancellation: Cancellation | None = None,
+) -> list[Change]:
+    """By path. `lowers` are the roots below both layers, topmost first. OverflowError if there is too much of it."""
+    cancellation = cancellation or Cancellation()
+    before, after = _Side(old, lowers, cancellation), _Side(new, lowers, cancellation)
     found: list[Change] = []
     removed = ""
-    left = MOST_TEXT if text else 0
+    texts = Texts(MOST_TEXT, cancellation)
 
     def told(path: str, kind: ChangeKind, side: _Side | None) -> Change:
-        nonlocal left
-        words = _text(side, after, path) if left > 0 else None
-        left -= len(words or "")
-        return Change(f"/{path}", kind, words)
+        place = after.place(path)
+        if not text or place is None or not stat.S_ISREG(os.lstat(place).st_mode):
+            return Change(f"/{path}", kind)
+        if (refusal := texts.refusal()) is not None:
+            return Change(f"/{path}", kind, None, refusal)
+        return Change(
+            f"/{path}", kind, *texts.of([] if side is None else _lines(side.place(path)), _lines(place), path)
+        )
 
     for path in sorted(before.entries.keys() | after.entries.keys(), key=lambda path: path.split("/")):
+        keep_comparing(cancellation)
         if removed and path.startswith(f"{removed}/"):
             continue
         one, other = before.seen(path), after.seen(path)
@@ -66,9 +80,12 @@ def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False)
 
 
 class _Side:
-    def __init__(self, layer: Path, lowers: Sequence[Path]) -> None:
-        self.layer, self.lowers = layer, lowers
-        self.entries: dict[str, Entry] = dict(scan(layer))
+    def __init__(self, layer: Path, lowers: Sequence[Path], cancellation: Cancellation) -> None:
+        self.layer, self.lowers, self.cancellation = layer, lowers, cancellation
+        self.entries: dict[str, Entry] = {}
+        for path, entry in scan(layer):
+            keep_comparing(cancellation)
+            self.entries[path] = entry
 
     def seen(self, path: str) -> os.stat_result | None:
         """What somebody inside would find there."""
@@ -161,7 +178,7 @@ def _differ(before: _Side, after: _Side, path: str, one: os.stat_result, other: 
         return True
     if stat.S_ISLNK(one.st_mode):
         return _link(old) != _link(new)
-    return stat.S_ISREG(one.st_mode) and not _same_content(old, new)
+    return stat.S_ISREG(one.st_mode) and not _same_content(old, new, after.cancellation)
 
 
 def _link(path: Path) -> str | None:
@@ -180,12 +197,13 @@ def _open(path: Path) -> int | None:
     return None
 
 
-def _same_content(old: Path, new: Path) -> bool:
+def _same_content(old: Path, new: Path, cancellation: Cancellation) -> bool:
     one, other = _open(old), _open(new)
     try:
         if one is None or other is None:
             return False
         while True:
+            keep_comparing(cancellation)
             block = os.read(one, _BLOCK)
             if block != os.read(other, _BLOCK):
                 return False
@@ -197,15 +215,9 @@ def _same_content(old: Path, new: Path) -> bool:
                 os.close(fd)
 
 
-def _text(before: _Side | None, after: _Side, path: str) -> str | None:
-    old, new = ([] if before is None else _lines(before.place(path))), _lines(after.place(path))
-    return None if old is None or new is None else difference(old, new, path)
-
-
-def _lines(path: Path | None) -> list[str] | None:
-    """None: not a text, or too large to show."""
+def _lines(path: Path | None) -> list[str] | Omitted:
     fd = _open(path) if path is not None else None
     if fd is None:
-        return None
+        return Omitted.BINARY
     with os.fdopen(fd, "rb") as file:
-        return lines_of(file.read(LARGEST_TEXT + 1))
+        return text_of(file.read(LARGEST_TEXT + 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import time
@@ -11,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
+from atoll import workers
 from atoll.engines.base import ByteStream, OnImageProgress, refuse_unsupported
 from atoll.engines.local import erasing, processes, sockets
 from atoll.engines.local.launch import Launch, start
@@ -118,7 +118,7 @@ class LocalEngine(ABC):
         record = self._records.read(handle.sandbox_id)
         if record is None or record.init is None or not record.is_of_this_boot() or not record.init.is_alive():
             return Stats()
-        return await asyncio.to_thread(processes.usage, record.init.pid)
+        return await workers.run(workers.ENGINE, processes.usage, record.init.pid)
 
     async def delete(self, handle: Handle) -> None:
         await finish(self._erase(handle.sandbox_id, self._records.read(handle.sandbox_id), set()))
@@ -128,7 +128,7 @@ class LocalEngine(ABC):
             self._sweep()
             return [self._found(sandbox_id) for sandbox_id in self._records.ids()]
 
-        return [*await asyncio.to_thread(find)]
+        return [*await workers.run(workers.ENGINE, find)]
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """There is nothing to fetch."""
@@ -194,7 +194,7 @@ class LocalEngine(ABC):
         processes.forget([process.pid for process in known] if record else processes.ended_children())
         for last_try in (False, False, False, True):
             try:
-                await asyncio.to_thread(erasing.remove_home, self._records, sandbox_id)
+                await workers.run(workers.ENGINE, erasing.remove_home, self._records, sandbox_id)
                 break
             except FileNotFoundError:
                 break  # another delete was faster

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 from collections.abc import Awaitable, Callable, Sequence
 
+from atoll.checkpoint import Omitted
+from atoll.engines.local.line_diff import unified_diff
 from atoll.engines.local.waiting import finish
 from atoll.errors import SpecError
 from atoll.model import Handle, SandboxSpec
+from atoll.workers import Cancellation
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 _OWNER = re.compile(r"[a-zA-Z0-9%~][a-zA-Z0-9_.%@|:+-]{0,255}")
 LARGEST_TEXT = 256 << 10
 _MOST_LINES = 5_000
-"""Comparing takes the square of it, at worst."""
 MOST_TEXT = 16 << 20
 """Of all differences together; what comes after is told without its text."""
+TEXT_S = 5.0
+"""For all differences of text together; what comes after is reported without its text."""
+COMPARE_S = 120.0
+"""For a whole comparison; one that takes longer is an error."""
 
 
 def checked_name(name: str) -> str:
@@ -40,18 +45,57 @@ def checked_snapshot(name: str) -> str:
 
 def lines_of(data: bytes) -> list[str] | None:
     """None: not a text, or too large to show. At most one byte more than LARGEST_TEXT is needed to know."""
-    if len(data) > LARGEST_TEXT or b"\0" in data:
-        return None
+    found = text_of(data)
+    return None if isinstance(found, Omitted) else found
+
+
+def text_of(data: bytes) -> list[str] | Omitted:
+    """Its lines, or why they are not shown."""
+    if b"\0" in data:
+        return Omitted.BINARY
+    if len(data) > LARGEST_TEXT:
+        return Omitted.SIZE
     try:
         lines = data.decode().splitlines(keepends=True)
     except UnicodeDecodeError:
-        return None
-    return lines if len(lines) <= _MOST_LINES else None
+        return Omitted.BINARY
+    return lines if len(lines) <= _MOST_LINES else Omitted.SIZE
+
+
+class Texts:
+    """Differences of texts, as long as there is room and time for them."""
+
+    def __init__(self, most_bytes: int, cancellation: Cancellation) -> None:
+        self._left = most_bytes
+        self._cancellation = cancellation
+
+    def refusal(self) -> Omitted | None:
+        """Why there is no text from here on."""
+        if self._left <= 0:
+            return Omitted.SIZE
+        return Omitted.TIME if self._cancellation.elapsed_s > TEXT_S else None
+
+    def of(
+        self, old: list[str] | Omitted, new: list[str] | Omitted, path: str
+    ) -> tuple[str, None] | tuple[None, Omitted]:
+        if isinstance(old, Omitted):
+            return None, old
+        if isinstance(new, Omitted):
+            return None, new
+        words = difference(old, new, path)
+        self._left -= len(words)
+        return words, None
+
+
+def keep_comparing(cancellation: Cancellation) -> None:
+    """Between two steps: raises WorkCancelledError if nobody waits any more, OverflowError after COMPARE_S."""
+    cancellation.check()
+    if cancellation.elapsed_s > COMPARE_S:
+        raise OverflowError(f"comparing took more than {COMPARE_S:g} s")
 
 
 def difference(old: list[str], new: list[str], path: str) -> str:
-    lines = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
-    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+    return unified_diff(old, new, path)
 
 
 async def all_or_none(

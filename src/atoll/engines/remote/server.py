@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from atoll import workers
 from atoll.engines.remote.failures import error_of
 from atoll.errors import EngineError, EngineUnavailableError, SandboxTimeoutError
 
@@ -28,7 +29,7 @@ _PIECE = 1 << 20
 
 
 async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
-    while piece := await asyncio.to_thread(source.read, _PIECE):
+    while piece := await workers.run(workers.TRANSFER, source.read, _PIECE):
         yield piece
 
 
@@ -93,9 +94,9 @@ class Server:
             async with self._client().stream("GET", f"{self.url}/api/v1{path}", timeout=timeout_s) as answer:
                 if not answer.is_success:
                     raise error_of(answer.status_code, await answer.aread())
-                with await asyncio.to_thread(draft.open, "xb") as target:
+                with await workers.run(workers.TRANSFER, draft.open, "xb") as target:
                     async for piece in answer.aiter_raw():
-                        await asyncio.to_thread(target.write, piece)
+                        await workers.run(workers.TRANSFER, target.write, piece)
             draft.rename(file)
         except httpx.HTTPError as error:
             raise EngineUnavailableError(f"the connection to {self.url} broke: {error!r}") from error
@@ -107,7 +108,7 @@ class Server:
     async def upload(self, path: str, file: Path, timeout_s: float) -> Any:
         """The answer's JSON."""
         try:
-            with await asyncio.to_thread(file.open, "rb") as source:
+            with await workers.run(workers.TRANSFER, file.open, "rb") as source:
                 return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source))
         except OSError as error:
             raise EngineError(f"'{file}' cannot be read: {error.strerror or error}") from error

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot
+from atoll.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
 from atoll.engines.remote.server import Server
 from atoll.errors import CheckpointNotFoundError, SnapshotNotFoundError, UnsupportedError
 from atoll.model import Handle, SandboxSpec
@@ -64,7 +64,15 @@ class RemoteStates(abc.ABC):
     async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
         query = {"text": "true" if text else "false"} | ({} if new is None else {"to": new})
         found = await self._server.call("GET", f"{await self._saved(handle, old)}/diff", params=query)
-        return [Change(each["path"], ChangeKind(each["kind"]), each["text"]) for each in found]
+        return [
+            Change(
+                each["path"],
+                ChangeKind(each["kind"]),
+                each["text"],
+                Omitted(each["omitted"]) if each.get("omitted") else None,
+            )
+            for each in found
+        ]
 
     async def hibernate(self, handle: Handle) -> None:
         path = f"/sandboxes/{await self._remote_id(handle)}/pause"

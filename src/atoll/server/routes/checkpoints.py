@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query
+from fastapi import APIRouter, Body, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll import checkpoint as states
 from atoll.server.auth import SandboxReader, SandboxUser, Services_
 from atoll.server.routes.sandboxes import SandboxId
+from atoll.server.streaming import while_connected
 from atoll.service import Success
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["checkpoints"])
@@ -60,6 +61,8 @@ class ChangeInfo(BaseModel):
     path: str
     kind: states.ChangeKind
     text: str | None = None
+    omitted: states.Omitted | None = None
+    """Why there is no text, if texts were asked for."""
 
 
 @router.post("/checkpoints", operation_id="make_checkpoint")
@@ -100,13 +103,17 @@ async def diff(
     services: Services_,
     sandbox_id: SandboxId,
     checkpoint_id: CheckpointId,
+    request: Request,
     to: Annotated[str | None, Query(max_length=64, description="Another checkpoint; default: now.")] = None,
     text: bool = False,
 ) -> list[ChangeInfo]:
-    """What was added, changed and removed since."""
+    """What was added, changed and removed since. Texts have a budget of time and size; what is beyond it says so in
+    `omitted`. The comparison ends if the client goes away."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    changes = await sandbox.diff(checkpoint_id, to, text=text)
-    return [ChangeInfo(path=printable(each.path), kind=each.kind, text=each.text) for each in changes]
+    changes = await while_connected(request, sandbox.diff(checkpoint_id, to, text=text))
+    return [
+        ChangeInfo(path=printable(each.path), kind=each.kind, text=each.text, omitted=each.omitted) for each in changes
+    ]
 
 
 @router.post("/checkpoints/{checkpoint_id}/rollback", operation_id="rollback_sandbox")

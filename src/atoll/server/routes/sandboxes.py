@@ -89,17 +89,20 @@ async def batch_get(
 async def start(
     caller: Manager,
     services: Services_,
+    request: Request,
     sandbox_spec_id: Annotated[str | None, Query(max_length=128)] = None,
     wanted: Annotated[SandboxStart | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> SandboxInfo:
-    """Start a sandbox of a spec, of the default one, or as `settings` say. Answers when it runs."""
+    """Start a sandbox of a spec, of the default one, or as `settings` say. Answers when it runs. If the client goes
+    away before that there is none, unless there is an idempotency key."""
     wanted = wanted or SandboxStart()
     if sandbox_spec_id is not None:
         if wanted.sandbox_spec_id not in (None, sandbox_spec_id):
             raise ValueError("sandbox_spec_id in the query and in the body differ")
         wanted = wanted.model_copy(update={"sandbox_spec_id": sandbox_spec_id})
-    return await services.sandboxes.start_sandbox(caller, wanted, key=key)
+    work = services.sandboxes.start_sandbox(caller, wanted, key=key)
+    return await (while_connected(request, work) if key is None else work)
 
 
 @router.post("/pause-old", operation_id="pause_old_sandboxes")
@@ -136,11 +139,14 @@ async def fork(
     caller: Manager,
     services: Services_,
     sandbox_id: SandboxId,
+    request: Request,
     wanted: Annotated[ForkStart | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> list[SandboxInfo]:
-    """New sandboxes that begin as this one is, or was at a checkpoint: all, or none. Answers when they run."""
-    return await services.sandboxes.fork_sandbox(caller, sandbox_id, wanted or ForkStart(), key=key)
+    """New sandboxes that begin as this one is, or was at a checkpoint: all, or none. Answers when they run. If the
+    client goes away before that there are none, unless there is an idempotency key."""
+    work = services.sandboxes.fork_sandbox(caller, sandbox_id, wanted or ForkStart(), key=key)
+    return await (while_connected(request, work) if key is None else work)
 
 
 @router.post("/{sandbox_id}/resume", operation_id="resume_sandbox")

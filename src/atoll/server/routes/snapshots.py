@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
 
+from atoll import workers
 from atoll.server.auth import Manager, Reader, Services_, needs
 from atoll.server.routes.sandboxes import SandboxId
 from atoll.server.services import Services
@@ -104,9 +104,9 @@ async def take_in(caller: Manager, services: Services_, name: SnapshotName, requ
 async def _received(services: Services, request: Request) -> AsyncIterator[Path]:
     file = _new_file(services)
     try:
-        with await asyncio.to_thread(_open_new, file) as target:
+        with await workers.run(workers.TRANSFER, _open_new, file) as target:
             async for piece in request.stream():
-                await asyncio.to_thread(target.write, piece)
+                await workers.run(workers.TRANSFER, target.write, piece)
         yield file
     finally:
         file.unlink(missing_ok=True)

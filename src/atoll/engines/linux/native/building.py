@@ -3,7 +3,6 @@ name."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import platform
@@ -13,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from atoll import workers
 from atoll.engines.linux import bpf, host_view
 from atoll.engines.linux.native import words
 from atoll.engines.linux.native.launcher import Launchers
@@ -61,7 +61,7 @@ class NativeBuilder(Builder):
             if taken is not None:
                 undo.callback(self._launchers.put_away, taken)
                 begun(taken.pid)
-            plan, joining = await finish(asyncio.to_thread(self._prepare, record, image))
+            plan, joining = await finish(workers.run(workers.ENGINE, self._prepare, record, image))
             undo.pop_all()
             chosen = self._launchers.fitting(taken, self._program, words.early(plan, joining))
             opened.callback(self._launchers.put_away, chosen)

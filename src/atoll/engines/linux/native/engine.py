@@ -11,6 +11,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from atoll import workers
 from atoll.engines.availability import Availability
 from atoll.engines.base import refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy, delegated
@@ -72,7 +73,7 @@ class NativeEngine(OciEngine):
         def link(launcher: int) -> None:
             # Its network namespace is there already: it is linked while the rest is made.
             if record.spec.network != "none":
-                work = asyncio.to_thread(links.attach_early, self._places.gateway, record, launcher)
+                work = workers.run(workers.ENGINE, links.attach_early, self._places.gateway, record, launcher)
                 linking.append(asyncio.ensure_future(work))
 
         linking: list[asyncio.Future[int | None]] = []
@@ -105,7 +106,7 @@ class NativeEngine(OciEngine):
         record = self._places.records.read(handle.sandbox_id)
         if record is None or not record.is_alive() or record.init is None:
             return Stats()
-        return await asyncio.to_thread(processes.usage, record.init.pid)
+        return await workers.run(workers.ENGINE, processes.usage, record.init.pid)
 
     async def delete(self, handle: Handle) -> None:
         await super().delete(handle)

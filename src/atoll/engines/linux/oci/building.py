@@ -3,7 +3,6 @@ its name."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 import json
@@ -14,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll import workers
 from atoll.engines.linux import bpf, host_view, oci_bundle, stage
 from atoll.engines.linux.oci import checkpoints, links, runtimes, start
 from atoll.engines.linux.oci.places import Places
@@ -51,14 +51,14 @@ class Builder:
         check_volumes(record.spec)
         image = await checkpoints.acquire(self._places, record)
         if not runtime.virtual_kernel:
-            plan = await finish(asyncio.to_thread(self._plan, record, runtime, image))
+            plan = await finish(workers.run(workers.ENGINE, self._plan, record, runtime, image))
             return await self._run(plan, runtime, deadline)
         with ExitStack() as opened:
             linked = None
             if record.spec.network != "none":
                 runtime = dataclasses.replace(runtime, network="sandbox")
-                linked = await finish(asyncio.to_thread(links.prepared, self._places.gateway, record, opened))
-            plan = await finish(asyncio.to_thread(self._plan, record, runtime, image, linked))
+                linked = await finish(workers.run(workers.ENGINE, links.prepared, self._places.gateway, record, opened))
+            plan = await finish(workers.run(workers.ENGINE, self._plan, record, runtime, image, linked))
             memory = self._places.memory(record.memory) if record.memory is not None else None
             return await self._run_virtual(plan, runtime, deadline, memory)
 

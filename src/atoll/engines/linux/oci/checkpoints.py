@@ -9,7 +9,6 @@ more than the limit allows.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -18,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from pathlib import Path
 from typing import Literal
 
+from atoll import workers
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.linux import host_view, identity, overlay_diff
 from atoll.engines.linux.oci import transfer
@@ -37,6 +37,7 @@ from atoll.errors import (
 from atoll.images import Image, ImageConfig, Kind, tree
 from atoll.images.work import Work
 from atoll.storage import Layer
+from atoll.workers import Cancellation
 
 SNAPSHOT = "snapshot:"
 Dump = Callable[[Path], AbstractAsyncContextManager[None]]
@@ -71,11 +72,14 @@ class Checkpoints:
 
     async def delete(self, sandbox_id: str, checkpoint: str) -> None:
         with contextlib.suppress(CheckpointNotFoundError):
-            saved = await asyncio.to_thread(self.find, sandbox_id, checkpoint)
-            await finish(asyncio.to_thread(self._delete, saved.id))
+            saved = await workers.run(workers.ENGINE, self.find, sandbox_id, checkpoint)
+            await finish(workers.run(workers.ENGINE, self._delete, saved.id))
 
     async def diff(self, record: Record, old: str, new: str | None, *, text: bool) -> list[Change]:
-        return await finish(asyncio.to_thread(self._diff, record, old, new, text))
+        """Cancelling ends the comparison at its next step, and removes what it made."""
+        return await workers.run_cancellable(
+            workers.COMPARISON, lambda cancellation: self._diff(record, old, new, text, cancellation)
+        )
 
     # --- where new sandboxes start ---------------------------------------------------------------------------------
 
@@ -92,7 +96,7 @@ class Checkpoints:
             yield made[0]
         finally:
             for saved in made:
-                await finish(asyncio.to_thread(self._release, saved.id))
+                await finish(workers.run(workers.ENGINE, self._release, saved.id))
 
     def begin_with(self, sandbox_id: str, source: Saved) -> None:
         """A new sandbox can go back to what it began with, whatever happens to the source."""
@@ -113,26 +117,28 @@ class Checkpoints:
     async def keep(self, record: Record, name: str, source: Saved | None, *, memory: bool = False) -> Snapshot:
         """Under a name: a saved state, with its memory if that is wanted, or the files of now."""
         checked_snapshot(name)
-        return (await finish(asyncio.to_thread(self._keep, record, name, source, memory))).as_snapshot()
+        return (await finish(workers.run(workers.ENGINE, self._keep, record, name, source, memory))).as_snapshot()
 
     def snapshots(self) -> list[Snapshot]:
         return [saved.as_snapshot() for saved in self.states.all() if saved.kind == "snapshot"]
 
     async def delete_snapshot(self, name: str) -> None:
-        saved = await asyncio.to_thread(self.states.snapshot, name)
+        saved = await workers.run(workers.ENGINE, self.states.snapshot, name)
         if saved is not None:
-            await finish(asyncio.to_thread(self._delete, saved.id))
+            await finish(workers.run(workers.ENGINE, self._delete, saved.id))
 
     async def export(self, saved: Saved, file: Path, memory_version: str = "") -> None:
         memory = transfer.Memory(self._places.memory(saved.id), memory_version) if saved.memory else None
-        await finish(asyncio.to_thread(transfer.write, self._places.layers, saved, file, memory))
+        await finish(workers.run(workers.TRANSFER, transfer.write, self._places.layers, saved, file, memory))
 
     async def take_in(
         self, file: Path, name: str, most_bytes: int | None = None, memory_version: str | None = None
     ) -> Snapshot:
         """Its memory too, if that is of this version. None: without."""
         checked_snapshot(name)
-        return (await finish(asyncio.to_thread(self._take_in, file, name, most_bytes, memory_version))).as_snapshot()
+        return (
+            await finish(workers.run(workers.TRANSFER, self._take_in, file, name, most_bytes, memory_version))
+        ).as_snapshot()
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -178,10 +184,10 @@ class Checkpoints:
         kind: Literal["checkpoint", "origin"] = "checkpoint",
     ) -> Saved:
         if dump is None:
-            return await asyncio.to_thread(self._save, record, name, made_by, kind)
+            return await workers.run(workers.ENGINE, self._save, record, name, made_by, kind)
         with self._new() as saved_id:
             async with dump(self._places.memory(saved_id)):
-                await asyncio.to_thread(self._places.layers.save, record.sandbox_id, saved_id)
+                await workers.run(workers.ENGINE, self._places.layers.save, record.sandbox_id, saved_id)
             return self._written(record, saved_id, name, made_by, kind, memory=True)
 
     def _save(self, record: Record, name: str, made_by: str, kind: Literal["checkpoint", "origin"]) -> Saved:
@@ -281,7 +287,7 @@ class Checkpoints:
                 hint="Delete it first, or choose another name.",
             )
 
-    def _diff(self, record: Record, old: str, new: str | None, text: bool) -> list[Change]:
+    def _diff(self, record: Record, old: str, new: str | None, text: bool, cancellation: Cancellation) -> list[Change]:
         layers = self._places.layers
         before = self.find(record.sandbox_id, old)
         inner, lowers = self._below(before.base)
@@ -296,7 +302,7 @@ class Checkpoints:
             one = held.enter_context(layers.looking(before.id, saved=True)) / "upper" / inner
             other = held.enter_context(layers.looking(now, saved=True)) / "upper" / inner
             try:
-                return overlay_diff.changes(one, other, lowers, text=text)
+                return overlay_diff.changes(one, other, lowers, text=text, cancellation=cancellation)
             except OverflowError as error:
                 raise SandboxResourceError(f"the difference is too large: {error}") from error
             except OSError as error:

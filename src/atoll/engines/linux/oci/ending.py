@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 
+from atoll import workers
 from atoll.engines.linux.oci.checkpoints import Checkpoints
 from atoll.engines.linux.oci.places import STARTING, Places
 from atoll.engines.linux.oci.record import Ended, Record
@@ -30,13 +31,13 @@ class Ending:
         await self._kill(sandbox_id, places.records.read(sandbox_id), deadline)
         await places.group(sandbox_id).erase(deadline)
         await places.images.release(sandbox_id)
-        await asyncio.to_thread(self._remove, sandbox_id)
+        await workers.run(workers.ENGINE, self._remove, sandbox_id)
 
     async def stop(self, sandbox_id: str, record: Record, deadline: Deadline) -> None:
         """Kill it and remove all that it needs to run. Its layer, its image and its record stay."""
         await self._kill(sandbox_id, record, deadline)
         await self._places.group(sandbox_id).erase(deadline)
-        await asyncio.to_thread(self._remove_running_parts, sandbox_id)
+        await workers.run(workers.ENGINE, self._remove_running_parts, sandbox_id)
 
     def settle(self, sandbox_id: str) -> None:
         """It runs: the runtime's own control group is no longer needed. What a runtime leaves in it goes with the
@@ -66,17 +67,17 @@ class Ending:
             if record is None or record.was_never_made():
                 await self.erase(sandbox_id, deadline)
                 removed.append(f"sandbox {sandbox_id}")
-        for sandbox_id in await asyncio.to_thread(self._strays):
+        for sandbox_id in await workers.run(workers.ENGINE, self._strays):
             await self._kill(sandbox_id, None, deadline)
             await places.group(sandbox_id).erase(deadline)
             await places.images.release(sandbox_id)
-            await asyncio.to_thread(self._remove, sandbox_id)
+            await workers.run(workers.ENGINE, self._remove, sandbox_id)
             removed.append(f"leftovers of {sandbox_id}")
-        removed += await asyncio.to_thread(self._checkpoints.collect, set(places.records.ids()))
-        if await asyncio.to_thread(places.gateway.collect):
+        removed += await workers.run(workers.ENGINE, self._checkpoints.collect, set(places.records.ids()))
+        if await workers.run(workers.ENGINE, places.gateway.collect):
             removed.append("the network gateway")
-        await asyncio.to_thread(places.sweep)
-        await asyncio.to_thread(places.close)
+        await workers.run(workers.ENGINE, places.sweep)
+        await workers.run(workers.ENGINE, places.close)
         return removed
 
     # --- its parts -------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from atoll import workers
 from atoll.engines.availability import Availability
 from atoll.engines.base import LATER, ByteStream, LimitEvents, OnImageProgress, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
@@ -106,12 +107,12 @@ class OciEngine(Saving):
     async def _create(self, sandbox_id: str, spec: SandboxSpec, source: Saved | None) -> Handle:
         runtime = self._checked(spec)
         if source is None and spec.image.startswith(SNAPSHOT):
-            source = await asyncio.to_thread(self._checkpoints.snapshot_named, spec.image)
+            source = await workers.run(workers.ENGINE, self._checkpoints.snapshot_named, spec.image)
         record = self._first_record(sandbox_id, spec, runtime, source)
         self._places.records.begin(record)
         try:
             if source is not None:
-                await finish(asyncio.to_thread(self._checkpoints.begin_with, sandbox_id, source))
+                await finish(workers.run(workers.ENGINE, self._checkpoints.begin_with, sandbox_id, source))
             record = await self._launch(record, runtime)
         except BaseException as error:
             await self._undo(sandbox_id, error)
@@ -140,12 +141,12 @@ class OciEngine(Saving):
 
     async def _link(self, record: Record, init: ProcessRef) -> None:
         if record.spec.network != "none":
-            await finish(asyncio.to_thread(links.attach, self._places.gateway, record, init))
+            await finish(workers.run(workers.ENGINE, links.attach, self._places.gateway, record, init))
 
     async def connect(self, handle: Handle) -> ByteStream:
         deadline = Deadline.after(_CONNECT_S)
         if handle.spec.network != "none":
-            await asyncio.to_thread(self._places.gateway.ensure)
+            await workers.run(workers.ENGINE, self._places.gateway.ensure)
         while True:
             try:
                 if handle.details.get("isolation", "namespaces") != "namespaces":
@@ -183,11 +184,11 @@ class OciEngine(Saving):
         return Observation(State.STOPPED, ended.cause, ended.reason)
 
     async def list(self) -> list[Handle]:
-        return [*await asyncio.to_thread(self._found_all)]
+        return [*await workers.run(workers.ENGINE, self._found_all)]
 
     async def stats(self, handle: Handle) -> Stats:
         seen = self._places.group(handle.sandbox_id).stats()
-        disk = await asyncio.to_thread(self._places.layers.usage, handle.sandbox_id)
+        disk = await workers.run(workers.ENGINE, self._places.layers.usage, handle.sandbox_id)
         record = self._places.records.read(handle.sandbox_id)
         if disk is not None and record is not None:
             disk += record.inherited_bytes
@@ -208,7 +209,7 @@ class OciEngine(Saving):
         await asyncio.gather(*watchers, return_exceptions=True)
         await self._streams.aclose()
         try:
-            await asyncio.to_thread(self._places.close)
+            await workers.run(workers.ENGINE, self._places.close)
         except RuntimeError:  # the program is ending, and starts no threads any more
             self._places.close()
 
@@ -241,7 +242,7 @@ class OciEngine(Saving):
                 raise
 
     async def _change_network(self, record: Record, policy: NetworkPolicy) -> None:
-        if await asyncio.to_thread(self._places.gateway.change, record.sandbox_id, policy):
+        if await workers.run(workers.ENGINE, self._places.gateway.change, record.sandbox_id, policy):
             return
         if policy == "none" or not record.is_alive():
             return  # it has no link, or gets one when it is started again
@@ -254,7 +255,7 @@ class OciEngine(Saving):
         await self._link(record, record.init)
 
     async def refusals(self, handle: Handle) -> Sequence[Refusal]:
-        return await asyncio.to_thread(self._places.gateway.refusals, handle.sandbox_id)
+        return await workers.run(workers.ENGINE, self._places.gateway.refusals, handle.sandbox_id)
 
     async def limit_events(self, handle: Handle) -> LimitEvents:
         events = self._places.group(handle.sandbox_id).events()

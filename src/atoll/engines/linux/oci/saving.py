@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+from atoll import workers
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.linux.oci import runtimes
 from atoll.engines.linux.oci.checkpoints import Checkpoints, Dump, limit_for
@@ -77,7 +78,7 @@ class Saving(abc.ABC):
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         self._record(handle)
-        return await asyncio.to_thread(self._checkpoints.of, handle.sandbox_id)
+        return await workers.run(workers.ENGINE, self._checkpoints.of, handle.sandbox_id)
 
     async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
         await self._checkpoints.delete(handle.sandbox_id, checkpoint_id)
@@ -91,7 +92,7 @@ class Saving(abc.ABC):
             if checkpoint_id is None:
                 target, position = record.origin, None
             else:
-                saved = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+                saved = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
                 target = position = saved.id
             await finish(self._restore(record, target, position))
 
@@ -111,7 +112,7 @@ class Saving(abc.ABC):
         specs = [record.spec.model_copy(update={"labels": dict(each)}) for each in marks]
         async with AsyncExitStack() as held:
             if checkpoint_id is not None:
-                source = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+                source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
             else:
                 # Of all that are made, each has the state of one moment.
                 async with self._alone(handle.sandbox_id):
@@ -127,7 +128,7 @@ class Saving(abc.ABC):
     ) -> Snapshot:
         record = self._record(handle)
         if checkpoint_id is not None:
-            source = await asyncio.to_thread(self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+            source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
             if memory and not source.memory:
                 raise SpecError(f"the checkpoint {checkpoint_id!r} has no memory", hint="Make it with memory=True.")
             return await self._checkpoints.keep(record, name, source, memory=memory)
@@ -139,18 +140,18 @@ class Saving(abc.ABC):
                 return await self._checkpoints.keep(record, name, now, memory=True)
 
     async def snapshots(self) -> Sequence[Snapshot]:
-        return await asyncio.to_thread(self._checkpoints.snapshots)
+        return await workers.run(workers.ENGINE, self._checkpoints.snapshots)
 
     async def delete_snapshot(self, name: str) -> None:
         await self._checkpoints.delete_snapshot(name)
 
     async def export_snapshot(self, name: str, file: Path) -> None:
-        saved = await asyncio.to_thread(self._checkpoints.snapshot_named, name)
+        saved = await workers.run(workers.ENGINE, self._checkpoints.snapshot_named, name)
         await self._checkpoints.export(saved, file, await self._memory_version() if saved.memory else "")
 
     async def _memory_version(self) -> str:
         """What only the same version of can go on with a memory."""
-        return await asyncio.to_thread(runtimes.version, self._places.settings.data_dir)
+        return await workers.run(workers.ENGINE, runtimes.version, self._places.settings.data_dir)
 
     async def import_snapshot(
         self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
@@ -169,7 +170,7 @@ class Saving(abc.ABC):
 
     async def _sleep(self, record: Record, dump: Dump) -> None:
         memory = self._places.memory(record.sandbox_id)
-        await asyncio.to_thread(tree.remove, memory)
+        await workers.run(workers.ENGINE, tree.remove, memory)
         async with dump(memory):
             # From here on it is the memory on the disk that counts.
             asleep = record.model_copy(update={"init": None, "asleep": True})
@@ -189,7 +190,7 @@ class Saving(abc.ABC):
         )
         await self._ending.stop(record.sandbox_id, record, Deadline.after(_STOP_S))  # what an earlier try left
         await self._launch(waking, runtime)
-        await asyncio.to_thread(tree.remove, self._places.memory(record.sandbox_id))
+        await workers.run(workers.ENGINE, tree.remove, self._places.memory(record.sandbox_id))
 
     # --- its parts -------------------------------------------------------------------------------------------------
 
@@ -207,7 +208,7 @@ class Saving(abc.ABC):
 
         @asynccontextmanager
         async def dump(target: Path) -> AsyncIterator[None]:
-            await asyncio.to_thread(target.mkdir, mode=0o700, parents=True)
+            await workers.run(workers.ENGINE, target.mkdir, mode=0o700, parents=True)
             async with self._pausing.holding(record.sandbox_id, runtime, _PAUSE_S):
                 await self._pausing.dump(record.sandbox_id, runtime, target, Deadline.after(_DUMP_S))
                 yield
@@ -267,8 +268,8 @@ class Saving(abc.ABC):
             }
         )
         runtime = self._runtime_named(record.runtime)
-        replacement = await asyncio.to_thread(
-            self._places.layers.replace_layer, record.sandbox_id, limit_for(restored), target
+        replacement = await workers.run(
+            workers.ENGINE, self._places.layers.replace_layer, record.sandbox_id, limit_for(restored), target
         )
         try:
             try:
@@ -278,9 +279,9 @@ class Saving(abc.ABC):
                 raise SandboxGoneError(f"sandbox '{record.sandbox_id}' was deleted", cause=Cause.USER.value) from None
             self._streams.drop(record.sandbox_id)
             await self._ending.stop(record.sandbox_id, record, Deadline.after(_STOP_S))
-            await asyncio.to_thread(replacement.commit)
+            await workers.run(workers.ENGINE, replacement.commit)
         finally:
-            await asyncio.to_thread(replacement.discard)
+            await workers.run(workers.ENGINE, replacement.discard)
         try:
             return await self._launch(restored, runtime)
         except Exception as error:
