@@ -82,7 +82,7 @@ static int open_caller(struct caller *caller, uint32_t pid) {
     return found ? 0 : -1;
 }
 
-/* The numbers are those of whoever opens the file: the caller's own user namespace has been joined. */
+/* The numbers are those of the user namespace that we are in. */
 static int read_identity(struct caller *caller) {
     static char text[65536];
     int fd = openat(caller->proc, "status", O_RDONLY | O_CLOEXEC);
@@ -91,6 +91,7 @@ static int read_identity(struct caller *caller) {
         return -1;
     close(fd);
     text[length] = '\0';
+    caller->group_count = 0;
     int found = 0;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
         unsigned value;
@@ -119,15 +120,18 @@ static int read_identity(struct caller *caller) {
 
 /* Become the caller, with its rights and no more. */
 static int become(struct caller *caller) {
+    /* Groups as long as we are who we are: a runtime's namespace may forbid it. An ordinary user may only change them there, if at
+     * all: where it has a single id nobody may, and all have that user's. */
     bool ordinary = geteuid() != 0;
+    if (!ordinary && (read_identity(caller) < 0 || setgroups((size_t)caller->group_count, caller->groups) < 0))
+        return -1;
     if (setns(caller->userns, CLONE_NEWUSER) < 0 || read_identity(caller) < 0)
+        return -1;
+    if (ordinary && setgroups((size_t)caller->group_count, caller->groups) < 0 && errno != EPERM)
         return -1;
     if (fchdir(caller->root) < 0 || chroot(".") < 0 || fchdir(caller->cwd) < 0)
         return -1;
     umask(caller->umask);
-    /* Where an ordinary user has a single id nobody may change groups, and all have that user's. */
-    if (setgroups((size_t)caller->group_count, caller->groups) < 0 && !(ordinary && errno == EPERM))
-        return -1;
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) < 0 || setresgid(caller->gid, caller->gid, caller->gid) < 0 ||
         setresuid(caller->uid, caller->uid, caller->uid) < 0)
         return -1;
