@@ -220,6 +220,14 @@ static void operation(const char *op, struct list *words)
         int found = (int)need(&me, CALL(openat2, AT_FDCWD, me.detail, &how, sizeof how));
         publish(slot, clone_tree(&me, found, "", AT_EMPTY_PATH, attribute_flags(flags), ids));
         CALL(close, found);
+    } else if (!strcmp(op, "volume")) { /* volume SOURCE SLOT FLAGS FIRST COUNT OTHERS: a tree that the sandbox may write to */
+        me.detail = next_word(words, &me);
+        unsigned long slot = next_number(words, &me);
+        char *flags = next_word(words, &me);
+        struct volume_ids ids = {.first = next_number(words, &me)};
+        ids.count = next_number(words, &me);
+        ids.others = next_number(words, &me);
+        publish(slot, clone_volume(&me, me.detail, flags, &ids));
     } else if (!strcmp(op, "filesystem")) { /* filesystem TYPE SLOT FLAGS OPTIONS */
         me.detail = next_word(words, &me);
         unsigned long slot = next_number(words, &me);

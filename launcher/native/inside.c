@@ -11,12 +11,13 @@
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <linux/stat.h>
+#include <linux/uio.h>
 
 #include "native.h"
 
 enum { O_PATH_ = 010000000, O_CLOEXEC_ = 02000000, O_DIRECTORY_ = 0200000, O_NOFOLLOW_ = 0400000 };
 enum { MS_PRIVATE_ = 1 << 18, MS_REC_ = 1 << 14, MNT_DETACH_ = 2, SIGKILL_ = 9, TYPE_MISMATCH = EINVAL };
-enum { LISTENER = 3, AGENT = 4 };
+enum { LISTENER = 3, AGENT = 4, GUARD = 5, SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, MSG_NOSIGNAL_ = 0x4000 };
 
 static _Noreturn void give_up(struct worker *worker, long error)
 {
@@ -175,11 +176,36 @@ static void arrange_descriptors(void)
     /* Both may lie on a number that is about to be overwritten. */
     int listener = (int)need(&me, CALL(fcntl, shared.listener, F_DUPFD_CLOEXEC, 16));
     int agent = (int)need(&me, CALL(fcntl, shared.agent, F_DUPFD_CLOEXEC, 16));
+    int guard = shared.guard < 0 ? -1 : (int)need(&me, CALL(fcntl, shared.guard, F_DUPFD_CLOEXEC, 16));
     for (int fd = 0; fd < 3; fd++)
         need(&me, CALL(dup3, null, fd, 0));
     need(&me, CALL(dup3, listener, LISTENER, 0));
     need(&me, CALL(dup3, agent, AGENT, O_CLOEXEC_));
-    need(&me, CALL(close_range, AGENT + 1, ~0u, 0));
+    if (guard >= 0)
+        need(&me, CALL(dup3, guard, GUARD, O_CLOEXEC_));
+    need(&me, CALL(close_range, guard >= 0 ? GUARD + 1 : AGENT + 1, ~0u, 0));
+}
+
+/* The filter's listener goes to the supervisor; nobody inside keeps it. */
+static void hand_over(int listener)
+{
+    struct {
+        size_t length;
+        int level, type, fd, padding;
+    } rights = {.length = sizeof(size_t) + 3 * sizeof(int), .level = SOL_SOCKET_, .type = SCM_RIGHTS_, .fd = listener};
+    struct iovec part = {"", 1};
+    struct {
+        void *name;
+        int name_length;
+        struct iovec *parts;
+        size_t part_count;
+        void *control;
+        size_t control_length;
+        int flags;
+    } message = {.parts = &part, .part_count = 1, .control = &rights, .control_length = sizeof rights};
+    need(&me, CALL(sendmsg, GUARD, &message, MSG_NOSIGNAL_));
+    CALL(close, listener);
+    CALL(close, GUARD);
 }
 
 static _Noreturn void execute(uint64_t capabilities)
@@ -195,7 +221,10 @@ static _Noreturn void execute(uint64_t capabilities)
     me.step = "seccomp";
     struct sock_fprog program = {.len = (unsigned short)(shared.filter_bytes / sizeof(struct sock_filter)),
                                  .filter = (struct sock_filter *)(void *)shared.filter};
-    need(&me, CALL(seccomp, SECCOMP_SET_MODE_FILTER, 0, &program));
+    bool guarded = shared.guard >= 0;
+    long listener = need(&me, CALL(seccomp, SECCOMP_SET_MODE_FILTER, guarded ? SECCOMP_FILTER_FLAG_NEW_LISTENER : 0, &program));
+    if (guarded)
+        hand_over((int)listener);
     me.step = "execute";
     shared.executing = 1;
     need(&me, CALL(execveat, AGENT, "", arguments, environment, AT_EMPTY_PATH));

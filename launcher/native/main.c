@@ -15,7 +15,8 @@
  *   1. host, early      namespaces of the host, the stage, the first process, sysfs
  *   2. inside, early    /proc and /sys, covered; then the host's mounts are left
  *   3. host             the control group, the id maps, id-mapped clones of the layers, devices; with it come two descriptors: the
- *                       listening socket and the agent's file
+ *                       listening socket and the agent's file; and a third for a sandbox that has a writable volume, the socket
+ *                       of the supervisor that decides about set-id bits (../src/guard.c)
  *   4. inside           overlay, mounts, root, limits, arguments
  *   5. the seccomp program
  *
@@ -172,10 +173,12 @@ static void keep_rights(struct rights *rights, size_t length)
 {
     if (length < sizeof(size_t) + 2 * sizeof(int) || rights->level != SOL_SOCKET_ || rights->type != SCM_RIGHTS_)
         return;
-    if (rights->length != sizeof(size_t) + 4 * sizeof(int))
+    size_t count = (rights->length - sizeof(size_t) - 2 * sizeof(int)) / sizeof(int);
+    if (count != 2 && count != 3)
         me.give_up(&me, EINVAL);
     shared.listener = rights->fds[0];
     shared.agent = rights->fds[1];
+    shared.guard = count == 3 ? rights->fds[2] : -1;
 }
 
 static void receive(char *to, size_t length)
@@ -231,7 +234,7 @@ _Noreturn void run(int count, char **arguments)
     (void)count;
     (void)arguments;
     CALL(umask, 0); /* the modes of the plan are what they say */
-    shared.listener = shared.agent = -1;
+    shared.listener = shared.agent = shared.guard = -1;
     shared.inside = (struct worker){.step = "start", .detail = "", .give_up = launcher_gives_up};
     struct list early = frame();
     shared.early = frame();

@@ -50,6 +50,7 @@ struct shared {
     bool keeps_groups;      /* it may not change its groups: it has one id, and the kernel allows no more */
     int launcher;           /* a pidfd of the host part */
     int listener, agent;
+    int guard;              /* a socket to the supervisor of set-id bits; -1: the filter needs none */
     struct list early;      /* words for the first process that are the same for all sandboxes */
     struct list words;      /* and those of this one */
     char *filter;           /* the seccomp program */
@@ -67,6 +68,12 @@ long attach(int mount, int at, const char *path);
 int open_inside(int root, const char *path, uint64_t resolve, int flags);
 int mount_point(struct worker *, int root, const char *path, bool directory, bool strict);
 bool is_directory(struct worker *, int fd);
+
+/* volumes.c: the sandbox's ids from `first` on, and what all but its root are on the disk. */
+struct volume_ids {
+    unsigned long first, count, others;
+};
+int clone_volume(struct worker *, const char *source, const char *flags, const struct volume_ids *);
 
 void remove_tree(struct worker *, const char *path); /* removing.c */
 void host_part(struct list *words);    /* host.c */

@@ -18,11 +18,13 @@
  *   3. Back in the parent, which joins the finished mount namespace and executes the runtime. The runtime sees the tree
  *      under the stage directory; nobody else does.
  *
- * `atoll-mount within ROOT CWD CAPS FD LIST FILTER -- ARGV…` runs as the sandbox's first program, from a descriptor. It covers what
+ * `atoll-mount within ROOT CWD CAPS FD LIST FILTER [GUARD] -- ARGV…` runs as the sandbox's first program, from a descriptor. It covers what
  * /proc should not show. The sandbox's root is a directory *below* the overlay's mount point, so neither the overlay nor its
  * options appear in any /proc/PID/mountinfo; this step enters that directory, gives up the three capabilities it needed for
  * all that, installs the filter of system calls, and executes the agent from a descriptor. The agent's file is not readable for the sandbox (mode 0711, owner not mapped), so the kernel
  * makes the process undumpable and bound to the host's user namespace: root inside can neither trace it nor open its memory.
+ *
+ * `atoll-mount supervise FD KIND` decides about set-id bits for a sandbox that has a writable volume: see guard.c.
  *
  * Every failure prints the step and the errno and exits with 125; nothing is retried.
  */
@@ -51,8 +53,11 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "guard.h"
 
 #ifndef OPEN_TREE_CLONE
 #define OPEN_TREE_CLONE 1
@@ -238,8 +243,7 @@ static const char *fd_path(int fd) {
 /* -- namespaces -- */
 
 /* A user namespace lives as long as a descriptor of it: a child makes it, we map it and keep it. */
-static void make_userns(void) {
-    char *uid_map = next(), *gid_map = next();
+static int make_userns(const char *uid_map, const char *gid_map) {
     int ready[2], go[2];
     char byte;
     need(pipe2(ready, O_CLOEXEC));
@@ -267,11 +271,12 @@ static void make_userns(void) {
     snprintf(path, sizeof path, "/proc/%d/gid_map", child);
     write_file(path, gid_map);
     snprintf(path, sizeof path, "/proc/%d/ns/user", child);
-    userns = open(path, O_RDONLY | O_CLOEXEC);
-    need(userns);
+    int made = open(path, O_RDONLY | O_CLOEXEC);
+    need(made);
     close(go[1]);
     close(ready[0]);
     need(waitpid(child, NULL, 0));
+    return made;
 }
 
 static void loopback_up(void) {
@@ -285,19 +290,23 @@ static void loopback_up(void) {
 
 /* -- mounts -- */
 
-/* A clone of SOURCE as a mount of its own, with ids mapped into the sandbox if asked for. `nolinks`: whoever may write to a
- * directory on the way could put a link to anywhere there, so none is followed. */
-static int clone_tree(const char *source, const char *flags) {
+/* `nolinks`: whoever may write to a directory on the way could put a link to anywhere there, so none is followed. */
+static int open_source(const char *source, const char *flags) {
     struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = flag(flags, "nolinks") ? RESOLVE_NO_SYMLINKS : 0};
     int found = (int)syscall(SYS_openat2, AT_FDCWD, source, &how, sizeof how);
     need(found);
+    return found;
+}
+
+/* A clone of what was FOUND as a mount of its own, with ids mapped by the user namespace IDS unless that is -1. */
+static int clone_tree(int found, const char *flags, int ids) {
     int tree = (int)syscall(SYS_open_tree, found, "", OPEN_TREE_CLONE | O_CLOEXEC | AT_EMPTY_PATH);
     need(tree);
     close(found);
     struct attributes attributes = {.set = attribute_flags(flags)};
-    if (flag(flags, "idmap")) {
+    if (ids >= 0) {
         attributes.set |= ATTR_IDMAP;
-        attributes.userns_fd = (uint64_t)userns;
+        attributes.userns_fd = (uint64_t)ids;
     }
     need(syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attributes, sizeof attributes));
     return tree;
@@ -316,6 +325,41 @@ static struct clone {
     const char *name;
 } cloned[MOST_CLONES];
 static int clones;
+
+/* The sandbox's id FIRST (its root) is what OWNER is on the disk, the others are the ids from OTHERS on, which no user of the host has;
+ * nobody inside is anybody else. A map is one to one, so an owner among OTHERS has no second meaning. */
+static void owner_map(char *text, size_t room, unsigned long owner, unsigned long first, unsigned long count, unsigned long others) {
+    unsigned long gap = owner > others && owner < others + count ? owner - others : 0;
+    int length = snprintf(text, room, "%lu %lu 1\n", owner, first);
+    if (gap > 1)
+        length += snprintf(text + length, room - (size_t)length, "%lu %lu %lu\n", others + 1, first + 1, gap - 1);
+    if (gap + 1 < count)
+        snprintf(text + length, room - (size_t)length, "%lu %lu %lu\n", others + gap + 1, first + gap + 1, count - gap - 1);
+}
+
+/* Root inside is the owner of the volume, and never the host's root: see docs/decisions/0080-writable-volumes.md. */
+static void op_volume(const char *source, const char *name, const char *flags) {
+    unsigned long first = number(), count = number(), others = number();
+    char users[128], groups[128];
+    struct stat info;
+    struct statfs where;
+    int found = open_source(source, flags);
+    need(fstat(found, &info));
+    need(fstatfs(found, &where));
+    if ((unsigned long)where.f_type == 0x794c7630) { /* an overlay: the supervisor would take it for the sandbox's own files */
+        errno = EOPNOTSUPP;
+        fail();
+    }
+    if (info.st_uid == 0 || info.st_gid == 0 || clones == MOST_CLONES) {
+        errno = clones == MOST_CLONES ? E2BIG : EPERM;
+        fail();
+    }
+    owner_map(users, sizeof users, info.st_uid, first, count, others);
+    owner_map(groups, sizeof groups, info.st_gid, first, count, others);
+    int ids = make_userns(users, groups);
+    cloned[clones++] = (struct clone){.tree = clone_tree(found, flags, ids), .name = name};
+    close(ids);
+}
 
 static void attach_clone(const struct clone *clone) {
     struct stat st;
@@ -448,12 +492,15 @@ static void joined(void) {
     }
 }
 
+static int guard_filter = -1, guard_channel = -1;
+
 static void host_operation(const char *op) {
     if (!strcmp(op, "unshare")) {
         need(unshare((int)number()));
         need(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
     } else if (!strcmp(op, "userns")) {
-        make_userns();
+        char *uid_map = next();
+        userns = make_userns(uid_map, next());
     } else if (!strcmp(op, "hostname")) {
         char *name = next();
         need(sethostname(name, strlen(name)));
@@ -490,7 +537,16 @@ static void host_operation(const char *op) {
             errno = E2BIG;
             fail();
         }
-        cloned[clones++] = (struct clone){.tree = clone_tree(detail, next()), .name = name};
+        char *flags = next();
+        int found = open_source(detail, flags);
+        cloned[clones++] = (struct clone){.tree = clone_tree(found, flags, flag(flags, "idmap") ? userns : -1), .name = name};
+    } else if (!strcmp(op, "volume")) { /* volume SOURCE NAME FLAGS FIRST COUNT OTHERS: a tree that the sandbox may write to */
+        detail = next();
+        char *name = next();
+        op_volume(detail, name, next());
+    } else if (!strcmp(op, "guard")) { /* guard FILTER SOCKET: the runtime runs under a filter, with a supervisor */
+        guard_filter = (int)number();
+        guard_channel = (int)number();
     } else if (!strcmp(op, "filesystem")) { /* filesystem TYPE NAME FLAGS OPTIONS: staged under NAME */
         char *type = next();
         detail = next();
@@ -593,6 +649,25 @@ static void work_in_sandbox(void) {
     need(waitpid(child, NULL, 0));
 }
 
+/* The filter comes ready made; a library would take longer to make it than all the rest takes. GUARD: the socket of the supervisor
+ * that some of its calls are handed to, or -1. */
+static void filter_calls(int fd, int guard) {
+    static struct sock_filter code[BPF_MAXINSNS];
+    size_t size = 0;
+    ssize_t got;
+    while ((got = read(fd, (char *)code + size, sizeof code - size)) > 0)
+        size += (size_t)got;
+    if (got < 0 || size == 0 || size == sizeof code || size % sizeof *code) {
+        errno = EINVAL;
+        fail();
+    }
+    struct sock_fprog program = {.len = (unsigned short)(size / sizeof *code), .filter = code};
+    if (guard >= 0)
+        need(install_supervised(&program, guard));
+    else
+        need(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+}
+
 static int prepare(int argc, char **argv) {
     if (argc < 6 || strcmp(argv[4], "--")) {
         dprintf(2, "usage: atoll-mount prepare FD REPORT -- PROGRAM ARGUMENTS\n");
@@ -618,6 +693,10 @@ static int prepare(int argc, char **argv) {
     step = "execute";
     detail = argv[5];
     need(chdir("/"));
+    if (guard_filter >= 0) {
+        filter_calls(guard_filter, guard_channel);
+        close(guard_filter);
+    }
     execv(argv[5], argv + 5);
     fail();
 }
@@ -660,22 +739,6 @@ static void cover(int list) {
     }
 }
 
-/* The filter comes ready made; a library would take longer to make it than all the rest takes. It refuses chroot, too. */
-static void filter_calls(int fd) {
-    static struct sock_filter code[BPF_MAXINSNS];
-    size_t size = 0;
-    ssize_t got;
-    while ((got = read(fd, (char *)code + size, sizeof code - size)) > 0)
-        size += (size_t)got;
-    if (got < 0 || size == 0 || size == sizeof code || size % sizeof *code) {
-        errno = EINVAL;
-        fail();
-    }
-    struct sock_fprog program = {.len = (unsigned short)(size / sizeof *code), .filter = code};
-    need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-    need(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
-}
-
 static void keep_only(uint64_t keep) {
     for (int capability = 0; capability < 64; capability++)
         if (!(keep >> capability & 1) && prctl(PR_CAPBSET_READ, capability, 0, 0, 0) == 1)
@@ -689,11 +752,13 @@ static void keep_only(uint64_t keep) {
 }
 
 static int within(int argc, char **argv, char **environment) {
-    if (argc < 10 || strcmp(argv[8], "--")) {
-        dprintf(2, "usage: atoll-mount within ROOT CWD CAPABILITIES PROGRAM-FD LIST-FD FILTER-FD -- ARGUMENTS\n");
+    bool guarded = argc > 10 && strcmp(argv[8], "--");
+    char **arguments = argv + 9 + guarded;
+    if (argc < 10 + guarded || strcmp(arguments[-1], "--")) {
+        dprintf(2, "usage: atoll-mount within ROOT CWD CAPABILITIES PROGRAM-FD LIST-FD FILTER-FD [GUARD-FD] -- ARGUMENTS\n");
         return 2;
     }
-    int program = atoi(argv[5]), filter = atoi(argv[7]);
+    int program = atoi(argv[5]), filter = atoi(argv[7]), guard = guarded ? atoi(argv[8]) : -1;
     char here[PATH_MAX];
     step = "root", detail = argv[2];
     root = open(argv[2], O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -714,8 +779,9 @@ static int within(int argc, char **argv, char **environment) {
     need(fcntl(program, F_SETFD, FD_CLOEXEC));
     need(syscall(SYS_close_range, 4u, ~0u, 4u /* CLOEXEC */));
     step = "filter";
-    filter_calls(filter);
-    syscall(SYS_execveat, program, "", argv + 9, environment, AT_EMPTY_PATH);
+    need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    filter_calls(filter, guard);
+    syscall(SYS_execveat, program, "", arguments, environment, AT_EMPTY_PATH);
     fail();
 }
 
@@ -724,6 +790,8 @@ int main(int argc, char **argv, char **environment) {
         return prepare(argc, argv);
     if (argc > 1 && !strcmp(argv[1], "within"))
         return within(argc, argv, environment);
-    dprintf(2, "usage: atoll-mount prepare|within …\n");
+    if (argc == 4 && !strcmp(argv[1], "supervise"))
+        return supervise(atoi(argv[2]), !strcmp(argv[3], "virtual"));
+    dprintf(2, "usage: atoll-mount prepare|within|supervise …\n");
     return 2;
 }

@@ -122,6 +122,10 @@ class SandboxSpec(BaseModel):
     undo: UndoRule | None = None
     """Keep the state before each command, so that `undo` can go back."""
 
+    @property
+    def has_writable_volume(self) -> bool:
+        return any(not volume.read_only for volume in self.volumes)
+
     @classmethod
     def of(cls, **values: Any) -> SandboxSpec:
         try:

@@ -5,7 +5,8 @@ On top of them, and why:
 
 * All capabilities are dropped but those that package managers and `su` inside need on the sandbox's own files,
   processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
-* Our own system call filter, which refuses more than Docker's.
+* Our own system call filter, which refuses more than Docker's. With a writable volume no file can become set-uid or
+  set-gid: root inside may be root of the host, and nobody could tell a file of the volume from another.
 * Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
 * No network but loopback. If a policy allows more, a link to our gateway is put in (`links.py`); the name server that
   it answers as is named from the start, and without a link it is not there.
@@ -134,7 +135,10 @@ def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, tru
         "CgroupnsMode": "private",
         "CapDrop": ["ALL"],
         "CapAdd": list(CAPABILITIES),
-        "SecurityOpt": ["no-new-privileges:true", f"seccomp={seccomp.rendered(facts.architecture)}"],
+        "SecurityOpt": [
+            "no-new-privileges:true",
+            f"seccomp={seccomp.rendered(facts.architecture, refuses_set_id=spec.has_writable_volume)}",
+        ],
         "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *map(_mount, spec.volumes)],
         "Tmpfs": {agent_volume.RUN: "rw,noexec,nosuid,nodev,size=64k,mode=0700"},
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],

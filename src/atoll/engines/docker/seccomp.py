@@ -6,21 +6,22 @@ import functools
 import json
 from typing import Any
 
-from atoll.engines.linux.seccomp import Match, Rule, default_profile
+from atoll.engines.linux.seccomp import Match, Rule, profile
 
 ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
 
 @functools.cache
-def rendered(architecture: str) -> str:
-    """For an engine on machines of this architecture, as `uname -m` names it."""
-    profile = default_profile()
+def rendered(architecture: str, *, refuses_set_id: bool = False) -> str:
+    """For an engine on machines of this architecture, as `uname -m` names it. `refuses_set_id`: no file becomes set-uid,
+    because it could be one of the host's."""
+    chosen = profile("refused" if refuses_set_id else "allowed")
     return json.dumps(
         {
             "defaultAction": "SCMP_ACT_ERRNO",
-            "defaultErrnoRet": profile.default_error,
+            "defaultErrnoRet": chosen.default_error,
             "architectures": [ARCHITECTURES[architecture]],
-            "syscalls": [_rule(rule) for rule in profile.rules],
+            "syscalls": [_rule(rule) for rule in chosen.rules],
         },
         separators=(",", ":"),
     )

@@ -17,7 +17,7 @@ from atoll.engines.linux.syscalls import NUMBERS
 
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 X32_BIT = 0x4000_0000
-KILL, ERRNO, ALLOW = 0x8000_0000, 0x0005_0000, 0x7FFF_0000
+KILL, ERRNO, NOTIFY, ALLOW = 0x8000_0000, 0x0005_0000, 0x7FC0_0000, 0x7FFF_0000
 LD, AND, JEQ, JGE, RET = 0x20, 0x54, 0x15, 0x35, 0x06
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 _LONGEST_JUMP = 255
@@ -44,15 +44,17 @@ def program(profile: Profile, machine: str) -> list[Instruction]:
     numbers = NUMBERS[machine]
     ranges = _ranges(profile, numbers)
     search = _search(ranges, profile)
-    # x32 is a second table under the same architecture: it deserves the same end as a foreign one.
+    # x32 is a second table under the same architecture: it deserves the same end as a foreign one. Where nothing else is
+    # refused, somebody else may have to answer such a call, and a kill would be stronger than any answer.
+    foreign = KILL if profile.default_error is not None else _refuse(errno.ENOSYS)
     head = [
         Instruction(LD, 0, 0, ARCHITECTURE),
         Instruction(JEQ, 1, 0, AUDIT_ARCH[machine]),
-        Instruction(RET, 0, 0, KILL),
+        Instruction(RET, 0, 0, foreign),
         Instruction(LD, 0, 0, NUMBER),
     ]
     if machine == "x86_64":
-        head += [Instruction(JGE, 0, 1, X32_BIT), Instruction(RET, 0, 0, KILL)]
+        head += [Instruction(JGE, 0, 1, X32_BIT), Instruction(RET, 0, 0, foreign)]
     found = head + search
     if len(found) > _LONGEST_PROGRAM:
         raise ValueError(f"the filter has {len(found)} instructions; the kernel takes {_LONGEST_PROGRAM}")
@@ -63,8 +65,12 @@ def assemble(profile: Profile, machine: str) -> bytes:
     return b"".join(instruction.pack() for instruction in program(profile, machine))
 
 
-def _refuse(number: int) -> int:
-    return ERRNO | number
+def _refuse(number: int | None) -> int:
+    return ERRNO | number if number is not None else ALLOW
+
+
+def _answer(rule: Rule) -> int:
+    return NOTIFY if rule.supervised else _refuse(rule.error)
 
 
 def _verdicts(profile: Profile, numbers: dict[str, int]) -> dict[int, Verdict]:
@@ -77,7 +83,7 @@ def _verdicts(profile: Profile, numbers: dict[str, int]) -> dict[int, Verdict]:
         rules = by_name.get(name, [])
         plain = [rule for rule in rules if not rule.matches]
         if plain:
-            found[number] = ALLOW if plain[0].error is None else _refuse(plain[0].error)
+            found[number] = _answer(plain[0])
         else:
             found[number] = tuple(rules) if rules else _refuse(profile.default_error)
     return found
@@ -92,7 +98,7 @@ def _ranges(profile: Profile, numbers: dict[str, int]) -> list[tuple[int, Verdic
         verdict = verdicts.get(number, unknown)
         if not found or found[-1][1] != verdict or isinstance(verdict, tuple):
             found.append((number, verdict))
-    return [*found, (max(verdicts) + 1, _refuse(errno.ENOSYS))]
+    return [*found, (max(verdicts) + 1, _refuse(errno.ENOSYS if profile.default_error is not None else None))]
 
 
 def _search(ranges: list[tuple[int, Verdict]], profile: Profile) -> list[Instruction]:
@@ -118,7 +124,7 @@ def _leaf(verdict: Verdict, profile: Profile) -> list[Instruction]:
 def _test(rule: Rule) -> list[Instruction]:
     """Falls through to what follows if the rule does not match."""
     checks = [check for match in rule.matches for check in _halves(match)]
-    body: list[Instruction] = [Instruction(RET, 0, 0, ALLOW if rule.error is None else _refuse(rule.error))]
+    body: list[Instruction] = [Instruction(RET, 0, 0, _answer(rule))]
     for offset, mask, value in reversed(checks):
         body = [
             Instruction(LD, 0, 0, offset),

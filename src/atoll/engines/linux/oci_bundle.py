@@ -20,14 +20,14 @@ from atoll.engines.linux.plan import SAFE, DeviceDirectory, Kernel, Plan
 Json = dict[str, Any]
 
 ENTRY_CAPABILITIES = ("SETPCAP", "SYS_CHROOT", "SYS_ADMIN")
-SOCKET_FD, ENTRY_FD, AGENT_FD, COVERS_FD, FILTER_FD = 3, 4, 5, 6, 7
+SOCKET_FD, ENTRY_FD, AGENT_FD, COVERS_FD, FILTER_FD, GUARD_FD = 3, 4, 5, 6, 7, 8
 
 
 def config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
     inner = f"/{plan.root.inner}"
     proc = next(mount for mount in plan.mounts if isinstance(mount, Kernel) and mount.kind == "proc")
     capabilities = [f"CAP_{name}" for name in (*plan.capabilities, *ENTRY_CAPABILITIES)]
-    numbers = [str(fd) for fd in (AGENT_FD, COVERS_FD, FILTER_FD)]
+    numbers = [str(fd) for fd in (AGENT_FD, COVERS_FD, FILTER_FD, *((GUARD_FD,) if plan.is_supervised else ()))]
     entry = [f"/proc/self/fd/{ENTRY_FD}", "within", inner, plan.cwd, f"{plan.capability_mask:x}", *numbers, "--"]
     return {
         "ociVersion": "1.0.2",

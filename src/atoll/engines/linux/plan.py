@@ -16,6 +16,7 @@ rights than its root user believes to have. Each wall below holds without the ot
 * **Capabilities.** Seven, all meaningless outside: CHOWN, DAC_OVERRIDE, FOWNER, FSETID (a package manager changes
   owners and modes), SETUID, SETGID (`su`, dropping rights), KILL (ending another user's process inside).
 * **Seccomp**, see `seccomp.py`. **No new privileges**: set-uid files give nothing.
+* **Writable volumes**: root inside is their owner on the disk, never the host's root, and no set-id bit gets there.
 * **Masked paths**: what `/proc` and `/sys` tell about the machine."""
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Literal
 
 from atoll.engines.linux import masks
-from atoll.engines.linux.seccomp import Profile, default_profile
+from atoll.engines.linux.seccomp import Profile, profile, virtual_kernel_profile
 from atoll.errors import SpecError
 from atoll.model import Limits, SandboxSpec
 
@@ -122,6 +123,9 @@ class Bind:
     flags: tuple[Flag, ...]
     through_links: bool = True
     """Whether the source's path may go through symbolic links. Never where a sandbox could have made them."""
+    as_owner: bool = False
+    """Root inside is the owner of the source on the disk, and never the host's root. Otherwise ids mean there what they
+    mean inside."""
 
 
 Mount = DeviceDirectory | Kernel | Bind
@@ -205,6 +209,11 @@ class Plan:
     """A network namespace that is there already. None: an empty one of its own."""
 
     @property
+    def is_supervised(self) -> bool:
+        """Whether somebody has to decide about set-id bits: there is a volume that it may write to."""
+        return any(isinstance(mount, Bind) and mount.as_owner for mount in self.mounts)
+
+    @property
     def capability_mask(self) -> int:
         return sum(1 << CAPABILITY_BITS[name] for name in self.capabilities)
 
@@ -256,7 +265,7 @@ def make_plan(
         namespaces=frozenset(("user", "mount", "pid", "ipc", "uts", "net", "cgroup")),
         host_owned=frozenset(("ipc", "uts", "net")),
         capabilities=CAPABILITIES,
-        seccomp=default_profile(),
+        seccomp=profile("supervised" if spec.has_writable_volume else "allowed"),
         masked_paths=masks.masked_paths(facts.cpus),
         shadows=(*SHADOWS, _boot_id(sandbox_id)),
         cgroup=CgroupLimits.of(limits),
@@ -288,6 +297,7 @@ def for_virtual_kernel(plan: Plan, agent: Path, target: str) -> Plan:
     return dataclasses.replace(
         plan,
         mounts=(*binds, Bind(str(agent), target, ("ro", "nosuid", "nodev"))),
+        seccomp=virtual_kernel_profile(),
         masked_paths=(),
         shadows=(),
         cgroup=dataclasses.replace(plan.cgroup, pids=VIRTUAL_KERNEL_THREADS),
@@ -352,6 +362,7 @@ def _volumes(spec: SandboxSpec) -> list[Bind]:
                 volume.path,
                 ("ro", "nosuid", "nodev") if volume.read_only else ("nosuid", "nodev"),
                 through_links=False,
+                as_owner=not volume.read_only,
             )
         )
     return sorted(binds, key=lambda bind: bind.target)

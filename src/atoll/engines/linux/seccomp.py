@@ -18,6 +18,9 @@ Docker refuses, and besides:
 Arguments are compared in their lower 32 bits where the kernel reads an `int`, so nothing is passed by setting a high
 bit. `clone3` hides its flags behind a pointer that no filter can read: it answers ENOSYS and the C library falls
 back to `clone`, whose flags are checked for new namespaces.
+
+Set-id bits. What is set-uid in a volume is set-uid on the host, so where a sandbox may write to a volume the calls that
+set such a bit are not simply allowed: see `SetId`. `openat2` hides its mode behind a pointer and answers ENOSYS there.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import errno
 import functools
 import stat
 from dataclasses import dataclass
+from typing import Literal
 
 from atoll.engines.linux import syscalls
 
@@ -57,6 +61,8 @@ class Rule:
     names: tuple[str, ...]
     matches: tuple[Match, ...] = ()
     error: int | None = None
+    supervised: bool = False
+    """A supervisor outside does the call instead of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,13 @@ class Profile:
     """Any rule that matches decides; rules of one call never contradict each other. Otherwise `default_error`."""
 
     rules: tuple[Rule, ...]
-    default_error: int = errno.EPERM
+    default_error: int | None = errno.EPERM
+    """None: what no rule matches is allowed, also on foreign architectures."""
+
+
+SetId = Literal["allowed", "supervised", "refused"]
+"""What becomes of calls that set the set-uid or set-gid bit of a file. *Supervised*: they work on the sandbox's own files,
+and on a volume without these bits (`launcher/src/guard.c`). *Refused*: EPERM, where nobody can tell the two apart."""
 
 
 def _sockets() -> list[Rule]:
@@ -82,13 +94,41 @@ def _sockets() -> list[Rule]:
     return rules
 
 
-def _device_free_mknod() -> list[Rule]:
+def _device_free_mknod(set_id: SetId) -> list[Rule]:
     kinds = (0, stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK)
+    forbidden = stat.S_IFMT(0o177777) | (0 if set_id == "allowed" else SET_ID)
     return [
-        Rule((name,), (Match(index, kind, stat.S_IFMT(0o177777)),))
+        Rule((name,), (Match(index, kind, forbidden),))
         for name, index in (("mknod", 1), ("mknodat", 2))
         for kind in kinds
     ]
+
+
+SET_ID = stat.S_ISUID | stat.S_ISGID
+_MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1}
+"""Which argument is the mode."""
+_OPENS = {"open": (1, 2), "openat": (2, 3)}
+"""Flags and mode. Without a flag that makes a file the mode is whatever lies there."""
+_O_CREAT, _O_TMPFILE = 0o100, 0o2000_0000
+_HIDDEN_MODE = "openat2"
+
+
+def _set_id_rules(set_id: SetId) -> list[Rule]:
+    """For every call that takes a mode: all that it may do with the bits, or without."""
+    rules = [Rule((_HIDDEN_MODE,), error=errno.ENOSYS)]
+    rules += [Rule((name,), (Match(mode, 0, SET_ID),)) for name, mode in _MODES.items()]
+    for name, (flags, mode) in _OPENS.items():
+        rules += [Rule((name,), (Match(flags, 0, _O_CREAT | _O_TMPFILE),)), Rule((name,), (Match(mode, 0, SET_ID),))]
+    if set_id == "refused":  # as all that no rule allows
+        return rules
+    for bit in (stat.S_ISUID, stat.S_ISGID):
+        rules += [Rule((name,), (Match(mode, bit, bit),), supervised=True) for name, mode in _MODES.items()]
+        for name, (flags, mode) in _OPENS.items():
+            rules += [
+                Rule((name,), (Match(flags, flag, flag), Match(mode, bit, bit)), supervised=True)
+                for flag in (_O_CREAT, _O_TMPFILE)
+            ]
+    return rules
 
 
 def _ioctls_but(*refused: int) -> list[Rule]:
@@ -104,17 +144,31 @@ def _ioctls_but(*refused: int) -> list[Rule]:
     return rules + [Rule(("ioctl",), (Match(1, base + low),)) for low in range(16) if base + low not in refused]
 
 
-@functools.cache
 def default_profile() -> Profile:
+    return profile("allowed")
+
+
+@functools.cache
+def profile(set_id: SetId) -> Profile:
     refused = tuple(sorted(syscalls.ANSWER_NOT_IMPLEMENTED))
+    about_modes = frozenset((*_MODES, *_OPENS, _HIDDEN_MODE)) if set_id != "allowed" else frozenset()
     return Profile(
         (
-            Rule(tuple(sorted(syscalls.ALLOWED))),
+            Rule(tuple(sorted(syscalls.ALLOWED - about_modes))),
             Rule(refused, error=errno.ENOSYS),
             Rule(("clone",), (Match(0, 0, NEW_NAMESPACES),)),
             *(Rule(("personality",), (Match(0, value),)) for value in PERSONALITIES),
             *_sockets(),
-            *_device_free_mknod(),
+            *_device_free_mknod(set_id),
             *_ioctls_but(TIOCSTI, TIOCLINUX),
+            *(_set_id_rules(set_id) if about_modes else ()),
         )
     )
+
+
+@functools.cache
+def virtual_kernel_profile() -> Profile:
+    """For a runtime with a kernel of its own, which has a filter of its own: only set-id bits are supervised."""
+    made = [Rule((name,), (Match(index, bit, bit),), error=errno.EPERM)
+            for name, index in (("mknod", 1), ("mknodat", 2)) for bit in (stat.S_ISUID, stat.S_ISGID)]  # fmt: skip
+    return Profile((*_set_id_rules("supervised"), *made), default_error=None)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.engines.linux.plan import Bind, DeviceDirectory, Kernel, Plan
+from atoll.engines.linux.users import VOLUME_IDS
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNET = 0x0002_0000, 0x0400_0000, 0x0800_0000, 0x4000_0000
 _FLAGS = {"uts": CLONE_NEWUTS, "ipc": CLONE_NEWIPC, "net": CLONE_NEWNET}
@@ -23,12 +24,15 @@ OVERLAY = "index=off,metacopy=off,xino=off,userxattr"
 """`userxattr`: mounted by the sandbox's root, who has no trusted attributes; it also turns redirects off."""
 
 
-def operations(plan: Plan, stage: Path, joined: Sequence[Path] = ()) -> bytes:
+def operations(plan: Plan, stage: Path, joined: Sequence[Path] = (), guard: tuple[int, int] | None = None) -> bytes:
     """The words for `atoll-mount prepare`. `proc` is left to whoever makes the PID namespace, and so are its masks.
 
-    `joined`: the lists of control groups that the program, and with it the runtime, enters first.
+    `joined`: the lists of control groups that the program, and with it the runtime, enters first. `guard`: descriptors
+    of a filter for the runtime itself, and of the socket of its supervisor.
     """
     words = [word for path in joined for word in ("join", str(path))]
+    if guard is not None:
+        words += ["guard", *map(str, guard)]
     _host_part(plan, stage, words)
     words.append("enter")
     _sandbox_part(plan, words)
@@ -68,12 +72,12 @@ def _host_part(plan: Plan, stage: Path, words: list[str]) -> None:
         words += ["clone", str(plan.root.usr), "u", "ro,nosuid,nodev,idmap"]
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount, Bind):
-            words += [
-                "clone",
-                mount.source,
-                f"m{number}",
-                ",".join((*mount.flags, *(() if mount.through_links else ("nolinks",)), "idmap")),
-            ]
+            how = ",".join((*mount.flags, *(() if mount.through_links else ("nolinks",)), "idmap"))
+            if mount.as_owner:
+                ids = (plan.ids.first, plan.ids.count, VOLUME_IDS)
+                words += ["volume", mount.source, f"m{number}", how, *map(str, ids)]
+            else:
+                words += ["clone", mount.source, f"m{number}", how]
     if plan.network_path is not None:
         # gVisor takes a network namespace that shows `rmem_default` for the host's own, as it was in Linux 5.
         words += ["hide", "/proc/sys/net"]

@@ -20,7 +20,10 @@ from atoll.engines.linux.plan import RANGE, IdRange
 from atoll.errors import EngineError
 
 FIRST = 0x7000_0000
-COUNT = 4096
+COUNT = 4095
+VOLUME_IDS = FIRST + COUNT * RANGE
+"""The last range is nobody's: what the users of a sandbox other than root write to a volume belongs to it, so that
+it is the same in every sandbox, and no process on this machine has these ids."""
 
 
 @dataclass(frozen=True, slots=True)

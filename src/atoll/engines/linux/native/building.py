@@ -22,8 +22,9 @@ from atoll.engines.linux.oci.building import Builder, check_volumes
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.linux.oci.supervising import supervisor
 from atoll.engines.linux.plan import HostFacts, Plan, Root, for_ordinary_user, make_plan
-from atoll.engines.linux.seccomp import Profile, default_profile
+from atoll.engines.linux.seccomp import Profile, SetId, profile
 from atoll.engines.local import sockets
 from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import EngineError
@@ -73,7 +74,12 @@ class NativeBuilder(Builder):
             if not self._places.hierarchy.controllers and (first := await chosen.wait_for_first(deadline)) is not None:
                 # In no control group, it is found by its number alone: written down before it is told to go on.
                 known = started(first)
-            chosen.tell(lists, (listener.fileno(), agent), deadline)
+            fds = [listener.fileno(), agent]
+            if plan.is_supervised:
+                program = self._places.mounter()
+                groups = joining.lists if joining.born_in is None else (joining.born_in / "cgroup.procs",)
+                fds.append(await supervisor(program, groups, deadline, opened))
+            chosen.tell(lists, fds, deadline)
             listener.close()  # it is the agent's alone: if there is none, the caller hears of it
             # The agent finds a caller waiting as soon as it looks.
             caller = opened.enter_context(await _call(self._places.socket(record.sandbox_id), deadline))
@@ -155,11 +161,13 @@ def _facts() -> HostFacts:
     return HostFacts(platform.machine(), os.cpu_count() or 1)
 
 
-def _filter(profile: Profile, machine: str) -> bytes:
-    # To compare profiles takes longer than all that is saved, so only one is remembered.
-    return _default_filter(machine) if profile is default_profile() else bpf.assemble(profile, machine)
+def _filter(wanted: Profile, machine: str) -> bytes:
+    # To compare profiles takes longer than all that is saved, so only these are remembered.
+    if wanted is profile("allowed"):
+        return _known_filter("allowed", machine)
+    return _known_filter("supervised", machine) if wanted is profile("supervised") else bpf.assemble(wanted, machine)
 
 
 @functools.cache
-def _default_filter(machine: str) -> bytes:
-    return bpf.assemble(default_profile(), machine)
+def _known_filter(set_id: SetId, machine: str) -> bytes:
+    return bpf.assemble(profile(set_id), machine)

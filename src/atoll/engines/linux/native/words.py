@@ -20,6 +20,7 @@ from pathlib import Path
 
 from atoll.engines.linux.plan import Bind, DeviceDirectory, Kernel, Plan
 from atoll.engines.linux.stage import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWUTS, OVERLAY
+from atoll.engines.linux.users import VOLUME_IDS
 
 _FLAGS = {"uts": CLONE_NEWUTS, "ipc": CLONE_NEWIPC, "net": CLONE_NEWNET}
 _RLIMITS = {"CORE": 4, "NOFILE": 7, "MEMLOCK": 8, "MSGQUEUE": 12, "RTPRIO": 14}
@@ -201,8 +202,17 @@ def _mount(plan: Plan, mount: DeviceDirectory | Kernel | Bind, lists: _Lists) ->
         case Kernel():
             lists.inside += ["mount", mount.target, mount.kind, flags, mount.options]
         case Bind():
-            more = "" if mount.through_links else ",nolinks"
-            lists.inside += ["put", mount.target, _clone(plan, lists, mount.source, f"{flags}{more}"), ""]
+            lists.inside += ["put", mount.target, _bind(plan, lists, mount), ""]
+
+
+def _bind(plan: Plan, lists: _Lists, mount: Bind) -> str:
+    flags = ",".join((*mount.flags, *(() if mount.through_links else ("nolinks",))))
+    if not mount.as_owner or plan.ordinary_user:
+        return _clone(plan, lists, mount.source, flags)
+    slot = lists.slots.new()
+    ids = (plan.ids.first, plan.ids.count, VOLUME_IDS)
+    lists.host += ["volume", mount.source, slot, flags, *map(str, ids)]
+    return slot
 
 
 def _end(plan: Plan, lists: _Lists) -> None:

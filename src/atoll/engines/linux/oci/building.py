@@ -19,6 +19,7 @@ from atoll.engines.linux.oci import checkpoints, links, runtimes, start
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
 from atoll.engines.linux.oci.runtimes import Runtime
+from atoll.engines.linux.oci.supervising import supervisor
 from atoll.engines.linux.plan import Bind, CgroupLimits, HostFacts, Plan, Root, for_virtual_kernel, make_plan
 from atoll.engines.linux.seccomp import Profile
 from atoll.engines.local import sockets
@@ -69,6 +70,8 @@ class Builder:
             listener = opened.enter_context(sockets.listen(run / "s"))
             fds = [listener.fileno(), *(_open(path, opened) for path in (self._places.mounter(), self._places.agent()))]
             fds += [_memory_file(stage.covers(plan), opened), _memory_file(_filter(plan.seccomp, plan.machine), opened)]
+            if plan.is_supervised:
+                fds.append(await self._supervisor(plan, deadline, opened))
             fds.append(self._operations(plan, runtime, opened))
             finished = await start.run(
                 self._command(plan, runtime, len(fds)), fds, deadline, report=True, what=runtime.name
@@ -89,7 +92,12 @@ class Builder:
             undo.callback(ours.close)
             null = start.nothing()
             opened.callback(os.close, null)
-            fds = [self._operations(plan, runtime, opened)]
+            fds = []
+            if plan.is_supervised:
+                fds.append(_memory_file(_filter(plan.seccomp, plan.machine), opened))
+                fds.append(await self._supervisor(plan, deadline, opened, virtual_kernel=True))
+            guard = (_FIRST_FD, _FIRST_FD + 1) if fds else None
+            fds.append(self._operations(plan, runtime, opened, guard))
             stdio = (theirs.fileno(), theirs.fileno(), null)
             finished = await start.run(
                 self._command(plan, runtime, len(fds), memory),
@@ -106,9 +114,18 @@ class Builder:
         ours.setblocking(False)
         return Built(init, ours)
 
-    def _operations(self, plan: Plan, runtime: Runtime, opened: ExitStack) -> int:
-        joined = [directory / "cgroup.procs" for directory in self._places.starting(plan.sandbox_id).directories()]
-        return _memory_file(stage.operations(plan, self._places.stage(runtime.program), joined), opened)
+    async def _supervisor(
+        self, plan: Plan, deadline: Deadline, opened: ExitStack, *, virtual_kernel: bool = False
+    ) -> int:
+        groups = self._lists(plan)
+        return await supervisor(self._places.mounter(), groups, deadline, opened, virtual_kernel=virtual_kernel)
+
+    def _lists(self, plan: Plan) -> list[Path]:
+        return [directory / "cgroup.procs" for directory in self._places.starting(plan.sandbox_id).directories()]
+
+    def _operations(self, plan: Plan, runtime: Runtime, opened: ExitStack, guard: tuple[int, int] | None = None) -> int:
+        staged = self._places.stage(runtime.program)
+        return _memory_file(stage.operations(plan, staged, self._lists(plan), guard), opened)
 
     def _plan(self, record: Record, runtime: Runtime, image: Image | None, linked: str | None = None) -> Plan:
         """Claim what the sandbox needs and write its bundle."""
@@ -154,7 +171,7 @@ class Builder:
         run, list_fd = self._places.run(plan.sandbox_id), _FIRST_FD + fds - 1
         words = ["run"] if memory is None else ["restore", "--image-path", str(memory)]
         words += ["--detach", "--bundle", str(run), "--pid-file", str(run / "pid")]
-        if list_fd > _FIRST_FD:
+        if list_fd > _FIRST_FD and not runtime.virtual_kernel:
             words += ["--preserve-fds", str(list_fd - _FIRST_FD)]
         command = runtime.command(run / "runtime", *words, plan.sandbox_id, log=run / "log")
         return [str(self._places.mounter()), "prepare", str(list_fd), str(list_fd + 1), "--", *command]
@@ -199,6 +216,18 @@ def check_volumes(spec: SandboxSpec) -> None:
                 f"the path of the volume '{volume.host}' goes through a symbolic link",
                 hint=f"If you trust it, name the real path: {real}",
             )
+        if not volume.read_only and os.geteuid() == 0:
+            _check_owner(volume.host, os.stat(volume.host))
+
+
+def _check_owner(path: str, info: os.stat_result) -> None:
+    """What the launcher would refuse too: root inside is the owner of what it may write to."""
+    if info.st_uid == 0 or info.st_gid == 0:
+        whose = "root" if info.st_uid == 0 else "root's group"
+        raise SpecError(
+            f"the volume '{path}' belongs to {whose}, and what a sandbox writes must not",
+            hint=f"Give it to an ordinary user ('chown USER:GROUP {path}'), or mount it read-only.",
+        )
 
 
 def _failure(plan: Plan, runtime: Runtime, finished: start.Finished, log: Path) -> Exception:
