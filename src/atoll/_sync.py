@@ -337,6 +337,13 @@ class Sandbox:
         """Resources in use."""
         return self._portal.call(self._async.stats())
 
+    def keep_alive(self, seconds: float) -> None:
+        """It counts as used for so long from now on, whatever it does, but does not outlive its lifetime.
+
+        For sandboxes of a manager or a server, which end or pause those that nobody uses; nothing ends any other.
+        """
+        self._portal.call(self._async.keep_alive(seconds))
+
     def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
         """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
         self._portal.call(self._async.set_network(policy))

@@ -5,6 +5,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
+├── SandboxPausedError               the sandbox is paused: resume it
 ├── SpecError                        the request makes no sense: change it (also a ValueError)
 │   └── UnsupportedError             this engine cannot enforce what was asked for: choose another
 ├── ImageError                       the image cannot be used
@@ -71,6 +72,14 @@ class SandboxGoneError(SandboxError):
     def __init__(self, reason: str, *, cause: str = "unknown", hint: str | None = None) -> None:
         super().__init__(reason, hint=hint)
         self.cause = cause
+
+
+class SandboxPausedError(SandboxError):
+    code = "sandbox_paused"
+
+    @classmethod
+    def of(cls, sandbox_id: str) -> SandboxPausedError:
+        return cls(f"sandbox {sandbox_id} is paused", hint="Resume it first.")
 
 
 class SpecError(SandboxError, ValueError):

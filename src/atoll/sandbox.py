@@ -26,6 +26,7 @@ from atoll.engines.base import (
     Checkpointing,
     Engine,
     Finding,
+    Leasing,
     LimitEvents,
     LimitReporting,
     NetworkPolicies,
@@ -68,6 +69,8 @@ from atoll.terminal import AsyncTerminal
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_OUTPUT_BYTES = 8 << 20
+MOST_LEASE_S = 86400.0
+"""A lease that somebody forgot ends within a day; whoever needs more takes another."""
 _SLACK_S = 15.0
 """How much longer than a command's own deadline we wait for the agent to say that it is over."""
 
@@ -207,6 +210,15 @@ class AsyncSandbox:
     async def stats(self) -> Stats:
         """Resources in use."""
         return await (await self._the_engine()).stats(self._created())
+
+    async def keep_alive(self, seconds: float) -> None:
+        """It counts as used for so long from now on, whatever it does, but does not outlive its lifetime.
+
+        For sandboxes of a manager or a server, which end or pause those that nobody uses; nothing ends any other.
+        """
+        wanted, handle, engine = lease_seconds(seconds), self._created(), await self._the_engine()
+        if isinstance(engine, Leasing):
+            await engine.keep_alive(handle, wanted)
 
     async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
         """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
@@ -811,6 +823,13 @@ def _seconds(timeout: float) -> float:
     if not timeout > 0:
         raise ValueError(f"a timeout must be more than 0 seconds, not {timeout!r}; math.inf means none")
     return float(timeout)
+
+
+def lease_seconds(seconds: float) -> float:
+    """Raises ValueError for what is no time that somebody can wait."""
+    if not 0 < seconds <= MOST_LEASE_S:
+        raise ValueError(f"a lease is for more than 0 and at most {MOST_LEASE_S:g} seconds, not {seconds!r}")
+    return float(seconds)
 
 
 def _limits(**wanted: object) -> Limits | None:

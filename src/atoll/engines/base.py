@@ -73,6 +73,14 @@ class Pausable(Protocol):
 
 
 @runtime_checkable
+class Leasing(Protocol):
+    """An engine whose sandboxes somebody else ends when nobody uses them."""
+
+    async def keep_alive(self, handle: Handle, seconds: float) -> None:
+        """It counts as used for so long from now on."""
+
+
+@runtime_checkable
 class NetworkPolicies(Protocol):
     """An engine that enforces network policies. Needs `Capability.NETWORK`.
 

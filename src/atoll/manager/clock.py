@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 from pathlib import Path
 from typing import Protocol
+
+from atoll.manager import timer
 
 
 class Clock(Protocol):
@@ -20,7 +21,8 @@ class Clock(Protocol):
     def wall(self) -> float:
         """Seconds since 1970, for people. May jump."""
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """For so long by `now`; less when the clock on the wall is set."""
 
 
 class SystemClock:
@@ -35,4 +37,4 @@ class SystemClock:
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await timer.sleep(seconds)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from atoll.engines.base import Engine
-from atoll.errors import ManagerClosedError, SandboxGoneError
+from atoll.engines.base import Engine, Leasing
+from atoll.errors import ManagerClosedError, SandboxGoneError, SandboxPausedError
 from atoll.manager.clock import Clock
 from atoll.manager.engines import Engines
 from atoll.manager.journal import Journal
@@ -14,7 +15,7 @@ from atoll.manager.ledger import Ledger
 from atoll.manager.lines import Lines
 from atoll.manager.members import Member, Members
 from atoll.manager.metrics import Metrics
-from atoll.manager.record import Act, Record
+from atoll.manager.record import Act, OnIdle, PausedBy, Record
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.tasks import Tasks
 from atoll.manager.usage import Usage
@@ -40,7 +41,7 @@ class Rules:
     max_sandboxes: int = 100
     idle_timeout: float = 3600.0
     cleanup_interval: float = 300.0
-    at_cap: Literal["refuse", "pause"] = "refuse"
+    at_cap: Literal["refuse", "pause", "pause-any"] = "refuse"
     max_per_owner: int | None = None
     max_paused: int | None = None
     max_lifetime: float | None = None
@@ -48,18 +49,26 @@ class Rules:
     create_s: float = 120.0
     delete_s: float = 45.0
     inspect_s: float = 10.0
+    on_idle: OnIdle = "end"
+    disk_timeout: float | None = None
+    paused_timeout: float = 7 * 86400.0
 
     def __post_init__(self) -> None:
         for name in ("max_sandboxes", "max_per_owner", "max_paused"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"{name} is a number of sandboxes, not {value!r}")
-        for name in ("idle_timeout", "cleanup_interval", "max_lifetime", "create_s", "delete_s", "inspect_s"):
+        for name in (
+            *("idle_timeout", "disk_timeout", "paused_timeout", "cleanup_interval", "max_lifetime"),
+            *("create_s", "delete_s", "inspect_s"),
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {value!r}; math.inf means never")
-        if self.at_cap not in ("refuse", "pause"):
-            raise ValueError(f"at_cap is 'refuse' or 'pause', not {self.at_cap!r}")
+        if self.at_cap not in ("refuse", "pause", "pause-any"):
+            raise ValueError(f"at_cap is 'refuse', 'pause' or 'pause-any', not {self.at_cap!r}")
+        if self.on_idle not in ("end", "pause", "disk"):
+            raise ValueError(f"on_idle is 'end', 'pause' or 'disk', not {self.on_idle!r}")
 
 
 @dataclass(slots=True)
@@ -77,6 +86,8 @@ class Core:
     metrics: Metrics = field(default_factory=Metrics)
     lines: Lines = field(default_factory=Lines)
     closing: bool = False
+    noticed: Callable[[Member], None] = lambda member: None
+    """Called when something about a member has changed that no event tells; set by whoever ends them in time."""
     ending: Ending = field(init=False)
     health: Health = field(init=False)
     pausing: Pausing = field(init=False)
@@ -94,6 +105,8 @@ class Core:
         """A new one for this record. It is not among the members yet."""
         usage = Usage(self.clock.now)
         member = Member(record, usage)
+        if record.paused_at is not None:
+            member.paused_since = self.clock.now() - max(0.0, self.clock.wall() - record.paused_at)
         care = Care(self, member)
         member.sandbox = ManagedSandbox(record.id, record.spec, self.engines.get(record.engine), self.settings, care)
         member.sandbox.env = record.env
@@ -101,6 +114,17 @@ class Core:
         if record.act is not Act.CREATE:
             member.sandbox.adopt(record.handle())
         return member
+
+    async def lease(self, member: Member, seconds: float) -> None:
+        """It counts as used for so long from now on, or as long as it was promised before. Never beyond its life."""
+        now, record = self.clock.now(), member.record
+        end = max(now + seconds, record.leased_now or 0.0)
+        end = min(end, record.expires_now if record.expires_now is not None else end)
+        update = {"leased_now": end, "leased_until": self.clock.wall() + end - now}
+        await self.ledger.correct(member, update)
+        engine = self.engine_of(member)
+        if isinstance(engine, Leasing):
+            await self.tasks.bounded(engine.keep_alive(record.handle(), seconds), self.rules.inspect_s, "take a lease")
 
     def refuse_if_closing(self) -> None:
         if self.closing:
@@ -115,11 +139,11 @@ class Care:
         self._core = core
         self._member = member
 
-    async def ready(self) -> None:
+    async def ready(self, *, asleep: bool = False) -> None:
         member, looked = self._member, False
         while True:
             self._core.refuse_if_closing()
-            if member.usable:
+            if member.usable or (asleep and member.free and member.record.state is State.PAUSED):
                 return
             error = self.ended()
             if error is not None:
@@ -127,6 +151,8 @@ class Care:
             if not member.free:
                 await member.changed()
             elif member.record.state is State.PAUSED:
+                if member.record.paused_by not in (PausedBy.IDLE, PausedBy.ROOM):
+                    raise SandboxPausedError.of(member.id)
                 await self._core.pausing.wake(member)
             elif not looked:
                 looked = True
@@ -167,6 +193,9 @@ class Care:
 
     def executed(self, seconds: float) -> None:
         self._core.metrics.exec_s.add(seconds)
+
+    async def keep_alive(self, seconds: float) -> None:
+        await self._core.lease(self._member, seconds)
 
     async def relinked(self, policy: NetworkPolicy) -> None:
         record = self._member.record

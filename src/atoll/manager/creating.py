@@ -12,7 +12,7 @@ from atoll.manager.ending import FIRST_RETRY_S
 from atoll.manager.members import Making, Member
 from atoll.manager.pools import Pools
 from atoll.manager.record import Act
-from atoll.manager.request import Request
+from atoll.manager.request import Request, expiry
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish
 from atoll.model import Cause, State
@@ -71,7 +71,7 @@ class Creating:
                     return member
                 if self._room.is_free():
                     return self._add(request)
-                await self._room.make()
+                await self._room.make(request.owner)
         finally:
             if spare is not None:
                 self._pools.put_back(spare)
@@ -163,6 +163,7 @@ class Creating:
         finally:
             member.making = None
             member.notify()
+            self._core.noticed(member)
             if member.doomed:
                 self._core.ending.on_failure()
 
@@ -172,7 +173,8 @@ class Creating:
         handle = await core.tasks.bounded(work, core.rules.create_s, f"create {member.id}")
         member.sandbox.adopt(handle)
         await core.tasks.bounded(member.sandbox.answer(), ANSWER_S, f"hear from {member.id}")
-        await core.ledger.change(member, State.RUNNING, update={"details": handle.details})
+        life = expiry(core, member.record.lifetime_s)  # from now on, however long it took
+        await core.ledger.change(member, State.RUNNING, update={"details": handle.details, **life})
 
     async def _adapt(self, member: Member) -> None:
         """Give a spare the limits and the policy that its record says."""

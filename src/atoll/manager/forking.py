@@ -11,7 +11,7 @@ from atoll.manager.core import Core
 from atoll.manager.creating import ANSWER_S, Creating
 from atoll.manager.members import Making, Member
 from atoll.manager.record import Act
-from atoll.manager.request import Request
+from atoll.manager.request import Request, expiry
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish
 from atoll.model import Capability, Handle, State
@@ -67,7 +67,7 @@ class Forking:
             self._room.check_owner(requests[0].owner, len(requests))
             if self._room.is_free(len(requests)):
                 break
-            await self._room.make(len(requests))
+            await self._room.make(requests[0].owner, len(requests))
         core, members, written = self._core, [], []
         for request in requests:
             member = core.member(request.record(core).model_copy(update={"env": source.record.env}))
@@ -127,6 +127,7 @@ class Forking:
             for member in members:
                 member.making = None
                 member.notify()
+                core.noticed(member)
                 if member.doomed:
                     core.ending.on_failure()
 
@@ -134,7 +135,8 @@ class Forking:
         core = self._core
         member.sandbox.adopt(handle)
         await core.tasks.bounded(member.sandbox.answer(), ANSWER_S, f"hear from {member.id}")
-        await core.ledger.change(member, State.RUNNING, update={"details": handle.details, "spec": handle.spec})
+        found = {"details": handle.details, "spec": handle.spec, **expiry(core, member.record.lifetime_s)}
+        await core.ledger.change(member, State.RUNNING, update=found)
 
 
 def checkpointing(engine: Engine) -> Checkpointing:

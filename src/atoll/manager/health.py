@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 
 from atoll.errors import SandboxError
+from atoll.guest import connections
 from atoll.guest.guest import Guest
 from atoll.manager.core import Core
 from atoll.manager.members import Background, Member
 from atoll.model import Cause, Observation, State
 
+_QUIET_PIDS = 2
+"""So many processes has a sandbox in which nothing runs but its agent, on every engine."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,14 +54,24 @@ class Health:
 
     async def background(self, member: Member) -> Background | None:
         """What goes on in it without us. Asking is not a use. None: it cannot say."""
+        core = self._core
         guest = Guest(lambda: self._core.engine_of(member).connect(member.record.handle()), connect_timeout_s=5.0)
 
         async def ask() -> Background:
             processes, stats = await guest.processes.list(), await guest.stats()
-            return Background(any(process.running for process in processes), stats.output_bytes)
+            tables = [await connections.table(guest, path) for path in connections.TABLES if member.record.services]
+            used = await core.engine_of(member).stats(member.record.handle())
+            return Background(
+                at=core.clock.now(),
+                running=any(process.running for process in processes) or (used.pids or 0) > _QUIET_PIDS,
+                output_bytes=stats.output_bytes,
+                sent_bytes=connections.sent_bytes(await connections.table(guest, connections.DEVICES)),
+                cpu_s=used.cpu_s or 0.0,
+                listens=frozenset(port for table in tables for port in connections.listening(table)),
+            )
 
         try:
-            return await self._core.tasks.bounded(ask(), self._core.rules.inspect_s, f"ask {member.id}")
+            return await core.tasks.bounded(ask(), core.rules.inspect_s, f"ask {member.id}")
         except (SandboxError, OSError):
             return None
         finally:

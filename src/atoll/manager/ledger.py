@@ -50,6 +50,11 @@ class Ledger:
         member.notify()
         return self._journal.write(member.record, event)
 
+    def correct(self, member: Member, update: Mapping[str, object]) -> asyncio.Future[None]:
+        """Write down what is no news to anybody."""
+        member.record = member.record.model_copy(update=update)
+        return self._journal.write(member.record)
+
     def note(self, member: Member, cause: Cause, reason: str) -> asyncio.Future[None]:
         """Something happened to it that changes nothing."""
         state = member.record.state

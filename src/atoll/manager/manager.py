@@ -12,10 +12,11 @@ from atoll.errors import SandboxNotFoundError
 from atoll.manager.forking import checkpointing
 from atoll.manager.members import Member
 from atoll.manager.opening import Opening
-from atoll.manager.record import Event, Record
+from atoll.manager.record import Event, OnIdle, Record
 from atoll.manager.request import Config, Request, expiry, fork_key
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.model import Cause, State, Stats
+from atoll.sandbox import lease_seconds
 
 
 class SandboxManager(Opening):
@@ -40,12 +41,17 @@ class SandboxManager(Opening):
         timeout: float | None = None,
         key: str | None = None,
         engine: str | None = None,
+        idle_timeout: float | None = None,
+        on_idle: OnIdle | None = None,
+        services: Sequence[int] = (),
     ) -> str:
         """Make a sandbox, or claim one from a pool; returns its id when it answers.
 
         A name is taken once for each owner: ConflictError. Asking again with the same idempotency `key` and the same
         request gives the same sandbox. LimitReachedError when there is no room. `timeout` is how long a command may
-        take by default; `engine` the name of another engine than the manager's own. Cancelling leaves nothing behind.
+        take by default; `engine` the name of another engine than the manager's own. `idle_timeout` and `on_idle` are
+        those of the manager unless given; while something listens on one of the ports `services` it is not ended for
+        want of use. Cancelling leaves nothing behind.
         """
         request = Request.of(
             config,
@@ -58,6 +64,9 @@ class SandboxManager(Opening):
             lifetime=lifetime,
             timeout=timeout,
             engine=engine,
+            idle_timeout=idle_timeout,
+            on_idle=on_idle,
+            services=services,
         )
         return await self._create(request, or_get=False)
 
@@ -92,7 +101,8 @@ class SandboxManager(Opening):
     async def get_sandbox(self, sandbox_id: str) -> ManagedSandbox:
         """The sandbox of that id. SandboxNotFoundError (a KeyError) if there is none, saying why it ended if it has.
 
-        Getting it is no use of it: whoever holds it long may find that it was ended. Using one that sleeps wakes it.
+        Getting it is no use of it: whoever holds it long may find that it was ended. Using one that fell asleep wakes
+        it; one that was paused by `pause_sandbox` says so.
         """
         return (await self._member(sandbox_id)).sandbox
 
@@ -175,7 +185,7 @@ class SandboxManager(Opening):
         await pausing.pause(member, disk=memory == "disk", drop_connections=drop_connections)
 
     async def resume_sandbox(self, sandbox_id: str) -> None:
-        """Let them go on; any use does that too. LimitReachedError when there is no room for it."""
+        """Let them go on. LimitReachedError when there is no room for it."""
         member = await self._member(sandbox_id)
         await (await self._open()).core.pausing.wake(member)
 
@@ -188,6 +198,12 @@ class SandboxManager(Opening):
         times = expiry(parts.core, seconds if most is None else min(seconds, most))
         await parts.core.ledger.change(member, act=member.record.act, update=times)
         parts.reaper.hurry()
+        return member.record
+
+    async def keep_alive(self, sandbox_id: str, seconds: float) -> Record:
+        """It counts as used for so long from now on, at most a day, and never beyond its lifetime."""
+        member = await self._member(sandbox_id)
+        await (await self._open()).core.lease(member, lease_seconds(seconds))
         return member.record
 
     async def cleanup_idle(self) -> None:

@@ -30,9 +30,17 @@ class Making:
 class Background:
     """What commands do inside that nobody waits for."""
 
+    at: float
+    """When we looked, on the clock that does not jump."""
     running: bool
+    """Whether a command runs, or anything else besides the agent."""
     output_bytes: int
-    """That they have written in the life of the sandbox, also what nobody has read."""
+    """That commands have written in the life of the sandbox, also what nobody has read."""
+    sent_bytes: int = 0
+    """That went out over its network."""
+    cpu_s: float = 0.0
+    listens: frozenset[int] = frozenset()
+    """TCP ports."""
 
 
 class Member:
@@ -56,6 +64,12 @@ class Member:
         """Of deleting it, after which the next one waits longer."""
         self.background: Background | None = None
         """When somebody last looked."""
+        self.paused_since = 0.0
+        """Since when it sleeps, on the clock that does not jump."""
+        self.on_disk = False
+        """It sleeps, with its memory on the disk."""
+        self.look_again = 0.0
+        """Nobody has to look whether it is idle before then."""
         self._changes: list[asyncio.Future[None]] = []
 
     @property

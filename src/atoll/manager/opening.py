@@ -17,6 +17,7 @@ from atoll.manager.engines import Engines
 from atoll.manager.ledger import OnEvent
 from atoll.manager.parts import Parts
 from atoll.manager.pool import PoolSettings
+from atoll.manager.record import OnIdle
 from atoll.manager.recovery import Recovered
 from atoll.manager.shutdown import Shutdown, shut_down
 from atoll.settings import Settings
@@ -37,7 +38,10 @@ class Opening:
         engine: str | Engine = "auto",
         settings: Settings | None = None,
         state_dir: Path | None = None,
-        at_cap: Literal["refuse", "pause"] = "refuse",
+        at_cap: Literal["refuse", "pause", "pause-any"] = "refuse",
+        on_idle: OnIdle = "end",
+        disk_timeout: float | None = None,
+        paused_timeout: float = 7 * 86400.0,
         max_per_owner: int | None = None,
         max_paused: int | None = None,
         max_lifetime: float | None = None,
@@ -49,7 +53,16 @@ class Opening:
         rules: Rules | None = None,
     ) -> None:
         self._rules = rules or Rules(
-            max_sandboxes, idle_timeout, cleanup_interval, at_cap, max_per_owner, max_paused, max_lifetime
+            max_sandboxes,
+            idle_timeout,
+            cleanup_interval,
+            at_cap,
+            max_per_owner,
+            max_paused,
+            max_lifetime,
+            on_idle=on_idle,
+            disk_timeout=disk_timeout,
+            paused_timeout=paused_timeout,
         )
         self._engine = engine
         self._settings = settings or Settings.load()

@@ -10,7 +10,7 @@ from atoll.errors import SandboxError, SandboxGoneError, UnsupportedError
 from atoll.manager.core import Core
 from atoll.manager.forking import checkpointing
 from atoll.manager.members import Member
-from atoll.manager.record import Act
+from atoll.manager.record import Act, PausedBy
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish, outcome
 from atoll.model import Capability, Handle, State
@@ -26,7 +26,14 @@ class Pausing:
         self._room = room
         room.pause = self.begin_pause
 
-    async def pause(self, member: Member, *, disk: bool = False, drop_connections: bool = False) -> None:
+    async def pause(
+        self,
+        member: Member,
+        *,
+        disk: bool = False,
+        drop_connections: bool = False,
+        by: PausedBy = PausedBy.USER,
+    ) -> None:
         """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot.
 
         With `disk` they take no memory meanwhile; nobody may be connected for that.
@@ -34,7 +41,9 @@ class Pausing:
         self._engine(member)
         if not disk:
             if await self._reaches(member, State.RUNNING, State.PAUSED):
-                await outcome(self.begin_pause(member))
+                await outcome(self.begin_pause(member, by))
+            elif by is PausedBy.USER and member.record.paused_by is not by:
+                await self._core.ledger.correct(member, {"paused_by": by})
             return
         engine = checkpointing(self._core.engine_of(member))
         if await self._reaches(member, State.RUNNING, State.PAUSED):
@@ -45,29 +54,53 @@ class Pausing:
             async def hibernate(handle: Handle) -> None:
                 await member.sandbox.let_go()
                 await engine.hibernate(handle)
+                member.on_disk = True
 
-            work = self._carry_out(member, State.PAUSED, written, hibernate, _DISK_S)
+            work = self._carry_out(member, State.PAUSED, written, hibernate, _DISK_S, by=by)
             await outcome(self._core.tasks.spawn(work, f"pause {member.id} to disk"))
+
+    async def move_to_disk(self, member: Member) -> None:
+        """One that sleeps takes no memory any more. Its connections, which have long been silent, end."""
+        engine = checkpointing(self._core.engine_of(member))
+        by = member.record.paused_by
+        if not await self._reaches(member, State.RUNNING, State.PAUSED):
+            written = self._core.ledger.change(member, act=Act.PAUSE)
+
+            async def hibernate(handle: Handle) -> None:
+                await member.sandbox.let_go()
+                await engine.hibernate(handle)
+                member.on_disk = True
+
+            work = self._carry_out(member, State.PAUSED, written, hibernate, _DISK_S, by=by)
+            await outcome(self._core.tasks.spawn(work, f"move {member.id} to disk"))
 
     async def wake(self, member: Member) -> None:
         """Let its processes go on. May be repeated. LimitReachedError when there is no room for it."""
         engine = self._engine(member)
         while await self._reaches(member, State.PAUSED, State.RUNNING):
             if not self._room.free_for_waking():
-                await self._room.make()
+                await self._room.make(member.record.owner, waking=True)
                 continue  # meanwhile somebody else may have woken it, or taken the room
             written = self._core.ledger.change(member, act=Act.RESUME)
             work = self._carry_out(member, State.RUNNING, written, engine.resume)
             await outcome(self._core.tasks.spawn(work, f"resume {member.id}"))
+            member.usage.touch()
 
-    def begin_pause(self, member: Member) -> asyncio.Task[None]:
+    def begin_pause(self, member: Member, by: PausedBy) -> asyncio.Task[None]:
         """It must be usable. From now on it is being paused, whatever becomes of the caller."""
         written = self._core.ledger.change(member, act=Act.PAUSE)
-        work = self._carry_out(member, State.PAUSED, written, self._engine(member).pause)
+        work = self._carry_out(member, State.PAUSED, written, self._engine(member).pause, by=by)
         return self._core.tasks.spawn(work, f"pause {member.id}")
 
     async def _carry_out(
-        self, member: Member, goal: State, written: asyncio.Future[None], act: _Act, seconds: float = _PAUSE_S
+        self,
+        member: Member,
+        goal: State,
+        written: asyncio.Future[None],
+        act: _Act,
+        seconds: float = _PAUSE_S,
+        *,
+        by: PausedBy | None = None,
     ) -> None:
         core = self._core
 
@@ -80,7 +113,11 @@ class Pausing:
         except BaseException as error:
             await finish(self._give_up(member, error))
             raise
-        await core.ledger.change(member, goal, reason="its processes are stopped" if goal is State.PAUSED else "")
+        reason = "its processes are stopped" if goal is State.PAUSED else ""
+        member.paused_since = core.clock.now()
+        member.on_disk = member.on_disk and goal is State.PAUSED
+        update = {"paused_by": by, "paused_at": core.clock.wall() if by is not None else None}
+        await core.ledger.change(member, goal, reason=reason, update=update)
 
     async def _give_up(self, member: Member, error: BaseException) -> None:
         core = self._core

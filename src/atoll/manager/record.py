@@ -6,6 +6,7 @@ import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +20,20 @@ class Act(enum.StrEnum):
     DELETE = "delete"
     PAUSE = "pause"
     RESUME = "resume"
+
+
+class PausedBy(enum.StrEnum):
+    """Who put a sandbox to sleep. One that its user paused goes on only when they say so."""
+
+    USER = "user"
+    IDLE = "idle"
+    """Nobody used it."""
+    ROOM = "room"
+    """Its place was needed."""
+
+
+OnIdle = Literal["end", "pause", "disk"]
+"""What becomes of a sandbox that nobody uses."""
 
 
 class Record(BaseModel):
@@ -52,6 +67,17 @@ class Record(BaseModel):
     expires_now: float | None = None
     """The same moment on the clock that does not jump; it means something only within `boot_id`."""
     boot_id: str = ""
+    idle_timeout_s: float | None = None
+    """How long it may be without use; None: as the manager's rules say. So is `on_idle`."""
+    on_idle: OnIdle | None = None
+    services: tuple[int, ...] = ()
+    """Ports inside. While something listens on one of them the sandbox is not ended for want of use."""
+    leased_until: float | None = None
+    """Until then it counts as used."""
+    leased_now: float | None = None
+    """The same moment on the clock that does not jump."""
+    paused_by: PausedBy | None = None
+    paused_at: float | None = None
     details: dict[str, str] = Field(default_factory=dict)
     """Of the engine's handle."""
 

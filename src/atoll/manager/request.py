@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.errors import SpecError
 from atoll.manager.core import MARK, Core
-from atoll.manager.record import Act, Record, fingerprint
+from atoll.manager.record import Act, OnIdle, Record, fingerprint
 from atoll.model import SandboxSpec, Volume
 from atoll.sandbox import new_sandbox_id
 
@@ -46,6 +46,9 @@ class Request:
     pool: str | None = None
     engine: str | None = None
     """None: the manager's own choice."""
+    idle_timeout_s: float | None = None
+    on_idle: OnIdle | None = None
+    services: tuple[int, ...] = ()
     origin: str = ""
     """What it is forked from, in words."""
     fingerprint: str = field(init=False, default="")
@@ -67,11 +70,17 @@ class Request:
                 )
             if label.startswith(_OWN):
                 raise SpecError(f"labels that begin with '{_OWN}' are Atoll's own: {label!r}")
-        for what, seconds in (("lifetime", self.lifetime_s), ("timeout", self.timeout_s)):
+        times = {"lifetime": self.lifetime_s, "timeout": self.timeout_s, "idle timeout": self.idle_timeout_s}
+        for what, seconds in times.items():
             if seconds is not None and not seconds > 0:
                 raise SpecError(f"a {what} must be more than 0 seconds, not {seconds!r}")
+        if self.on_idle not in (None, "end", "pause", "disk"):
+            raise SpecError(f"on_idle is 'end', 'pause' or 'disk', not {self.on_idle!r}")
         if self.key is not None:
-            others = (self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin)
+            others: tuple[object, ...] = (
+                *(self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin),
+                *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
+            )
             object.__setattr__(self, "fingerprint", fingerprint(self.spec.model_dump_json(), *others))
 
     @classmethod
@@ -88,6 +97,9 @@ class Request:
         lifetime: float | None,
         timeout: float | None,
         engine: str | None,
+        idle_timeout: float | None = None,
+        on_idle: OnIdle | None = None,
+        services: Sequence[int] = (),
     ) -> Request:
         """Raises SpecError for what makes no sense."""
         if config is None or isinstance(config, Mapping):
@@ -105,7 +117,18 @@ class Request:
             values["env"] = {**spec.env, **(env or {})}
             spec = SandboxSpec.of(**values)
         seconds = spec.limits.lifetime_s if lifetime is None else lifetime
-        return cls(spec, name, owner, key, seconds, timeout_s=timeout, engine=engine)
+        return cls(
+            spec,
+            name,
+            owner,
+            key,
+            seconds,
+            timeout_s=timeout,
+            engine=engine,
+            idle_timeout_s=idle_timeout,
+            on_idle=on_idle,
+            services=tuple(services),
+        )
 
     @classmethod
     def twin(
@@ -129,6 +152,9 @@ class Request:
             source.lifetime_s if lifetime is None else lifetime,
             timeout_s=source.timeout_s,
             engine=source.engine,
+            idle_timeout_s=source.idle_timeout_s,
+            on_idle=source.on_idle,
+            services=source.services,
             origin=f"{source.id} {checkpoint} {memory}",
         )
 
@@ -162,6 +188,9 @@ class Request:
             "labels": self.spec.labels,
             "key": self.key,
             "timeout_s": self.timeout_s,
+            "idle_timeout_s": self.idle_timeout_s,
+            "on_idle": self.on_idle,
+            "services": self.services,
             "fingerprint": self.fingerprint,
             "created_at": core.clock.wall(),
             **expiry(core, lifetime),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from atoll.errors import LimitReachedError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
+from atoll.manager.record import PausedBy
 from atoll.manager.tasks import outcome
 from atoll.model import Cause
 
@@ -16,7 +17,7 @@ class Room:
     """Asking and taking happen between two awaits: the cap is exact. A sandbox counts until nothing of it is left."""
 
     def __init__(self, core: Core) -> None:
-        self.pause: Callable[[Member], asyncio.Task[None]]
+        self.pause: Callable[[Member, PausedBy], asyncio.Task[None]]
         """Begins to pause a member; set by whoever can."""
         self.calm: Callable[[], None] = lambda: None
         """Called when somebody waits no longer; set by whoever holds back meanwhile."""
@@ -27,14 +28,14 @@ class Room:
     def taken(self) -> int:
         members = self._core.members
         # Where room is made by pausing, those that sleep have a limit of their own.
-        return len(members) - (members.asleep() if self._core.rules.at_cap == "pause" else 0)
+        return len(members) - (members.asleep() if self._pauses() else 0)
 
     def is_free(self, more: int = 1) -> bool:
         return self.taken() + more <= self._core.rules.max_sandboxes
 
     def free_for_waking(self) -> bool:
         """A sleeping one counts already unless sleeping makes room."""
-        return self._core.rules.at_cap != "pause" or self.is_free()
+        return not self._pauses() or self.is_free()
 
     def check_owner(self, owner: str | None, more: int = 1) -> None:
         limit = self._core.rules.max_per_owner
@@ -43,25 +44,28 @@ class Room:
                 f"Maximum number of sandboxes ({limit}) of owner {owner!r} reached", hint="Delete one of them first."
             )
 
-    async def make(self, more: int = 1) -> None:
-        """Make some, or raise LimitReachedError. When it returns somebody else may have taken it already."""
+    async def make(self, owner: str | None, more: int = 1, *, waking: bool = False) -> None:
+        """Make some for this owner, or raise LimitReachedError. When it returns somebody else may have taken it.
+
+        `waking`: for one that sleeps, whose own place among the sleepers becomes free.
+        """
         if more > self._core.rules.max_sandboxes:
             raise self._full()
         self.waiting += 1
         try:
-            await self._make()
+            await self._make(owner, waking)
         finally:
             self.waiting -= 1
             self.calm()
 
-    async def _make(self) -> None:
+    async def _make(self, owner: str | None, waking: bool) -> None:
         if (spare := self._spare()) is not None:
             await self._core.ending.delete(spare, Cause.POLICY, "its place in the pool was needed")
             return
-        victim = self._longest_idle() if self._core.rules.at_cap == "pause" else None
+        victim = self._longest_idle(owner, waking) if self._pauses() else None
         if victim is None:
             raise self._full()
-        await outcome(self.pause(victim))
+        await outcome(self.pause(victim, PausedBy.ROOM))
 
     def _spare(self) -> Member | None:
         """One of a pool, if possible one that is ready, else one on its way in or out."""
@@ -74,10 +78,22 @@ class Room:
             hint="Delete one, or raise max_sandboxes.",
         )
 
-    def _longest_idle(self) -> Member | None:
-        rules, members = self._core.rules, self._core.members
+    def _pauses(self) -> bool:
+        return self._core.rules.at_cap != "refuse"
+
+    def _longest_idle(self, owner: str | None, waking: bool) -> Member | None:
+        """One of the owner's own, unless the rules let everybody make way for everybody."""
+        rules, members, now = self._core.rules, self._core.members, self._core.clock.now()
         limit = rules.max_sandboxes if rules.max_paused is None else rules.max_paused
-        if members.asleep() + members.falling_asleep() >= limit:
+        if members.asleep() + members.falling_asleep() - waking >= limit:
             return None
-        idle = [member for member in members if member.usable and not member.usage.active and not member.waits_in_pool]
+        idle = [
+            member
+            for member in members
+            if member.usable
+            and not member.usage.active
+            and not member.waits_in_pool
+            and (member.record.leased_now or 0.0) <= now
+            and (rules.at_cap == "pause-any" or member.record.owner == owner)
+        ]
         return max(idle, key=lambda member: member.usage.idle_s(), default=None)

@@ -14,13 +14,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from atoll.checkpoint import Checkpoint
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import ByteStream, Engine
-from atoll.errors import AgentUnreachableError, SandboxGoneError, UnsupportedError
+from atoll.errors import AgentUnreachableError, SandboxGoneError, SandboxPausedError, UnsupportedError
 from atoll.guest.guest import Guest
 from atoll.guest.processes import Completed, Processes, ProcessStream, StartRequest
 from atoll.manager.usage import MeteredSocket, Usage
 from atoll.model import ExecutionResult, Handle, SandboxSpec
 from atoll.network.policy import NetworkPolicy, NetworkRules
-from atoll.sandbox import DEFAULT_OUTPUT_BYTES, AsyncSandbox
+from atoll.sandbox import DEFAULT_OUTPUT_BYTES, AsyncSandbox, lease_seconds
 from atoll.settings import Settings
 from atoll.shell import AsyncShell
 
@@ -33,13 +33,16 @@ class Keeper(Protocol):
 
     usage: Usage
 
-    async def ready(self) -> None:
-        """Return when the sandbox can be used, waking it if it sleeps. Raises SandboxGoneError once it has ended.
+    async def ready(self, *, asleep: bool = False) -> None:
+        """Return when the sandbox can be used, waking it if it fell asleep. Raises SandboxGoneError once it has ended,
+        SandboxPausedError if its user paused it. With `asleep` one that is paused will do.
 
         The caller counts its use at once, without letting anything else run in between.
         """
 
     async def delete(self) -> None: ...
+
+    async def keep_alive(self, seconds: float) -> None: ...
 
     async def fork(
         self, count: int, checkpoint: str | None, memory: bool, drop_connections: bool
@@ -75,6 +78,19 @@ def counted(
     @functools.wraps(method)
     async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
         async with self.use():
+            return await method(self, *args, **options)
+
+    return call
+
+
+def counted_asleep(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """As `counted`, for what nothing inside is needed for: one that sleeps goes on sleeping."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        async with self.use(asleep=True):
             return await method(self, *args, **options)
 
     return call
@@ -178,13 +194,13 @@ class ManagedSandbox(AsyncSandbox):
         """The manager cleans up, not whoever held this object."""
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[None]:
+    async def use(self, *, asleep: bool = False) -> AsyncIterator[None]:
         """In use as long as the block runs."""
-        await self.keeper.ready()
+        await self.keeper.ready(asleep=asleep)
         with self.keeper.usage.operation():
             try:
                 yield
-            except SandboxGoneError:
+            except (SandboxGoneError, SandboxPausedError):
                 self.keeper.suspect()
                 raise
             except AgentUnreachableError as error:
@@ -229,17 +245,20 @@ class ManagedSandbox(AsyncSandbox):
     copy_from = counted(AsyncSandbox.copy_from)
     expose = counted(AsyncSandbox.expose)
     open_connections = counted(AsyncSandbox.open_connections)
-    network_log = counted(AsyncSandbox.network_log)
+    network_log = counted_asleep(AsyncSandbox.network_log)
     checkpoint = counted(AsyncSandbox.checkpoint)
-    checkpoints = counted(AsyncSandbox.checkpoints)
-    delete_checkpoint = counted(AsyncSandbox.delete_checkpoint)
-    diff = counted(AsyncSandbox.diff)
+    checkpoints = counted_asleep(AsyncSandbox.checkpoints)
+    delete_checkpoint = counted_asleep(AsyncSandbox.delete_checkpoint)
+    diff = counted_asleep(AsyncSandbox.diff)
     rollback = counted(AsyncSandbox.rollback)
     restart = counted(AsyncSandbox.restart)
     undo = counted(AsyncSandbox.undo)
     snapshot = counted(AsyncSandbox.snapshot)
     connect_port = counted(AsyncSandbox.connect_port)
     connect_socket = counted(AsyncSandbox.connect_socket)
+
+    async def keep_alive(self, seconds: float) -> None:
+        await self.keeper.keep_alive(lease_seconds(seconds))
 
     async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
         async with self.use():

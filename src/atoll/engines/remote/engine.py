@@ -116,6 +116,10 @@ class RemoteEngine(RemoteStates):
     async def resume(self, handle: Handle) -> None:
         await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/resume")
 
+    async def keep_alive(self, handle: Handle, seconds: float) -> None:
+        path = f"/sandboxes/{await self._remote_id(handle)}/keep-alive"
+        await self._server.call("POST", path, json={"seconds": seconds})
+
     async def aclose(self) -> None:
         if self._watching is not None and self._watching.get_loop() is asyncio.get_running_loop():
             self._watching.cancel()

@@ -1,0 +1,163 @@
+"""Which members nobody uses, and what becomes of those: they end, or sleep until somebody comes, and end later.
+
+An operation under way, a byte in or out, and a lease are a use. What goes on inside without us is looked at only when
+it matters: halfway through the time that a member may be without use, and at its end. If it used the processor, wrote
+or sent anything in between, it is busy, which is a use. So a thousand members cost two looks each in all that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+
+from atoll.engines.base import Checkpointing, Pausable
+from atoll.errors import SandboxError
+from atoll.manager.core import Core
+from atoll.manager.members import Background, Member
+from atoll.manager.record import OnIdle, PausedBy
+from atoll.model import Capability, Cause, State
+
+_BUSY_SHARE = 0.01
+"""Of one processor, over the time between the two looks. Waiting for something to happen takes less."""
+_AT_ONCE = 32
+_SOON_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Idling:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._looks = asyncio.Semaphore(_AT_ONCE)
+
+    def due(self, member: Member) -> float:
+        """When somebody has to consider it, by the clock that does not jump. It may be used again before."""
+        if not member.free or member.waits_in_pool:
+            return math.inf
+        state = member.record.state
+        if state is State.PAUSED:
+            return max(member.look_again, min(self._end_asleep(member), self._disk(member)))
+        if state not in (State.RUNNING, State.STOPPED):
+            return math.inf
+        timeout = self._timeout(member)
+        if member.usage.active:
+            return self._core.clock.now() + timeout
+        since = self._since(member)
+        halfway = state is State.RUNNING and (member.background is None or member.background.at < since)
+        return max(member.look_again, since + (timeout / 2 if halfway else timeout))
+
+    async def consider(self, member: Member) -> None:
+        """End it or put it to sleep, if it is time and nobody uses it."""
+        if not member.free or member.waits_in_pool:
+            return
+        now = self._core.clock.now()
+        if member.record.state is State.PAUSED:
+            await self._asleep(member, now)
+        elif member.record.state in (State.RUNNING, State.STOPPED):
+            if now < self._since(member) + self._timeout(member) / 2:
+                return
+            member.look_again = now + _SOON_S
+            if not await self._is_silent(member):
+                return
+            if self._is_idle(member):  # nothing may run between this question and its consequence
+                await self._step(member)
+
+    async def _step(self, member: Member) -> None:
+        core, record = self._core, member.record
+        if record.state is State.STOPPED:
+            core.ending.begin(member, record.cause or Cause.LOST, record.reason)
+            return
+        wanted = self._on_idle(member)
+        if wanted != "end":
+            await self._pause(member, wanted)
+        elif member.background is not None and member.background.listens.intersection(record.services):
+            member.usage.touch()
+        else:
+            core.ending.begin(member, Cause.POLICY, f"nobody used it for {self._timeout(member):g} s")
+
+    async def _pause(self, member: Member, wanted: OnIdle) -> None:
+        pausing = self._core.pausing
+        if wanted == "disk" and self._has_disk(member):
+            try:
+                await pausing.pause(member, disk=True, by=PausedBy.IDLE)
+                return
+            except SandboxError as error:
+                _log.info("sandbox %s sleeps in memory, not on the disk: %s", member.id, error)
+        try:
+            if member.usable and self._is_idle(member):
+                await pausing.begin_pause(member, PausedBy.IDLE)
+        except SandboxError as error:
+            self._core.metrics.failures["pause"] += 1
+            _log.warning("sandbox %s could not be paused: %s", member.id, error)
+            member.usage.touch()  # in so long again
+
+    async def _asleep(self, member: Member, now: float) -> None:
+        if now >= self._end_asleep(member):
+            seconds = self._core.rules.paused_timeout
+            self._core.ending.begin(member, Cause.POLICY, f"it was paused and nobody used it for {seconds:g} s")
+        elif now >= self._disk(member):
+            member.look_again = math.inf  # tried once
+            try:
+                await self._core.pausing.move_to_disk(member)
+            except SandboxError as error:
+                _log.info("sandbox %s stays paused in memory: %s", member.id, error)
+            finally:
+                member.look_again = 0.0
+
+    def _since(self, member: Member) -> float:
+        return max(member.usage.last, member.record.leased_now or 0.0)
+
+    def _timeout(self, member: Member) -> float:
+        own = member.record.idle_timeout_s
+        return self._core.rules.idle_timeout if own is None else own
+
+    def _on_idle(self, member: Member) -> OnIdle:
+        wanted = member.record.on_idle or self._core.rules.on_idle
+        return wanted if can_pause(self._core, member) else "end"
+
+    def _is_idle(self, member: Member) -> bool:
+        if not member.free or member.record.state not in (State.RUNNING, State.STOPPED) or member.usage.active:
+            return False
+        return self._core.clock.now() >= self._since(member) + self._timeout(member)
+
+    def _end_asleep(self, member: Member) -> float:
+        since = max(member.paused_since, member.usage.last, member.record.leased_now or 0.0)
+        return since + self._core.rules.paused_timeout
+
+    def _disk(self, member: Member) -> float:
+        seconds = self._core.rules.disk_timeout
+        if seconds is None or member.on_disk or not self._has_disk(member):
+            return math.inf
+        return member.paused_since + seconds
+
+    def _has_disk(self, member: Member) -> bool:
+        engine = self._core.engine_of(member)
+        return isinstance(engine, Checkpointing) and Capability.CHECKPOINTS in engine.capabilities
+
+    async def _is_silent(self, member: Member) -> bool:
+        """Whether nothing goes on inside. To know that one has to look twice; what did not run at all is silent."""
+        if member.record.state is not State.RUNNING:
+            return True
+        async with self._looks:
+            before, seen = member.background, await self._core.health.background(member)
+        member.background = seen
+        if seen is None:
+            return True
+        if before is not None and before.at < self._since(member):
+            before = None
+        if before is None:
+            return not seen.running
+        if _is_busy(before, seen):
+            member.usage.touch()
+        return True
+
+
+def _is_busy(before: Background, seen: Background) -> bool:
+    if seen.output_bytes != before.output_bytes or seen.sent_bytes > before.sent_bytes:
+        return True
+    return seen.cpu_s - before.cpu_s > _BUSY_SHARE * (seen.at - before.at)
+
+
+def can_pause(core: Core, member: Member) -> bool:
+    engine = core.engine_of(member)
+    return Capability.PAUSE in engine.capabilities and isinstance(engine, Pausable)
