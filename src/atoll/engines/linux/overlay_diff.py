@@ -68,7 +68,9 @@ def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False)
 class _Side:
     def __init__(self, layer: Path, lowers: Sequence[Path]) -> None:
         self.layer, self.lowers = layer, lowers
-        self.entries: dict[str, Entry] = dict(scan(layer))
+        # Of a sandbox that nobody has written to, the layer has no directory for the image yet.
+        untouched = layer.parent.is_dir() and not layer.exists()
+        self.entries: dict[str, Entry] = {} if untouched else dict(scan(layer))
 
     def seen(self, path: str) -> os.stat_result | None:
         """What somebody inside would find there."""

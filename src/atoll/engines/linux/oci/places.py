@@ -14,6 +14,7 @@ from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.linux.oci.record import Records
 from atoll.engines.linux.plan import Bind, Root
 from atoll.engines.linux.users import IdRanges
+from atoll.engines.local.exclusion import Exclusion
 from atoll.engines.local.processes import ProcessRef
 from atoll.errors import EngineUnavailableError
 from atoll.images import Images, tree
@@ -35,6 +36,7 @@ class Places:
         self.hierarchy = hierarchy
         self.data = settings.data_dir / "oci"
         self.records = Records(self.data / "sandboxes")
+        self.exclusion = Exclusion(self.records.home)
         self.ids = IdRanges(self.data / "ids")
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
