@@ -77,7 +77,9 @@ class NativeEngine(OciEngine):
 
         linking: list[asyncio.Future[int | None]] = []
         try:
-            await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S), link)
+            deadline = Deadline.after(_CREATE_S)
+            async with self._places.claims.one(deadline):
+                await self._ready(record.spec).make(record, complete, deadline, link)
         finally:
             linked = await asyncio.gather(*linking, return_exceptions=True)
         assert record.init is not None

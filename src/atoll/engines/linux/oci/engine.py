@@ -134,7 +134,9 @@ class OciEngine(Saving):
 
     async def _launch(self, record: Record, runtime: Runtime) -> Record:
         """Make what the record says. Returns it complete, as it is written down."""
-        built = await self._builder.build(record, runtime, Deadline.after(_CREATE_S))
+        deadline = Deadline.after(_CREATE_S)
+        async with self._places.claims.one(deadline):
+            built = await self._builder.build(record, runtime, deadline)
         record = record.model_copy(update={"init": built.init, "restoring": None, "memory": None, "asleep": False})
         if not runtime.virtual_kernel:
             await self._link(record, built.init)

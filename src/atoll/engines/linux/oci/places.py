@@ -11,6 +11,7 @@ from pathlib import Path
 
 from atoll import agent_binary
 from atoll.engines.linux.cgroups import Group, Hierarchy
+from atoll.engines.linux.claims import Claims
 from atoll.engines.linux.oci.record import Records
 from atoll.engines.linux.plan import Bind, Root
 from atoll.engines.linux.users import IdRanges
@@ -37,6 +38,7 @@ class Places:
         self.data = settings.data_dir / "oci"
         self.records = Records(self.data / "sandboxes")
         self.exclusion = Exclusion(self.records.home)
+        self.claims = Claims(self.data / "groups.lock")
         self.ids = IdRanges(self.data / "ids")
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
@@ -160,9 +162,11 @@ class Places:
     def close(self) -> None:
         """Let go of what is shared by sandboxes of which there are none any more."""
         self.layers.close()
-        for directory in self.group("x").directories():
-            with contextlib.suppress(OSError):
-                directory.parent.rmdir()
+        with self.claims.none() as nobody:
+            if nobody:
+                for directory in self.group("x").directories():
+                    with contextlib.suppress(OSError):
+                        directory.parent.rmdir()
 
     def _program(self, source: Path, name: str, mode: int) -> Path:
         directory = self.data / "programs"
