@@ -305,3 +305,12 @@ async def test_deleting_and_forking_at_once(native: OciEngine, sandbox_on: MakeS
                 assert await fork.read_file("file") == "then"
                 await fork.cleanup()
         assert native._places.layers.list_saved() == []
+
+
+async def test_a_sandbox_that_nobody_wrote_to_is_compared(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+    async with sandbox_on(engine) as sandbox:
+        untouched = await sandbox.checkpoint()
+        assert await sandbox.diff(untouched) == []
+        assert await sandbox.diff(untouched, await sandbox.checkpoint(), text=True) == []
+        await sandbox.write_file("/root/file", "text")
+        assert "A /root/file" in [str(change) for change in await sandbox.diff(untouched)]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import threading
 
 import pytest
 
+from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.oci import OciEngine
 from atoll.model import SandboxSpec
 from atoll.sandbox import AsyncSandbox
@@ -91,3 +93,29 @@ async def test_gc_touches_nothing_of_a_maker_that_lives(runc: OciEngine, setting
     for sandbox in made:
         assert (await sandbox.exec("echo ok", timeout=20)).stdout == "ok\n"
         await sandbox.cleanup()
+
+
+@pytest.mark.parametrize("name", ["native", "runc"])
+async def test_control_groups_are_not_removed_under_one_that_starts(
+    settings: Settings, need_runtime: NeedRuntime, name: str
+) -> None:
+    """Another engine of the installation finds no sandbox, again and again, and lets go of what sandboxes share."""
+    need_runtime("runc")
+    engine = NativeEngine(settings) if name == "native" else OciEngine(settings, name)
+    other, over = OciEngine(settings), threading.Event()
+
+    def tidy() -> int:
+        times = 0
+        while not over.is_set():
+            other._places.close()
+            times += 1
+        return times
+
+    tidying = asyncio.ensure_future(asyncio.to_thread(tidy))
+    try:
+        for number in range(4):
+            await engine.delete(await engine.create(f"one-{number}", SandboxSpec()))
+    finally:
+        over.set()
+        assert await tidying > 10
+        await empty(engine)

@@ -138,8 +138,12 @@ class Reachable(Protocol):
 class Collecting(Protocol):
     """An engine that can remove what nobody owns any more: the remains of calls that were killed in the middle."""
 
-    async def gc(self) -> Sequence[str]:
-        """What was removed, each with a word on why. Touches nothing that is not of this installation."""
+    async def gc(self, *, shared: bool = True) -> Sequence[str]:
+        """What was removed, each with a word on why. Touches nothing that is not of this installation, and nothing that
+        a living process makes, changes or deletes just now. Takes a bounded time; the rest is for the next call.
+
+        Without `shared` what sandboxes use together, and none uses now, is kept for the next.
+        """
 
 
 @runtime_checkable

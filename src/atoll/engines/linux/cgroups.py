@@ -29,6 +29,7 @@ from atoll.model import Stats
 Mode = Literal["v1", "hybrid", "v2", "none"]
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer", "devices")
 _RETRY_S = 0.002
+_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,7 @@ class Group:
     def create(self, limits: CgroupLimits) -> None:
         """Make it with its limits. Raises OSError if one cannot be set; what was made is for `remove`."""
         for mount in dict.fromkeys(self.hierarchy.controllers.values()):
-            try:
-                os.mkdir(f"{mount}{self.path}")
-            except FileNotFoundError:  # the first one of this installation
-                Path(f"{mount}{self.path}").mkdir(parents=True, exist_ok=True)
-            except FileExistsError:
-                pass
+            _make(Path(f"{mount}{self.path}"))
         self.limit(limits)
 
     def limit(self, limits: CgroupLimits) -> None:
@@ -289,6 +285,22 @@ class Group:
             os.write(fd, value.encode())
         finally:
             os.close(fd)
+
+
+def _make(directory: Path) -> None:
+    """With all groups above it. One of these may be removed by somebody who sees it empty before we are in it."""
+    for tries_left in range(_TRIES - 1, -1, -1):
+        try:
+            os.mkdir(directory)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+            with suppress(FileNotFoundError):
+                directory.parent.mkdir(parents=True, exist_ok=True)
+        else:
+            return
 
 
 def settings(mode: Mode, limits: CgroupLimits) -> list[tuple[str, str, str]]:

@@ -83,7 +83,9 @@ class _Side:
     def __init__(self, layer: Path, lowers: Sequence[Path], cancellation: Cancellation) -> None:
         self.layer, self.lowers, self.cancellation = layer, lowers, cancellation
         self.entries: dict[str, Entry] = {}
-        for path, entry in scan(layer):
+        # Of a sandbox that nobody has written to, the layer has no directory for the image yet.
+        untouched = layer.parent.is_dir() and not layer.exists()
+        for path, entry in () if untouched else scan(layer):
             keep_comparing(cancellation)
             self.entries[path] = entry
 

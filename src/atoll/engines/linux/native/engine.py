@@ -78,7 +78,9 @@ class NativeEngine(OciEngine):
 
         linking: list[asyncio.Future[int | None]] = []
         try:
-            await self._ready(record.spec).make(record, complete, Deadline.after(_CREATE_S), link)
+            deadline = Deadline.after(_CREATE_S)
+            async with self._places.claims.one(deadline):
+                await self._ready(record.spec).make(record, complete, deadline, link)
         finally:
             linked = await asyncio.gather(*linking, return_exceptions=True)
         assert record.init is not None
@@ -94,11 +96,13 @@ class NativeEngine(OciEngine):
 
     async def pause(self, handle: Handle) -> None:
         await self._need_freezer(handle)
-        await self._places.group(handle.sandbox_id).freeze(Deadline.after(_PAUSE_S))
+        async with self._alone(handle.sandbox_id):
+            await self._places.group(handle.sandbox_id).freeze(Deadline.after(_PAUSE_S))
 
     async def resume(self, handle: Handle) -> None:
         await self._need_freezer(handle)
-        self._places.group(handle.sandbox_id).thaw()
+        async with self._alone(handle.sandbox_id):
+            self._places.group(handle.sandbox_id).thaw()
 
     async def stats(self, handle: Handle) -> Stats:
         if self._namespace is None or Capability.MEMORY in self.capabilities:

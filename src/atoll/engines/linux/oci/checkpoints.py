@@ -149,26 +149,29 @@ class Checkpoints:
         for saved_id in self.states.used_by(sandbox_id):
             self._leave(saved_id, sandbox_id)
 
-    def collect(self, living: set[str]) -> list[str]:
-        """Remove what a process that died left, and what belonged to sandboxes that are gone."""
-        removed = []
+    def collect(self) -> list[str]:
+        """Remove what a process that died left, and what belonged to sandboxes that are gone.
+
+        Others make sandboxes and states meanwhile. Each writes down what it will make before it makes that, so a thing
+        is left over only if nothing is written down of it after it was seen.
+        """
+        removed, lives = [], self._places.records.exists
         for saved in self.states.all():
-            if saved.sandbox_id and saved.sandbox_id not in living:
+            if saved.sandbox_id and not lives(saved.sandbox_id):
                 self._delete(saved.id)
                 removed.append(f"checkpoint {saved.id} of {saved.sandbox_id}")
-        for saved_id in self.states.unused(living):
+        for saved_id in self.states.unused(lives):
             self._remove(saved_id)
-        known = self.states.known()
         for saved_id in self._places.layers.list_saved():
-            if saved_id not in known:
+            if not self.states.is_known(saved_id):
                 self._places.layers.delete_saved(saved_id)
                 removed.append(f"half a checkpoint, {saved_id}")
         for lease in self._places.images.store.leases():
-            if lease.startswith(LEASE) and lease.removeprefix(LEASE) not in known:
+            if lease.startswith(LEASE) and not self.states.is_known(lease.removeprefix(LEASE)):
                 self._places.images.store.release(lease)
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._places.memory("x").parent):
-                if name not in known and name not in living:
+                if not self.states.is_known(name) and not lives(name):
                     tree.remove(self._places.memory(name))
         self.states.sweep()
         return removed

@@ -17,6 +17,8 @@ from atoll.engines.local.waiting import Deadline
 from atoll.errors import EngineError
 from atoll.model import Cause
 
+_INTERRUPT_S = 0.2
+
 
 class Ending:
     def __init__(self, places: Places, checkpoints: Checkpoints) -> None:
@@ -24,10 +26,21 @@ class Ending:
         self._checkpoints = checkpoints
 
     async def erase(self, sandbox_id: str, deadline: Deadline) -> None:
-        """Kill it and remove every trace, the record last. May be repeated, and by several at once."""
-        places = self._places
-        if not places.records.exists(sandbox_id):
+        """Kill it and remove every trace, the record last. May be repeated, and by several at once. Whatever else is
+        being done to it is given up."""
+        if not self._places.records.exists(sandbox_id):
             return
+
+        async def interrupt() -> None:
+            await self._interrupt(sandbox_id)
+
+        async with self._places.exclusion.deleting(sandbox_id, deadline, interrupt) as mine:
+            if mine:
+                await self.erase_held(sandbox_id, deadline)
+
+    async def erase_held(self, sandbox_id: str, deadline: Deadline) -> None:
+        """As `erase`, by whoever has the lock of the sandbox."""
+        places = self._places
         await self._kill(sandbox_id, places.records.read(sandbox_id), deadline)
         await places.group(sandbox_id).erase(deadline)
         await places.images.release(sandbox_id)
@@ -46,41 +59,68 @@ class Ending:
             self._places.starting(sandbox_id).remove()
 
     async def expire(self, record: Record) -> Record:
-        """Its time is up: end it, and keep the reason."""
+        """Its time is up: end it, and keep the reason. For whoever has the lock of the sandbox."""
         ended = Ended(cause=Cause.TIMEOUT, reason=f"its lifetime of {record.spec.limits.lifetime_s:g} s was over")
         record = record.model_copy(update={"ended": ended})
         self._remember(record)
         await self._kill(record.sandbox_id, record, Deadline.after(10))
         return record
 
-    def explain(self, record: Record) -> Ended:
-        """Why a sandbox that is no longer running ended, from what the kernel still knows. Written down."""
+    def explain(self, record: Record) -> Ended | None:
+        """Why a sandbox that is no longer running ended, from what the kernel still knows. Written down, unless
+        somebody is at work on it. None: the record is not that of the sandbox any more."""
         ended = self._explain(record)
-        self._remember(record.model_copy(update={"ended": ended}))
+        with self._places.exclusion.at_once(record.sandbox_id) as mine:
+            if self._places.records.read(record.sandbox_id) != record:
+                return None
+            if mine:
+                self._remember(record.model_copy(update={"ended": ended}))
         return ended
 
     async def collect(self, deadline: Deadline) -> list[str]:
-        """Remove sandboxes whose maker died before they ran, and whatever bears the name of none."""
-        places, removed = self._places, []
-        for sandbox_id in places.records.ids():
-            record = places.records.read(sandbox_id)
-            if record is None or record.was_never_made():
-                await self.erase(sandbox_id, deadline)
-                removed.append(f"sandbox {sandbox_id}")
+        """Remove sandboxes whose maker died before they ran, and whatever bears the name of none. What is left when the
+        time is up is for the next time."""
+        places = self._places
+        removed: list[str] = []
+        for sandbox_id in await workers.run(workers.ENGINE, self._abandoned):
+            if not deadline.left():
+                return removed
+            with places.exclusion.at_once(sandbox_id) as mine:
+                # Somebody may have begun to complete it, or to delete it, since we looked.
+                if (mine or not places.records.home(sandbox_id).exists()) and self._is_abandoned(sandbox_id):
+                    await self.erase_held(sandbox_id, deadline)
+                    removed.append(f"sandbox {sandbox_id}")
         for sandbox_id in await workers.run(workers.ENGINE, self._strays):
-            await self._kill(sandbox_id, None, deadline)
-            await places.group(sandbox_id).erase(deadline)
-            await places.images.release(sandbox_id)
-            await workers.run(workers.ENGINE, self._remove, sandbox_id)
-            removed.append(f"leftovers of {sandbox_id}")
-        removed += await workers.run(workers.ENGINE, self._checkpoints.collect, set(places.records.ids()))
-        if await workers.run(workers.ENGINE, places.gateway.collect):
-            removed.append("the network gateway")
+            if not deadline.left():
+                return removed
+            if not places.records.exists(sandbox_id):
+                await self.erase_held(sandbox_id, deadline)
+                removed.append(f"leftovers of {sandbox_id}")
+        removed += await workers.run(workers.ENGINE, self._checkpoints.collect)
         await workers.run(workers.ENGINE, places.sweep)
-        await workers.run(workers.ENGINE, places.close)
+        return removed
+
+    async def collect_shared(self) -> list[str]:
+        """Let go of what sandboxes share and none uses."""
+        removed = ["the network gateway"] if await workers.run(workers.ENGINE, self._places.gateway.collect) else []
+        await workers.run(workers.ENGINE, self._places.close)
         return removed
 
     # --- its parts -------------------------------------------------------------------------------------------------
+
+    async def _interrupt(self, sandbox_id: str) -> None:
+        """Whatever somebody still does to it fails: all its processes die, and those that are just starting it."""
+        for group in (self._places.starting(sandbox_id), self._places.group(sandbox_id)):
+            with contextlib.suppress(EngineError, OSError):
+                await group.kill(Deadline.after(_INTERRUPT_S))
+
+    def _abandoned(self) -> list[str]:
+        return [sandbox_id for sandbox_id in self._places.records.ids() if self._is_abandoned(sandbox_id)]
+
+    def _is_abandoned(self, sandbox_id: str) -> bool:
+        """Its maker died before it ran, or somebody who was deleting it did."""
+        record = self._places.records.read(sandbox_id)
+        return record is None or record.was_never_made() or self._places.exclusion.is_being_deleted(sandbox_id)
 
     async def _kill(self, sandbox_id: str, record: Record | None, deadline: Deadline) -> None:
         starting, group = self._places.starting(sandbox_id), self._places.group(sandbox_id)
@@ -126,7 +166,7 @@ class Ending:
         return sorted(found - set(places.records.ids()) - {""})
 
     def _remember(self, record: Record) -> None:
-        # It fails when the sandbox is just being deleted or the disk is full: then it is found out again, less exactly.
+        # It fails when the disk is full: then it is found out again, less exactly.
         with contextlib.suppress(OSError):
             self._places.records.write(record)
 

@@ -38,7 +38,7 @@ from atoll.engines.linux.oci.saved import Saved
 from atoll.engines.linux.oci.saving import Saving, ourselves
 from atoll.engines.linux.oci.streams import Streams
 from atoll.engines.linux.plan import CgroupLimits
-from atoll.engines.local import processes, sockets
+from atoll.engines.local import exclusion, processes, sockets
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import (
@@ -109,16 +109,21 @@ class OciEngine(Saving):
         if source is None and spec.image.startswith(SNAPSHOT):
             source = await workers.run(workers.ENGINE, self._checkpoints.snapshot_named, spec.image)
         record = self._first_record(sandbox_id, spec, runtime, source)
-        self._places.records.begin(record)
+        lock = self._places.records.begin(record)
         try:
             if source is not None:
                 await finish(workers.run(workers.ENGINE, self._checkpoints.begin_with, sandbox_id, source))
             record = await self._launch(record, runtime)
         except BaseException as error:
+            unwanted = self._places.exclusion.is_being_deleted(sandbox_id)
             await self._undo(sandbox_id, error)
+            if unwanted and isinstance(error, Exception):
+                raise exclusion.deleted(sandbox_id) from error
             if isinstance(error, OSError | RuntimeError) and not isinstance(error, SandboxError):
                 raise EngineError(f"the sandbox could not be made: {error}") from error
             raise
+        finally:
+            os.close(lock)
         self._watch(record)
         return self._handle(record)
 
@@ -130,7 +135,9 @@ class OciEngine(Saving):
 
     async def _launch(self, record: Record, runtime: Runtime) -> Record:
         """Make what the record says. Returns it complete, as it is written down."""
-        built = await self._builder.build(record, runtime, Deadline.after(_CREATE_S))
+        deadline = Deadline.after(_CREATE_S)
+        async with self._places.claims.one(deadline):
+            built = await self._builder.build(record, runtime, deadline)
         record = record.model_copy(update={"init": built.init, "restoring": None, "memory": None, "asleep": False})
         if not runtime.virtual_kernel:
             await self._link(record, built.init)
@@ -163,25 +170,34 @@ class OciEngine(Saving):
                 await asyncio.sleep(_RETRY_S)
 
     async def inspect(self, handle: Handle) -> Observation:
-        record = self._places.records.read(handle.sandbox_id)
-        if record is None:
-            if self._places.records.exists(handle.sandbox_id):
-                return Observation(State.STOPPED, Cause.LOST, "its record is missing or damaged")
-            return Observation(State.MISSING, Cause.USER, "it was deleted or never existed")
-        if record.asleep and record.ended is None:
-            return Observation(State.PAUSED, None, "its memory is on the disk")
-        if record.is_being_made():
-            return Observation(State.STARTING)
-        record = await self._completed(record)
-        if record.is_alive():
-            if record.expires_at is not None and record.expires_at <= time.time():
-                record = await self._ending.expire(record)
-            else:
-                if self._pausing.is_abandoned(record.sandbox_id):
-                    await self._unfreeze(record)
-                return Observation(State.PAUSED if self._pausing.is_paused(record.sandbox_id) else State.RUNNING)
-        ended = record.ended or self._ending.explain(record)
-        return Observation(State.STOPPED, ended.cause, ended.reason)
+        places, sandbox_id = self._places, handle.sandbox_id
+        while True:
+            record = places.records.read(sandbox_id)
+            if places.exclusion.is_being_deleted(sandbox_id):
+                return Observation(State.STOPPED, Cause.USER, "it is being deleted")
+            if record is None:
+                if places.records.exists(sandbox_id):
+                    return Observation(State.STOPPED, Cause.LOST, "its record is missing or damaged")
+                return Observation(State.MISSING, Cause.USER, "it has been deleted or never existed")
+            if record.asleep and record.ended is None:
+                return Observation(State.PAUSED, None, "its memory is on the disk")
+            record = await self._completed(record)
+            if record.ended is None and (record.restoring is not None or record.is_being_made()):
+                return Observation(State.STARTING)
+            if record.is_alive():
+                return await self._observe_living(record)
+            ended = record.ended or self._ending.explain(record)
+            if ended is not None:  # else somebody has started it again since we read its record
+                return Observation(State.STOPPED, ended.cause, ended.reason)
+
+    async def _observe_living(self, record: Record) -> Observation:
+        if record.expires_at is not None and record.expires_at <= time.time():
+            with self._places.exclusion.at_once(record.sandbox_id) as mine:
+                if mine and (ended := (await self._ending.expire(record)).ended) is not None:
+                    return Observation(State.STOPPED, ended.cause, ended.reason)
+        if self._pausing.is_abandoned(record.sandbox_id):
+            await self._unfreeze(record)
+        return Observation(State.PAUSED if self._pausing.is_paused(record.sandbox_id) else State.RUNNING)
 
     async def list(self) -> list[Handle]:
         return [*await workers.run(workers.ENGINE, self._found_all)]
@@ -217,7 +233,8 @@ class OciEngine(Saving):
 
     async def pause(self, handle: Handle) -> None:
         await self._existing(handle)
-        await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
+        async with self._alone(handle.sandbox_id):
+            await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def resume(self, handle: Handle) -> None:
         record = self._places.records.read(handle.sandbox_id)
@@ -225,7 +242,8 @@ class OciEngine(Saving):
             await self._wake_up(handle)
             return
         await self._existing(handle)
-        await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
+        async with self._alone(handle.sandbox_id):
+            await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         async with self._alone(handle.sandbox_id):
@@ -264,9 +282,13 @@ class OciEngine(Saving):
         return dataclasses.replace(events, disk_full=self._places.layers.is_full(handle.sandbox_id))
 
     async def set_limits(self, handle: Handle, limits: Limits) -> None:
-        record = self._places.records.read(handle.sandbox_id)
-        if record is None or not record.is_alive():
-            await self._existing(handle)
+        await self._existing(handle)
+        async with self._alone(handle.sandbox_id):
+            self._limit(handle, limits)
+
+    def _limit(self, handle: Handle, limits: Limits) -> None:
+        record = self._record(handle)
+        if not record.is_alive():
             raise EngineError(f"sandbox '{handle.sandbox_id}' is not ready")
         old = record.spec.limits
         for name in Limits.model_fields:
@@ -288,9 +310,12 @@ class OciEngine(Saving):
 
         await self._places.images.ensure(image, report)
 
-    async def gc(self) -> Sequence[str]:
+    async def gc(self, *, shared: bool = True) -> Sequence[str]:
         """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
-        return await finish(self._ending.collect(Deadline.after(_DELETE_S)))
+        removed = await finish(self._ending.collect(Deadline.after(_DELETE_S)))
+        if shared:
+            removed += await finish(self._ending.collect_shared())
+        return removed
 
     # --- its parts -------------------------------------------------------------------------------------------------
 
@@ -335,7 +360,7 @@ class OciEngine(Saving):
 
     async def _undo(self, sandbox_id: str, error: BaseException) -> None:
         try:
-            await finish(self._ending.erase(sandbox_id, Deadline.after(_DELETE_S)))
+            await finish(self._ending.erase_held(sandbox_id, Deadline.after(_DELETE_S)))
         except Exception as leftover:  # the first error is the one to tell; `gc` finds what is left
             error.add_note(f"and cleaning up failed: {leftover}")
 
@@ -350,7 +375,10 @@ class OciEngine(Saving):
         assert record.expires_at is not None
         await asyncio.sleep(max(0.0, record.expires_at - time.time()))
         with suppress(SandboxError, OSError):
-            await self._ending.expire(record)
+            async with self._alone(record.sandbox_id):
+                # It may have been started again since, which gives it another first process but no other end.
+                record = self._places.records.read(record.sandbox_id) or record
+                await finish(self._ending.expire(record))
 
     async def _existing(self, handle: Handle) -> None:
         seen = await self.inspect(handle)

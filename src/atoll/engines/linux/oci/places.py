@@ -11,9 +11,11 @@ from pathlib import Path
 
 from atoll import agent_binary
 from atoll.engines.linux.cgroups import Group, Hierarchy
+from atoll.engines.linux.claims import Claims
 from atoll.engines.linux.oci.record import Records
 from atoll.engines.linux.plan import Bind, Root
 from atoll.engines.linux.users import IdRanges
+from atoll.engines.local.exclusion import Exclusion
 from atoll.engines.local.processes import ProcessRef
 from atoll.errors import EngineUnavailableError
 from atoll.images import Images, tree
@@ -35,6 +37,8 @@ class Places:
         self.hierarchy = hierarchy
         self.data = settings.data_dir / "oci"
         self.records = Records(self.data / "sandboxes")
+        self.exclusion = Exclusion(self.records.home)
+        self.claims = Claims(self.data / "groups.lock")
         self.ids = IdRanges(self.data / "ids")
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
@@ -158,9 +162,11 @@ class Places:
     def close(self) -> None:
         """Let go of what is shared by sandboxes of which there are none any more."""
         self.layers.close()
-        for directory in self.group("x").directories():
-            with contextlib.suppress(OSError):
-                directory.parent.rmdir()
+        with self.claims.none() as nobody:
+            if nobody:
+                for directory in self.group("x").directories():
+                    with contextlib.suppress(OSError):
+                        directory.parent.rmdir()
 
     def _program(self, source: Path, name: str, mode: int) -> Path:
         directory = self.data / "programs"

@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from atoll.engines.linux.oci.saved import Base
+from atoll.engines.local import exclusion
 from atoll.engines.local.processes import ProcessRef, boot_id
 from atoll.errors import EngineError, SpecError
 from atoll.model import Cause, SandboxSpec
@@ -101,20 +102,27 @@ class Records:
             )
         return self.directory / sandbox_id
 
-    def begin(self, record: Record) -> None:
-        """It appears as a whole, with its directory. Raises SpecError if there is one of that name."""
+    def begin(self, record: Record) -> int:
+        """The record appears as a whole, with its directory, whose lock is the caller's: closing the returned
+        descriptor frees it. Raises SpecError if there is a sandbox of that name."""
         home = self.home(record.sandbox_id)
         draft = self.directory / f".{record.sandbox_id}.{os.getpid()}"
+        lock: int | None = None
         try:
             _make_directory(draft)
+            if (lock := exclusion.lock_new(draft)) is None:  # another task of ours makes one of that name
+                raise SpecError(f"there is already a sandbox '{record.sandbox_id}'")
             # Nobody looks into a draft, so the file need not appear as a whole.
             _write_file(f"{draft}/{_FILE}", record)
             draft.rename(home)
         except OSError as error:
+            if lock is not None:
+                os.close(lock)
             _empty(draft)
             if home.is_dir():
                 raise SpecError(f"there is already a sandbox '{record.sandbox_id}'") from None
             raise EngineError(f"the sandbox's record could not be written: {error}") from error
+        return lock
 
     def write(self, record: Record) -> None:
         """Replace it as a whole. Raises FileNotFoundError when the sandbox was deleted meanwhile."""
@@ -209,7 +217,8 @@ def _write_file(path: str, record: Record) -> None:
 def _empty(home: Path) -> None:
     for tries_left in range(8, -1, -1):
         try:
-            for name in os.listdir(home):
+            # The mark of its deletion goes last: what is left of it is never taken for a sandbox.
+            for name in sorted(os.listdir(home), key=lambda name: name == exclusion.MARK):
                 (home / name).unlink(missing_ok=True)
             home.rmdir()
         except FileNotFoundError:

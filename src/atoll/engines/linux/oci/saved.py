@@ -16,7 +16,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -130,14 +130,14 @@ class SavedStates:
         names = (name.removesuffix(_USERS) for name in self._names() if name.endswith(_USERS))
         return [saved_id for saved_id in names if (self._users(saved_id) / sandbox_id).exists()]
 
-    def unused(self, living: set[str]) -> Iterator[str]:
+    def unused(self, lives: Callable[[str], bool]) -> Iterator[str]:
         """Let go of what was kept for sandboxes and processes that are gone. Those that nobody needs any more."""
         for name in self._names():
-            if not name.endswith(_USERS):
-                continue
             saved_id = name.removesuffix(_USERS)
+            if not name.endswith(_USERS) or self._is_being_made(saved_id):
+                continue
             with contextlib.suppress(FileNotFoundError):
-                gone = [user for user in os.listdir(self.directory / name) if not _lives(user, living)]
+                gone = [user for user in os.listdir(self.directory / name) if not _lives(user, lives)]
                 if any([self.leave(saved_id, user) for user in gone] or [self.leave(saved_id, None)]):
                     yield saved_id
 
@@ -183,15 +183,13 @@ class SavedStates:
         found = [self.read(name.removesuffix(".json")) for name in self._names() if name.endswith(".json")]
         return sorted((saved for saved in found if saved is not None), key=lambda saved: (saved.created_at, saved.id))
 
-    def known(self) -> set[str]:
-        """Ids that are in use, also of states that are being made just now."""
-        known = set()
-        for name in self._names():
-            if name.endswith(".json"):
-                known.add(name.removesuffix(".json"))
-            elif (draft := _draft_of(name)) is not None and ProcessRef.of(draft[1]) is not None:
-                known.add(draft[0])
-        return known
+    def is_known(self, saved_id: str) -> bool:
+        """Whether there is such a state, or one is being made just now. In this order: a draft becomes a state."""
+        return bool(_ID.fullmatch(saved_id)) and (self._is_being_made(saved_id) or self._path(saved_id).exists())
+
+    def _is_being_made(self, saved_id: str) -> bool:
+        drafts = (_draft_of(path.name) for path in self.directory.glob(f".{saved_id}.*"))
+        return any(draft is not None and ProcessRef.of(draft[1]) is not None for draft in drafts)
 
     def sweep(self) -> None:
         for name in self._names():
@@ -227,10 +225,10 @@ class SavedStates:
         return self.directory / f".{saved_id}.{os.getpid()}"
 
 
-def _lives(user: str, living: set[str]) -> bool:
+def _lives(user: str, lives: Callable[[str], bool]) -> bool:
     if user.startswith("."):
         return user[1:].isdecimal() and ProcessRef.of(int(user[1:])) is not None
-    return user in living
+    return lives(user)
 
 
 def _draft_of(name: str) -> tuple[str, int] | None:

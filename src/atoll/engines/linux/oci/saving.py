@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import fcntl
 import functools
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from atoll import workers
@@ -22,18 +21,16 @@ from atoll.engines.linux.oci.record import Ended, Record
 from atoll.engines.linux.oci.runtimes import Runtime
 from atoll.engines.linux.oci.saved import Saved
 from atoll.engines.linux.oci.streams import Streams
-from atoll.engines.local import processes
+from atoll.engines.local import exclusion, processes
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.states import all_or_none
 from atoll.engines.local.waiting import Deadline, finish
-from atoll.errors import CheckpointNotFoundError, EngineError, SandboxGoneError, SpecError, UnsupportedError
+from atoll.errors import CheckpointNotFoundError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.images import tree
 from atoll.model import Cause, Handle, SandboxSpec
 
-_RETRY_S = 0.01
 _STOP_S = 30.0
 _PAUSE_S = 10.0
-_ALONE_S = 60.0
 _DUMP_S = 120.0
 _AS_IT_IS = "as it is"
 """Not a saved state: its layer stays."""
@@ -69,9 +66,10 @@ class Saving(abc.ABC):
     async def checkpoint(
         self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
     ) -> Checkpoint:
+        await self._settled(handle, memory=memory)
         async with self._alone(handle.sandbox_id):
             record = self._record(handle)
-            dump = await self._dumping(record, handle) if memory else None
+            dump = await self._dumping(record) if memory else None
             checkpoint = await self._checkpoints.make(record, name, made_by, dump)
             self._places.records.go_to(record.sandbox_id, checkpoint.id)
             return checkpoint
@@ -84,7 +82,8 @@ class Saving(abc.ABC):
         await self._checkpoints.delete(handle.sandbox_id, checkpoint_id)
 
     async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
-        return await self._checkpoints.diff(self._record(handle), old, new, text=text)
+        with self._places.exclusion.explaining(handle.sandbox_id):
+            return await self._checkpoints.diff(self._record(handle), old, new, text=text)
 
     async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
         async with self._alone(handle.sandbox_id):
@@ -107,35 +106,43 @@ class Saving(abc.ABC):
         memory: bool = False,
         labels: Sequence[Mapping[str, str]] = (),
     ) -> Sequence[Handle]:
+        await self._settled(handle, memory=memory)
         record = self._record(handle)
         marks = labels or [record.spec.labels] * len(sandbox_ids)
         specs = [record.spec.model_copy(update={"labels": dict(each)}) for each in marks]
         async with AsyncExitStack() as held:
             if checkpoint_id is not None:
-                source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+                with self._places.exclusion.explaining(handle.sandbox_id):
+                    source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
             else:
                 # Of all that are made, each has the state of one moment.
                 async with self._alone(handle.sandbox_id):
-                    dump = await self._dumping(record, handle) if memory else None
+                    dump = await self._dumping(record) if memory else None
                     source = await held.enter_async_context(self._checkpoints.branching(record, dump))
             wanted = list(zip(sandbox_ids, specs, strict=True))
-            return await all_or_none(
-                wanted, lambda id, spec: self._create(id, spec, source), self.delete, _FORKS_AT_ONCE
-            )
+            try:
+                return await all_or_none(
+                    wanted, lambda id, spec: self._create(id, spec, source), self.delete, _FORKS_AT_ONCE
+                )
+            except CheckpointNotFoundError:  # it went with the sandbox
+                with self._places.exclusion.explaining(handle.sandbox_id):
+                    raise
 
     async def snapshot(
         self, handle: Handle, name: str, checkpoint_id: str | None = None, *, memory: bool = False
     ) -> Snapshot:
-        record = self._record(handle)
+        await self._settled(handle, memory=memory and checkpoint_id is None)
         if checkpoint_id is not None:
-            source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
-            if memory and not source.memory:
-                raise SpecError(f"the checkpoint {checkpoint_id!r} has no memory", hint="Make it with memory=True.")
-            return await self._checkpoints.keep(record, name, source, memory=memory)
-        if not memory:
-            return await self._checkpoints.keep(record, name, None)
+            with self._places.exclusion.explaining(handle.sandbox_id):
+                source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
+                if memory and not source.memory:
+                    raise SpecError(f"the checkpoint {checkpoint_id!r} has no memory", hint="Make it with memory=True.")
+                return await self._checkpoints.keep(self._record(handle), name, source, memory=memory)
         async with self._alone(handle.sandbox_id):
-            dump = await self._dumping(record, handle)
+            record = self._record(handle)
+            if not memory:
+                return await self._checkpoints.keep(record, name, None)
+            dump = await self._dumping(record)
             async with self._checkpoints.branching(record, dump) as now:
                 return await self._checkpoints.keep(record, name, now, memory=True)
 
@@ -163,10 +170,11 @@ class Saving(abc.ABC):
 
     async def hibernate(self, handle: Handle) -> None:
         """Pause it with its memory on the disk. If that fails it goes on."""
+        await self._settled(handle, memory=True)
         async with self._alone(handle.sandbox_id):
             record = self._record(handle)
             if not record.asleep:
-                await finish(self._sleep(record, await self._dumping(record, handle)))
+                await finish(self._sleep(record, await self._dumping(record)))
 
     async def _sleep(self, record: Record, dump: Dump) -> None:
         memory = self._places.memory(record.sandbox_id)
@@ -194,9 +202,10 @@ class Saving(abc.ABC):
 
     # --- its parts -------------------------------------------------------------------------------------------------
 
-    async def _dumping(self, record: Record, handle: Handle) -> Dump:
+    async def _dumping(self, record: Record) -> Dump:
         """How to write its memory down. Says what stands in the way before anything happens."""
-        await self._existing(handle)
+        if not record.is_alive():
+            raise SandboxGoneError(f"sandbox '{record.sandbox_id}' has just ended", cause=Cause.LOST.value)
         if record.runtime != "runsc":
             raise UnsupportedError(
                 f"the memory of a sandbox cannot be saved with '{record.runtime}': CRIU, which would have to, refuses"
@@ -225,29 +234,21 @@ class Saving(abc.ABC):
     def _record(self, handle: Handle) -> Record:
         record = self._places.records.read(handle.sandbox_id)
         if record is None:
-            raise SandboxGoneError(f"there is no sandbox '{handle.sandbox_id}'", cause=Cause.USER.value)
+            raise exclusion.deleted(handle.sandbox_id)
         return record
 
-    @asynccontextmanager
-    async def _alone(self, sandbox_id: str) -> AsyncIterator[None]:
-        """Nobody else, also no other process of ours, saves or restores this sandbox meanwhile."""
-        try:
-            fd = os.open(self._places.records.home(sandbox_id), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise SandboxGoneError(f"there is no sandbox '{sandbox_id}'", cause=Cause.USER.value) from None
-        deadline = Deadline.after(_ALONE_S)
-        try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not deadline.left():
-                        raise EngineError(f"sandbox '{sandbox_id}' is busy with another checkpoint") from None
-                    await asyncio.sleep(_RETRY_S)
-            yield
-        finally:
-            os.close(fd)
+    def _alone(self, sandbox_id: str) -> AbstractAsyncContextManager[None]:
+        """Nobody else, also no other process of ours, changes this sandbox meanwhile."""
+        return self._places.exclusion.alone(sandbox_id)
+
+    async def _settled(self, handle: Handle, *, memory: bool = False) -> None:
+        """Complete what somebody who died was doing to it. SandboxGoneError if it has been deleted, and if it has ended
+        although its memory is wanted."""
+        record = self._record(handle)
+        if record.restoring is not None:
+            await self._completed(record)
+        if memory:
+            await self._existing(handle)
 
     async def _restore(self, record: Record, target: str | None, position: str | None) -> Record:
         """From the note on, whoever looks at the sandbox next completes it if we die; before, nothing has happened."""
@@ -276,13 +277,14 @@ class Saving(abc.ABC):
                 self._places.records.write(restored)
                 self._places.records.go_to(record.sandbox_id, position)
             except FileNotFoundError:
-                raise SandboxGoneError(f"sandbox '{record.sandbox_id}' was deleted", cause=Cause.USER.value) from None
+                raise exclusion.deleted(record.sandbox_id) from None
             self._streams.drop(record.sandbox_id)
             await self._ending.stop(record.sandbox_id, record, Deadline.after(_STOP_S))
             await workers.run(workers.ENGINE, replacement.commit)
         finally:
             await workers.run(workers.ENGINE, replacement.discard)
         try:
+            self._places.exclusion.refuse_deleted(record.sandbox_id)
             return await self._launch(restored, runtime)
         except Exception as error:
             ended = Ended(cause=Cause.LOST, reason=f"it could not be started again: {error}")
@@ -291,12 +293,13 @@ class Saving(abc.ABC):
             raise
 
     async def _completed(self, record: Record) -> Record:
-        """If whoever was restoring it died, go on with that."""
-        if record.restoring is None or record.is_being_made() or not record.is_of_this_boot():
+        """If whoever was restoring it died or gave up, go on with that. As it is, if somebody is at work on it."""
+        if record.restoring is None or record.ended is not None or not record.is_of_this_boot():
             return record
-        async with self._alone(record.sandbox_id):
-            record = self._places.records.read(record.sandbox_id) or record
-            if record.restoring is None:
+        places = self._places
+        with places.exclusion.at_once(record.sandbox_id) as mine:
+            record = places.records.read(record.sandbox_id) or record
+            if not mine or record.restoring is None or places.exclusion.is_being_deleted(record.sandbox_id):
                 return record
             return await finish(self._restore(record, record.restoring or None, record.position))
 

@@ -1,0 +1,51 @@
+"""A sandbox that is deleted while something else is done to it: nothing of it is left, and whoever did that is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from atoll.engines.linux.oci import OciEngine
+from atoll.errors import SandboxGoneError
+from atoll.model import State
+from atoll.settings import Settings
+from checkpoints.conftest import MakeSandbox
+from leftovers import leftovers
+
+_OPERATIONS: dict[str, Callable[[OciEngine, Any], Awaitable[object]]] = {
+    "restart": lambda engine, handle: engine.rollback(handle, None),
+    "rollback": lambda engine, handle: engine.rollback(handle, "one"),
+    "checkpoint": lambda engine, handle: engine.checkpoint(handle),
+    "pause": lambda engine, handle: engine.pause(handle),
+    "resume": lambda engine, handle: engine.resume(handle),
+    "snapshot": lambda engine, handle: engine.snapshot(handle, f"s{os.urandom(6).hex()}"),
+    "diff": lambda engine, handle: engine.diff(handle, "one"),
+}
+
+
+@pytest.mark.parametrize("what", _OPERATIONS)
+async def test_whatever_is_done_meanwhile(
+    engine: OciEngine, sandbox_on: MakeSandbox, settings: Settings, what: str
+) -> None:
+    """The delete comes at moments that are spread over the whole of the operation."""
+    rounds = 4 if engine.name == "native" else 2
+    for number in range(rounds):
+        sandbox = await sandbox_on(engine).create()
+        await sandbox.checkpoint("one")
+        handle = sandbox._created()
+        await sandbox.detach()
+        doing = asyncio.ensure_future(_OPERATIONS[what](engine, handle))
+        await asyncio.sleep(0.1 * number / rounds * random.random())
+        async with asyncio.timeout(30):
+            await engine.delete(handle)
+            outcome = (await asyncio.gather(doing, return_exceptions=True))[0]
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, SandboxGoneError), repr(outcome)
+            assert "has been deleted" in str(outcome)
+        assert (await engine.inspect(handle)).state is State.MISSING
+        assert leftovers(settings) == []
