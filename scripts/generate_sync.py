@@ -46,7 +46,7 @@ from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
-from atoll.model import ExecutionResult, Observation, SandboxSpec, Stats
+from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats
 from atoll.network.policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.portal import Portal, portal

@@ -35,7 +35,17 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
-from atoll.model import Cause, ExecutionResult, Limits, Observation, SandboxSpec, State, Stats, Volume
+from atoll.model import (
+    Cause,
+    ExecutionResult,
+    Limits,
+    Observation,
+    SandboxDetails,
+    SandboxSpec,
+    State,
+    Stats,
+    Volume,
+)
 from atoll.sandbox import AsyncSandbox
 from atoll.shell import AsyncShell
 from atoll.terminal import AsyncTerminal
@@ -107,6 +117,7 @@ __all__ = [
     "Port",
     "ProtocolError",
     "Sandbox",
+    "SandboxDetails",
     "SandboxError",
     "SandboxFileOperations",
     "SandboxFileOperator",

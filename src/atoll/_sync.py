@@ -14,7 +14,7 @@ from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
-from atoll.model import ExecutionResult, Observation, SandboxSpec, Stats
+from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats
 from atoll.network.policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.portal import Portal, portal
@@ -332,6 +332,10 @@ class Sandbox:
     def inspect(self) -> Observation:
         """What the engine sees of it right now, and why it ended if it has."""
         return self._portal.call(self._async.inspect())
+
+    def info(self) -> SandboxDetails:
+        """What it is: its engine, and the limits that hold, whether they were asked for or are defaults."""
+        return self._portal.call(self._async.info())
 
     def stats(self) -> Stats:
         """Resources in use."""

@@ -85,7 +85,8 @@ def absolute_path(value: str) -> str:
 
 
 class Limits(BaseModel):
-    """Hard caps. None means that nobody asked for one; a cap that cannot be enforced is refused."""
+    """Hard caps. None means that nobody asked for one: the engine's default holds. A cap that was asked for and cannot be
+    enforced is refused; a default that cannot be is left out, and reported."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     memory_bytes: Annotated[Size, Field(ge=4 << 20)] | None = None
@@ -95,6 +96,11 @@ class Limits(BaseModel):
     inodes: Annotated[int, Field(ge=16)] | None = None
     open_files: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     lifetime_s: Annotated[float, Field(gt=0)] | None = None
+
+    def over(self, defaults: Limits) -> Limits:
+        """These, and the defaults where there is none."""
+        asked = {name: value for name in Limits.model_fields if (value := getattr(self, name)) is not None}
+        return defaults.model_copy(update=asked)
 
 
 class UndoRule(BaseModel):
@@ -121,6 +127,9 @@ class SandboxSpec(BaseModel):
     labels: dict[str, str] = Field(default_factory=dict)
     undo: UndoRule | None = None
     """Keep the state before each command, so that `undo` can go back."""
+    account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
+    """Sandboxes of one account share its part of the machine. A manager gives each owner one; an engine only compares
+    them."""
 
     @property
     def has_writable_volume(self) -> bool:
@@ -219,6 +228,42 @@ class Handle:
     spec: SandboxSpec
     created_at: float
     details: dict[str, str] = field(default_factory=dict)
+
+    def limits(self) -> EffectiveLimits:
+        """Those that hold, whether they were asked for or are the engine's defaults."""
+        return effective_limits(self.spec, self.details)
+
+
+DEFAULTS, LEFT_OUT = "default_limits", "limits_left_out"
+"""The details of a handle that say which limits the engine gave by itself, and which defaults it cannot enforce."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveLimits:
+    limits: Limits
+    """That are enforced."""
+    left_out: tuple[str, ...] = ()
+    """The names of defaults that cannot be enforced here: nothing but the machine itself limits these."""
+
+
+def effective_limits(spec: SandboxSpec, details: dict[str, str]) -> EffectiveLimits:
+    defaults = Limits.model_validate_json(details[DEFAULTS]) if DEFAULTS in details else Limits()
+    return EffectiveLimits(spec.limits.over(defaults), tuple(details.get(LEFT_OUT, "").split()))
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxDetails:
+    """What a sandbox is, as far as it does not change."""
+
+    id: str
+    engine: str
+    image: str
+    isolation: str | None
+    """None: the engine's own."""
+    limits: Limits
+    """That are enforced, whether they were asked for or are the engine's defaults."""
+    limits_left_out: tuple[str, ...] = ()
+    """The names of default limits that cannot be enforced here."""
 
 
 @dataclass(frozen=True, slots=True)

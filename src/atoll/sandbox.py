@@ -56,6 +56,7 @@ from atoll.model import (
     Handle,
     Limits,
     Observation,
+    SandboxDetails,
     SandboxSpec,
     State,
     Stats,
@@ -206,6 +207,19 @@ class AsyncSandbox:
     async def inspect(self) -> Observation:
         """What the engine sees of it right now, and why it ended if it has."""
         return await (await self._the_engine()).inspect(self._created())
+
+    async def info(self) -> SandboxDetails:
+        """What it is: its engine, and the limits that hold, whether they were asked for or are defaults."""
+        handle = self._created()
+        held = handle.limits()
+        return SandboxDetails(
+            id=handle.sandbox_id,
+            engine=handle.engine,
+            image=handle.spec.image,
+            isolation=handle.details.get("isolation", handle.spec.isolation),
+            limits=held.limits,
+            limits_left_out=held.left_out,
+        )
 
     async def stats(self) -> Stats:
         """Resources in use."""
@@ -712,7 +726,7 @@ class AsyncSandbox:
 
     async def _limit_events(self) -> LimitEvents | None:
         """None if there is no limit that could be hit, or nobody to ask."""
-        limits = self.spec.limits
+        limits = self._created().limits().limits
         if limits.memory_bytes is None and limits.pids is None and limits.disk_bytes is None:
             return None
         engine = await self._the_engine()

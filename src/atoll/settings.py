@@ -1,4 +1,4 @@
-"""Where Atoll keeps things on this machine.
+"""Where Atoll keeps things on this machine, and how much of it sandboxes may take.
 
 The data directory holds what must survive a restart: records, the sandboxes' files. The run directory holds sockets.
 Both belong to one installation; another one beside it uses others and never sees these.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
 from atoll.errors import EngineUnavailableError
+from atoll.resources import Resources
 
 _LONGEST_SOCKET_PATH = 99
 """The kernel allows 107 bytes; the rest is left for a suffix."""
@@ -23,17 +24,18 @@ _LONGEST_SOCKET_PATH = 99
 class Settings:
     data_dir: Path
     run_dir: Path
+    resources: Resources = field(default_factory=Resources.of_machine)
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
-        """From `ATOLL_DATA_DIR` and `ATOLL_RUN_DIR`, else what is customary for this user."""
+        """From `ATOLL_DATA_DIR` and `ATOLL_RUN_DIR`, else what is customary for this user; the ceilings from
+        `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…`, else what suits this machine."""
         environ = os.environ if environ is None else environ
         uid = os.geteuid() if uid is None else uid
         data, run = _customary(environ, uid)
-        return cls(
-            data_dir=_absolute(environ, "ATOLL_DATA_DIR") or data,
-            run_dir=_absolute(environ, "ATOLL_RUN_DIR") or run,
-        )
+        data = _absolute(environ, "ATOLL_DATA_DIR") or data
+        run = _absolute(environ, "ATOLL_RUN_DIR") or run
+        return cls(data, run, Resources.load(environ, data))
 
     def engine_data_dir(self, engine: str) -> Path:
         """The engine's part of the data directory, made if missing.

@@ -12,7 +12,19 @@ from typing import Protocol, runtime_checkable
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.errors import UnsupportedError
-from atoll.model import Capability, Cause, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
+from atoll.model import (
+    DEFAULTS,
+    LEFT_OUT,
+    Capability,
+    Cause,
+    EffectiveLimits,
+    Handle,
+    ImageProgress,
+    Limits,
+    Observation,
+    SandboxSpec,
+    Stats,
+)
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 
@@ -257,6 +269,43 @@ class LimitReporting(Protocol):
         """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing."""
 
 
+@runtime_checkable
+class LimitDefaults(Protocol):
+    """An engine that limits sandboxes for which nobody asked for limits."""
+
+    def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+        """What it gives to a sandbox of this spec where that says nothing."""
+
+
+_CAPABILITY_OF = {
+    "memory_bytes": Capability.MEMORY,
+    "cpus": Capability.CPUS,
+    "pids": Capability.PIDS,
+    "disk_bytes": Capability.DISK,
+    "open_files": Capability.OPEN_FILES,
+}
+
+
+def enforceable_defaults(wanted: Limits, capabilities: frozenset[Capability], asked: Limits) -> EffectiveLimits:
+    """Of the machine's defaults those that this engine can enforce, and the names of the others."""
+    given: dict[str, object] = {}
+    left_out = []
+    for name, capability in _CAPABILITY_OF.items():
+        if getattr(asked, name) is None and getattr(wanted, name) is not None:
+            if capability in capabilities:
+                given[name] = getattr(wanted, name)
+            else:
+                left_out.append(name)
+    return EffectiveLimits(_NO_LIMITS.model_copy(update=given), tuple(left_out))
+
+
+def limit_details(defaults: EffectiveLimits) -> dict[str, str]:
+    """As a handle carries them."""
+    given = defaults.limits.model_dump_json(exclude_none=True)
+    return {DEFAULTS: given, **({LEFT_OUT: " ".join(defaults.left_out)} if defaults.left_out else {})}
+
+
+_NO_LIMITS = Limits()
 LATER = ("memory_bytes", "cpus", "pids")
 """The limits that a `Resizable` engine can set later."""
 

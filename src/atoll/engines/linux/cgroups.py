@@ -1,6 +1,7 @@
 """Control groups of sandboxes: limits, freezing, killing, counting, on v1, hybrid and v2 hosts.
 
-Theory of operation. A sandbox's group has one path, `/<slice>/<sandbox id>`, in every hierarchy that matters. On v1
+Theory of operation. A sandbox's group has one path, `/<slice>/@<account>/<sandbox id>` (see `accounts.py`), in every
+hierarchy that matters. On v1
 (and on hybrid hosts, where the controllers are on v1) that is a directory in each controller's mount; on v2 it is
 one directory. Whoever starts the first process puts it there; all its descendants follow, and nothing inside sees a
 cgroup file system to leave by.
@@ -120,14 +121,22 @@ class Group:
 
     # --- making ----------------------------------------------------------------------------------------------------
 
-    def create(self, limits: CgroupLimits) -> None:
-        """Make it with its limits. Raises OSError if one cannot be set; what was made is for `remove`."""
+    def create(self, limits: CgroupLimits, *, parents: bool = True) -> None:
+        """Make it with its limits. Raises OSError if one cannot be set; what was made is for `remove`. Without
+        `parents` FileNotFoundError says that the group above is not there."""
         for mount in dict.fromkeys(self.hierarchy.controllers.values()):
-            _make(Path(f"{mount}{self.path}"))
+            path = Path(f"{mount}{self.path}")
+            if parents:
+                _make(path)
+            else:
+                with suppress(FileExistsError):
+                    path.mkdir()
         self.limit(limits)
 
     def limit(self, limits: CgroupLimits) -> None:
-        """From now on these hold; a limit that was there before may only become smaller. Raises OSError."""
+        """From now on these hold. Raises OSError, also for a limit below what is in use."""
+        if self.hierarchy.mode != "v2" and limits.memory_bytes is not None:
+            self._open_swap(limits.memory_bytes)
         for controller, name, value in settings(self.hierarchy.mode, limits):
             found = self.directory(controller)
             if found is None:
@@ -138,6 +147,12 @@ class Group:
             if self.hierarchy.mode == "v2" and not (found / name).exists():
                 self._hand_down()
             (found / name).write_text(value)
+
+    def _open_swap(self, memory_bytes: int) -> None:
+        """On v1 memory alone is never limited above memory with swap, so to raise both this one comes first."""
+        name = "memory.memsw.limit_in_bytes"
+        if (_number(self._read("memory", name)) or memory_bytes) < memory_bytes:
+            self._write("memory", name, str(memory_bytes))
 
     def _hand_down(self) -> None:
         """On v2 a group has the controllers that each group above it hands down. One that does not is found out when a
@@ -311,6 +326,8 @@ def settings(mode: Mode, limits: CgroupLimits) -> list[tuple[str, str, str]]:
             found += [("memory", "memory.max", str(limits.memory_bytes)), ("memory", "memory.swap.max", "0")]
         if limits.cpu_quota_us is not None:
             found.append(("cpu", "cpu.max", f"{limits.cpu_quota_us} {limits.cpu_period_us}"))
+        if limits.cpu_weight is not None:
+            found.append(("cpu", "cpu.weight", str(limits.cpu_weight)))
     else:
         if limits.memory_bytes is not None:
             found += [
@@ -322,6 +339,8 @@ def settings(mode: Mode, limits: CgroupLimits) -> list[tuple[str, str, str]]:
                 ("cpu", "cpu.cfs_period_us", str(limits.cpu_period_us)),
                 ("cpu", "cpu.cfs_quota_us", str(limits.cpu_quota_us)),
             ]
+        if limits.cpu_weight is not None:
+            found.append(("cpu", "cpu.shares", str(max(2, limits.cpu_weight * 1024 // 100))))
     if limits.pids is not None:
         found.append(("pids", "pids.max", str(limits.pids)))
     return found

@@ -32,6 +32,7 @@ from atoll.engines.linux import masks
 from atoll.engines.linux.seccomp import Profile, profile, virtual_kernel_profile
 from atoll.errors import SpecError
 from atoll.model import Limits, SandboxSpec
+from atoll.resources import OPEN_FILES
 
 Namespace = Literal["user", "mount", "pid", "ipc", "uts", "net", "cgroup"]
 Flag = Literal["ro", "nosuid", "nodev", "noexec"]
@@ -42,7 +43,6 @@ CAPABILITY_BITS = {
 }  # fmt: skip
 RANGE = 65_536
 CPU_PERIOD_US = 100_000
-OPEN_FILES = 4096
 SHM_BYTES = 64 << 20
 VIRTUAL_KERNEL_THREADS = 8192
 """More than any sane sandbox needs, fewer than would take the host down."""
@@ -138,6 +138,8 @@ class CgroupLimits:
     cpu_quota_us: int | None = None
     cpu_period_us: int = CPU_PERIOD_US
     pids: int | None = None
+    cpu_weight: int | None = None
+    """Against its siblings, as v2 counts: 100 is the usual one."""
 
     @classmethod
     def of(cls, limits: Limits) -> CgroupLimits:

@@ -230,7 +230,7 @@ class RemoteEngine(RemoteStates):
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _post(self, sandbox_id: str, spec: SandboxSpec) -> dict[str, Any]:
-        settings = spec.model_dump(mode="json", exclude={"labels"})
+        settings = spec.model_dump(mode="json", exclude={"labels", "account"})
         for limit in ("memory_bytes", "cpus"):
             value = settings["limits"][limit]
             if value is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll import workers
 from atoll.engines.linux import bpf, host_view
+from atoll.engines.linux.cgroups import Group
 from atoll.engines.linux.native import words
 from atoll.engines.linux.native.launcher import Launchers
 from atoll.engines.linux.native.ordinary import UserNamespace
@@ -117,12 +118,11 @@ class NativeBuilder(Builder):
         argv = (f"atoll-agent {sandbox_id}", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
         files = places.network_files(sandbox_id, record.spec, root)
         env = {**env, **places.network_variables(record.spec)}
-        plan = make_plan(record.spec, _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
+        plan = make_plan(record.limited_spec(), _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
         if self._namespace is not None:
             plan = for_ordinary_user(plan)
             self._launchers.fds = (self._namespace.open(),)
-        places.group(sandbox_id).create(plan.cgroup)
-        return plan, self._joining(sandbox_id)
+        return plan, self._joining(places.make_group(record, plan.cgroup))
 
     def _look(self) -> None:
         """At what many sandboxes share, and not for each of them."""
@@ -140,8 +140,7 @@ class NativeBuilder(Builder):
         self._places.settings.socket_path("oci", f"{sandbox_id}/s")
         os.mkdir(self._run_dir / sandbox_id, 0o700)
 
-    def _joining(self, sandbox_id: str) -> words.Joining:
-        group = self._places.group(sandbox_id)
+    def _joining(self, group: Group) -> words.Joining:
         if group.hierarchy.mode == "v2":
             return words.Joining(born_in=group.directory("freezer"))
         # A single thread that moves itself needs no lock of the whole machine, which `cgroup.procs` would take.

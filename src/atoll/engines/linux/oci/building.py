@@ -132,6 +132,8 @@ class Builder:
         places, sandbox_id = self._places, record.sandbox_id
         run = places.make_run(sandbox_id)
         places.starting(sandbox_id).create(CgroupLimits())
+        # The runtime sets the limits; as long as this group is there nobody removes those above it.
+        group = places.make_group(record, CgroupLimits())
         ids = places.ids.claim(sandbox_id)
         host = host_view.skeleton(places.data / "host")
         below = host / host_view.INNER if image is None or image.root is None else image.root
@@ -157,12 +159,12 @@ class Builder:
         argv = (AGENT, *reach, "--work-dir", record.spec.work_dir)
         files = places.network_files(sandbox_id, record.spec, root)
         env = {**env, **places.network_variables(record.spec)}
-        plan = make_plan(record.spec, facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
+        plan = make_plan(record.limited_spec(), facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
         plan = dataclasses.replace(plan, network_path=linked)
         render = oci_bundle.config
         if runtime.virtual_kernel:
             plan, render = for_virtual_kernel(plan, places.agent(0o755), AGENT), oci_bundle.virtual_config
-        bundle = render(plan, places.stage(runtime.program), places.group(sandbox_id).path)
+        bundle = render(plan, places.stage(runtime.program), group.path)
         (run / "config.json").write_text(json.dumps(bundle, separators=(",", ":")))
         return plan
 

@@ -411,5 +411,5 @@ def layer_for(places: Places, record: Record, below: Path) -> Layer:
 
 
 def limit_for(record: Record) -> int | None:
-    wanted = record.spec.limits.disk_bytes
+    wanted = record.limits.disk_bytes
     return None if wanted is None else max(_SMALLEST_LIMIT, wanted - record.inherited_bytes)

@@ -141,6 +141,7 @@ class Ending:
             self._places.layers.delete_layer(sandbox_id)
             self._checkpoints.delete_all(sandbox_id)
             self._places.records.forget(sandbox_id)
+            self._places.forget_group(sandbox_id)
         except OSError as error:
             raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error
 
@@ -160,9 +161,7 @@ class Ending:
         found = set(places.layers.list()) | set(places.ids.owners().values())
         with contextlib.suppress(OSError):
             found |= {name for name in os.listdir(places.run("x").parent) if not name.startswith(".")}
-        for directory in places.group("x").directories():
-            with contextlib.suppress(OSError):
-                found |= {entry.name.removeprefix(STARTING) for entry in os.scandir(directory.parent) if entry.is_dir()}
+        found |= {name.removeprefix(STARTING) for name in places.accounts.names()}
         return sorted(found - set(places.records.ids()) - {""})
 
     def _remember(self, record: Record) -> None:
@@ -175,7 +174,7 @@ class Ending:
             return Ended(cause=Cause.HOST, reason="the machine was restarted")
         if record.init is None:
             return Ended(cause=Cause.LOST, reason="the process that was making it died")
-        events, limits = self._places.group(record.sandbox_id).events(), record.spec.limits
+        events, limits = self._places.group(record.sandbox_id).events(), record.limits
         if events.oom_kills and limits.memory_bytes is not None:
             return Ended(cause=Cause.OUT_OF_MEMORY, reason=f"its memory of {limits.memory_bytes} bytes was used up")
         if events.pids_refused:

@@ -24,7 +24,14 @@ from typing import cast
 
 from atoll import workers
 from atoll.engines.availability import Availability
-from atoll.engines.base import LATER, ByteStream, LimitEvents, OnImageProgress, refuse_unsupported
+from atoll.engines.base import (
+    LATER,
+    ByteStream,
+    LimitEvents,
+    OnImageProgress,
+    enforceable_defaults,
+    refuse_unsupported,
+)
 from atoll.engines.linux.cgroups import Hierarchy
 from atoll.engines.linux.oci import links, runtimes
 from atoll.engines.linux.oci.building import Builder
@@ -50,7 +57,18 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.images.work import Progress
-from atoll.model import Capability, Cause, Handle, ImageProgress, Limits, Observation, SandboxSpec, State, Stats
+from atoll.model import (
+    Capability,
+    Cause,
+    EffectiveLimits,
+    Handle,
+    ImageProgress,
+    Limits,
+    Observation,
+    SandboxSpec,
+    State,
+    Stats,
+)
 from atoll.network import client as network
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -277,7 +295,7 @@ class OciEngine(Saving):
 
     async def limit_events(self, handle: Handle) -> LimitEvents:
         events = self._places.group(handle.sandbox_id).events()
-        if handle.spec.limits.disk_bytes is None:
+        if handle.limits().limits.disk_bytes is None:
             return events
         return dataclasses.replace(events, disk_full=self._places.layers.is_full(handle.sandbox_id))
 
@@ -298,7 +316,7 @@ class OciEngine(Saving):
         isolation = handle.details.get("isolation", "namespaces")
         refuse_unsupported(self.name, _capabilities(self._places, cast(Isolation, isolation)), spec)
         try:
-            self._places.group(handle.sandbox_id).limit(CgroupLimits.of(limits))
+            self._places.group(handle.sandbox_id).limit(CgroupLimits.of(limits.over(record.defaults)))
             self._places.records.write(record.model_copy(update={"spec": spec}))
         except OSError as error:
             raise EngineError(f"the limits of sandbox '{handle.sandbox_id}' cannot be set: {error}") from error
@@ -341,12 +359,23 @@ class OciEngine(Saving):
             raise EngineUnavailableError(f"{name} is no longer installed")
         return Runtime(name, program)
 
+    def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+        isolation = spec.isolation or self._isolation
+        return self._defaults(spec, _capabilities(self._places, isolation))
+
+    def _defaults(self, spec: SandboxSpec, capabilities: frozenset[Capability]) -> EffectiveLimits:
+        return enforceable_defaults(self._settings.resources.sandbox, capabilities, spec.limits)
+
     def _first_record(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime, source: Saved | None) -> Record:
         creator = ourselves(os.getpid())
         now = time.time()
+        defaults = self.default_limits(spec)
         return Record(
             sandbox_id=sandbox_id,
             spec=spec,
+            defaults=defaults.limits,
+            left_out=defaults.left_out,
+            account=spec.account,
             runtime=runtime.name,
             created_at=now,
             expires_at=None if spec.limits.lifetime_s is None else now + spec.limits.lifetime_s,
@@ -415,7 +444,7 @@ class OciEngine(Saving):
             record.sandbox_id,
             record.spec,
             record.created_at,
-            {"runtime": record.runtime, "isolation": isolation},
+            {"runtime": record.runtime, "isolation": isolation, **record.limit_details()},
         )
 
 

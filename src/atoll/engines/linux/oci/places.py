@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -10,10 +9,11 @@ import shutil
 from pathlib import Path
 
 from atoll import agent_binary
+from atoll.engines.linux.accounts import AccountGroups
 from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.linux.claims import Claims
-from atoll.engines.linux.oci.record import Records
-from atoll.engines.linux.plan import Bind, Root
+from atoll.engines.linux.oci.record import Record, Records
+from atoll.engines.linux.plan import Bind, CgroupLimits, Root
 from atoll.engines.linux.users import IdRanges
 from atoll.engines.local.exclusion import Exclusion
 from atoll.engines.local.processes import ProcessRef
@@ -43,14 +43,44 @@ class Places:
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
         self.gateway = Gateway(settings)
+        self._groups: dict[str, str] = {}
+        """Where the control groups of sandboxes are that we have looked for before."""
 
     @functools.cached_property
     def slice(self) -> str:
         """The parent of all our control groups. Named after this installation: others are never touched."""
         return f"/atoll-{self.settings.installation_id()[:12]}"
 
+    @functools.cached_property
+    def accounts(self) -> AccountGroups:
+        return AccountGroups(self.hierarchy, self.slice, self.settings.resources)
+
     def group(self, sandbox_id: str) -> Group:
-        return Group(self.hierarchy, f"{self.slice}/{sandbox_id}")
+        group = Group(self.hierarchy, self._groups.get(sandbox_id, ""))
+        return group if group.path and group.exists() else self._look_for_group(sandbox_id)
+
+    def make_group(self, record: Record, limits: CgroupLimits) -> Group:
+        """Raises OSError if a limit cannot be set."""
+        if record.account is None:
+            group = Group(self.hierarchy, f"{self.slice}/{record.sandbox_id}")
+            group.create(limits)
+        else:
+            group = self.accounts.make(record.account, record.sandbox_id, limits)
+        self._groups[record.sandbox_id] = group.path
+        return group
+
+    def forget_group(self, sandbox_id: str) -> None:
+        self._groups.pop(sandbox_id, None)
+
+    def _look_for_group(self, sandbox_id: str) -> Group:
+        record = self.records.read(sandbox_id)
+        if record is None:
+            path = self.accounts.find(sandbox_id)
+        elif record.account is not None:
+            path = self._groups[sandbox_id] = f"{self.accounts.path(record.account)}/{sandbox_id}"
+        else:
+            path = None
+        return Group(self.hierarchy, path or f"{self.slice}/{sandbox_id}")
 
     def starting(self, sandbox_id: str) -> Group:
         """Where the runtime itself runs while it makes the sandbox, so that none of its processes can get lost."""
@@ -164,9 +194,7 @@ class Places:
         self.layers.close()
         with self.claims.none() as nobody:
             if nobody:
-                for directory in self.group("x").directories():
-                    with contextlib.suppress(OSError):
-                        directory.parent.rmdir()
+                self.accounts.remove_empty()
 
     def _program(self, source: Path, name: str, mode: int) -> Path:
         directory = self.data / "programs"

@@ -15,11 +15,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from atoll.engines.base import limit_details
 from atoll.engines.linux.oci.saved import Base
 from atoll.engines.local import exclusion
 from atoll.engines.local.processes import ProcessRef, boot_id
 from atoll.errors import EngineError, SpecError
-from atoll.model import Cause, SandboxSpec
+from atoll.model import Cause, EffectiveLimits, Limits, SandboxSpec
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _FILE = "record.json"
@@ -42,6 +43,12 @@ class Record(BaseModel):
     runtime: str
     created_at: float
     expires_at: float | None = None
+    defaults: Limits = Limits()
+    """What the engine gave where the spec has no limit."""
+    left_out: tuple[str, ...] = ()
+    """The names of defaults that could not be enforced."""
+    account: str | None = None
+    """Whose control group its own is in. None: it was made before there were any, directly in the installation's."""
     boot_id: str
     creator: ProcessRef
     """Our process that makes it: as long as it lives, an incomplete record means that it is still at work."""
@@ -64,6 +71,18 @@ class Record(BaseModel):
     """Its memory is on the disk, under its own name: nothing of it runs until it is resumed."""
     restoring: str | None = None
     """The saved state that it is going back to (empty: an empty layer), until it runs again."""
+
+    @property
+    def limits(self) -> Limits:
+        """Those that hold."""
+        return self.spec.limits.over(self.defaults)
+
+    def limit_details(self) -> dict[str, str]:
+        """As its handle carries them; nothing for one that was made before there were defaults."""
+        return limit_details(EffectiveLimits(self.defaults, self.left_out)) if self.account is not None else {}
+
+    def limited_spec(self) -> SandboxSpec:
+        return self.spec.model_copy(update={"limits": self.limits})
 
     def is_of_this_boot(self) -> bool:
         return self.boot_id == boot_id()

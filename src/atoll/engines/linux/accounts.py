@@ -1,0 +1,118 @@
+"""The control groups above those of sandboxes: one for the installation, and in it one for each account.
+
+Theory of operation. `/atoll-<installation>/@<account>/<sandbox>`. What all sandboxes of an account, and all of the
+installation, take together ends at the ceiling of that group: the kernel then ends or refuses something *inside* it, so
+neither another account nor the host pays. Processor time is shared by weight among accounts first and then within each,
+so a hundred busy sandboxes of one user get no more than the single one of another.
+
+A group is made when its first sandbox is, and removed by whoever tidies up. Both may happen at once: a removal fails as
+long as something is in the group, and whoever finds its parent gone makes it again.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from atoll.engines.linux.cgroups import Group, Hierarchy
+from atoll.engines.linux.plan import CgroupLimits
+from atoll.resources import Ceilings, Resources
+
+ACCOUNT = "@"
+"""What the names of accounts' groups begin with; no sandbox's does."""
+_NOBODYS = "own"
+"""The account of those who name none: the user of the SDK."""
+_TRIES = 100
+
+
+class AccountGroups:
+    def __init__(self, hierarchy: Hierarchy, top: str, resources: Resources) -> None:
+        self._hierarchy = hierarchy
+        self._top = top
+        self._resources = resources
+        self._made: set[str] = set()
+
+    def path(self, account: str) -> str:
+        return f"{self._top}/{ACCOUNT}{account or _NOBODYS}"
+
+    def make(self, account: str, sandbox_id: str, limits: CgroupLimits) -> Group:
+        """A sandbox's own group, with those above it. Raises OSError if a limit of the sandbox cannot be set."""
+        parent = self.path(account)
+        group = Group(self._hierarchy, f"{parent}/{sandbox_id}")
+        for tries_left in range(_TRIES, -1, -1):
+            if parent not in self._made:
+                self._make_above(account)
+            try:
+                group.create(limits, parents=False)
+                break
+            except FileNotFoundError:  # somebody tidied up since we made it
+                self._made.discard(parent)
+                if not tries_left:
+                    raise
+        return group
+
+    def ensure(self, account: str) -> str:
+        """The path of an account's group, which is there, for somebody else's sandboxes."""
+        self._make_above(account)
+        return self.path(account)
+
+    def _make_above(self, account: str) -> None:
+        # An account that is nobody's in particular may take all that the installation has.
+        own = self._resources.account if account else Ceilings(cpu_weight=self._resources.account.cpu_weight)
+        for path, ceilings in ((self._top, self._resources.installation), (self.path(account), own)):
+            group = Group(self._hierarchy, path)
+            with suppress(FileNotFoundError):  # removed again already: our caller notices
+                group.create(CgroupLimits(), parents=False)
+                for limits in self._each(ceilings):
+                    # A ceiling cannot be lowered below what is in use: then the one from before holds.
+                    with suppress(OSError):
+                        group.limit(limits)
+        self._made.add(self.path(account))
+
+    def _each(self, ceilings: Ceilings) -> list[CgroupLimits]:
+        there = self._hierarchy.controllers
+        found = [
+            CgroupLimits(memory_bytes=ceilings.memory_bytes) if "memory" in there else None,
+            CgroupLimits(pids=ceilings.pids) if "pids" in there else None,
+            CgroupLimits(cpu_weight=ceilings.cpu_weight) if "cpu" in there else None,
+        ]
+        return [limits for limits in found if limits is not None]
+
+    def find(self, sandbox_id: str) -> str | None:
+        """The path of the group of a sandbox of which nothing else is known."""
+        for directory in Group(self._hierarchy, self._top).directories():
+            for name in _names(directory):
+                if name.startswith(ACCOUNT) and (directory / name / sandbox_id).is_dir():
+                    return f"{self._top}/{name}/{sandbox_id}"
+        return None
+
+    def names(self) -> set[str]:
+        """Of all groups of sandboxes, also those that are directly in the installation's."""
+        found: set[str] = set()
+        for directory in Group(self._hierarchy, self._top).directories():
+            for name in _names(directory):
+                found |= set(_names(directory / name)) if name.startswith(ACCOUNT) else {name}
+        return found
+
+    def remove_empty(self) -> None:
+        """Accounts without sandboxes, and then the installation's own group if nothing is left in it."""
+        for directory in Group(self._hierarchy, self._top).directories():
+            for name in _names(directory):
+                if name.startswith(ACCOUNT):
+                    with suppress(OSError):
+                        (directory / name).rmdir()
+            with suppress(OSError):
+                directory.rmdir()
+
+    def enforced(self) -> tuple[str, ...]:
+        """What the ceilings of accounts and of the installation can bound here."""
+        if not self._hierarchy.writable():
+            return ()
+        return tuple(name for name in ("memory", "pids", "cpu") if name in self._hierarchy.controllers)
+
+
+def _names(directory: os.PathLike[str]) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(directory) if entry.is_dir()]
+    except OSError:
+        return []

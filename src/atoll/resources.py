@@ -1,0 +1,153 @@
+"""How much of this machine sandboxes may take when nobody asks for more.
+
+Every number is a ceiling, not a reservation: a thousand sandboxes with 4 GiB each are fine as long as they do not all use
+them. What they use together is bounded by the ceilings of their account (one for each user of a server) and of the whole
+installation, which leave enough for the host and for the server itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from atoll.errors import EngineUnavailableError
+from atoll.model import Limits, parse_size
+
+_GIB = 1 << 30
+_NONE = ("none", "unlimited")
+_SANDBOX = {
+    "ATOLL_SANDBOX_MEMORY": "memory_bytes",
+    "ATOLL_SANDBOX_CPUS": "cpus",
+    "ATOLL_SANDBOX_PIDS": "pids",
+    "ATOLL_SANDBOX_DISK": "disk_bytes",
+    "ATOLL_SANDBOX_OPEN_FILES": "open_files",
+}
+OPEN_FILES = 4096
+"""Enough for browsers and build tools; a thousand sandboxes that use all of them are still fewer than a kernel has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What a group of sandboxes takes together. None: no ceiling."""
+
+    memory_bytes: int | None = None
+    pids: int | None = None
+    cpu_weight: int = 100
+    """Against its siblings, from 1 to 10,000, as control groups v2 count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    sandbox: Limits
+    """For each sandbox, where its spec has none."""
+    account: Ceilings
+    """For all sandboxes of one user of a server."""
+    installation: Ceilings
+    """For all sandboxes of this installation."""
+
+    @classmethod
+    def of_machine(cls, data_dir: Path = Path("/")) -> Resources:
+        return sized(_memory(), len(os.sched_getaffinity(0)), _processes(), _disk(data_dir))
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str], data_dir: Path) -> Resources:
+        """This machine's, and what the environment says instead; `none` takes a ceiling away."""
+        found = cls.of_machine(data_dir)
+        given = {field: _value(environ, name) for name, field in _SANDBOX.items() if environ.get(name)}
+        try:
+            sandbox = Limits(**{**found.sandbox.model_dump(), **given})
+        except ValidationError as error:
+            detail = error.errors()[0]
+            name = next((name for name, field in _SANDBOX.items() if field == detail["loc"][0]), "ATOLL_SANDBOX_…")
+            raise _wrong(name, environ.get(name, ""), str(detail["msg"]).removeprefix("Value error, ")) from error
+        return cls(
+            sandbox,
+            _ceilings(environ, "ATOLL_USER", found.account),
+            _ceilings(environ, "ATOLL_TOTAL", found.installation),
+        )
+
+
+def sized(memory_bytes: int, cpus: int, processes: int, disk_bytes: int) -> Resources:
+    """For a machine of this size. Pure.
+
+    What agents do in practice sets the floors: `pip install`, compilers and a headless browser fit into 512 MiB to
+    4 GiB, and a browser has some hundred threads, each of which counts as a process.
+    """
+    reserve = min(max(memory_bytes // 8, 512 << 20), 4 * _GIB)
+    total = max(memory_bytes - reserve, memory_bytes // 2)
+    pids = max(processes * 3 // 4, 1024)
+    return Resources(
+        sandbox=Limits(
+            memory_bytes=min(max(memory_bytes // 4, 512 << 20), 4 * _GIB),
+            cpus=float(min(cpus, max(2, cpus // 2))),
+            pids=2048,
+            disk_bytes=min(10 * _GIB, max(disk_bytes // 4, 1 * _GIB)),
+            open_files=OPEN_FILES,
+        ),
+        # Half: one user alone may work hard, and cannot keep everybody else from starting anything.
+        account=Ceilings(total // 2, pids // 2),
+        installation=Ceilings(total, pids),
+    )
+
+
+def _ceilings(environ: Mapping[str, str], prefix: str, found: Ceilings) -> Ceilings:
+    memory, pids, weight = (f"{prefix}_{name}" for name in ("MEMORY", "PIDS", "CPU_WEIGHT"))
+    if environ.get(memory):
+        found = replace(found, memory_bytes=_number(environ, memory, least=4 << 20))
+    if environ.get(pids):
+        found = replace(found, pids=_number(environ, pids, least=2))
+    if environ.get(weight):
+        number = _number(environ, weight, least=1, most=10_000)
+        found = replace(found, cpu_weight=100 if number is None else number)
+    return found
+
+
+def _number(environ: Mapping[str, str], name: str, *, least: int, most: int = 1 << 62) -> int | None:
+    value = _value(environ, name)
+    if value is None:
+        return None
+    try:
+        number = parse_size(value)
+    except ValueError as error:
+        raise _wrong(name, value, str(error)) from error
+    if not least <= number <= most:
+        raise _wrong(name, value, f"it must be at least {least}" if number < least else f"it must be at most {most}")
+    return number
+
+
+def _value(environ: Mapping[str, str], name: str) -> Any:
+    return None if environ[name].strip().lower() in _NONE else environ[name].strip()
+
+
+def _wrong(name: str, value: str, why: str) -> EngineUnavailableError:
+    return EngineUnavailableError(f"{name} is '{value}': {why}", hint="Correct it, or write 'none' for no ceiling.")
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _processes() -> int:
+    """The most that the kernel has at once."""
+    found = [32_768]
+    for name in ("pid_max", "threads-max"):
+        try:
+            found.append(int(Path(f"/proc/sys/kernel/{name}").read_text()))
+        except (OSError, ValueError):
+            continue
+    return min(found[1:] or found)
+
+
+def _disk(path: Path) -> int:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return 0
+    return found.f_blocks * found.f_frsize

@@ -1,0 +1,257 @@
+"""Limits that nobody asked for: of each sandbox, of all sandboxes of an account, of all of an installation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll import AsyncSandbox
+from atoll.engines.linux.cgroups import Group
+from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.plan import CgroupLimits
+from atoll.errors import SandboxGoneError
+from atoll.model import Cause, Limits, SandboxSpec
+from atoll.resources import Ceilings, Resources
+from atoll.settings import Settings
+
+MIB = 1 << 20
+SMALL = Resources(
+    sandbox=Limits(memory_bytes=64 * MIB, pids=40, cpus=2, disk_bytes=32 * MIB, open_files=128),
+    account=Ceilings(memory_bytes=96 * MIB, pids=60),
+    installation=Ceilings(memory_bytes=160 * MIB, pids=100),
+)
+BOMB = """
+import os, signal, sys
+made = 0
+try:
+    while made < int(sys.argv[1]):
+        if os.fork() == 0:
+            signal.pause()
+        made += 1
+except OSError:
+    pass
+print(made, flush=True)
+os._exit(0)
+"""
+"""Makes so many processes that stay, or as many as it can, and says how many."""
+Engines = Callable[..., OciEngine]
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[Settings]:
+    """One for all: to make a pool takes longer than most of these tests."""
+    if os.geteuid() != 0:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs root")
+    folder = Path(tempfile.mkdtemp(prefix="al-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield Settings(folder / "data", folder / "run")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def engines(settings: Settings) -> AsyncIterator[Engines]:
+    made: list[OciEngine] = []
+
+    def make(kind: type[OciEngine] = NativeEngine, resources: Resources = SMALL) -> OciEngine:
+        made.append(kind(replace(settings, resources=resources)))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        for handle in await engine.list():
+            await engine.delete(handle)
+        await engine.gc()
+        await engine.aclose()
+        assert not [path.parent for path in engine._places.group("x").directories() if path.parent.exists()]
+
+
+async def sandbox(engine: OciEngine, stack: AsyncExitStack, account: str = "", **limits: object) -> AsyncSandbox:
+    spec = SandboxSpec.of(account=account, limits=limits)
+    return await stack.enter_async_context(AsyncSandbox(spec, engine=engine))
+
+
+async def bomb(box: AsyncSandbox, processes: int = 100) -> int:
+    return int((await box.exec(["python3", "-c", BOMB, str(processes)], timeout=30)).stdout)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", [NativeEngine, OciEngine])
+async def test_a_sandbox_that_asks_for_no_limit_has_one(engines: Engines, kind: type[OciEngine]) -> None:
+    async with AsyncExitStack() as stack:
+        box = await sandbox(engines(kind), stack)
+        used_up = await box.exec(["python3", "-c", "bytearray(200 << 20)"], timeout=30)
+        assert used_up.cause in (Cause.OUT_OF_MEMORY, Cause.SIGNAL) and not used_up.success
+        assert (await box.exec("head -c 64m /dev/zero >file", timeout=30)).cause is Cause.DISK_FULL
+        assert (await box.exec("ulimit -n", timeout=10)).stdout == "128\n"
+        assert 20 < await bomb(box) < 40
+
+
+async def test_whoever_asks_gets_more(engines: Engines) -> None:
+    async with AsyncExitStack() as stack:
+        box = await sandbox(engines(), stack, memory_bytes=150 * MIB, pids=70, disk_bytes=80 * MIB, open_files=200)
+        assert (await box.exec(["python3", "-c", "bytearray(100 << 20)"], timeout=30)).success
+        assert (await box.exec("head -c 64m /dev/zero >file", timeout=30)).success
+        assert (await box.exec("ulimit -n", timeout=10)).stdout == "200\n"
+        assert await bomb(box, 50) == 50
+
+
+async def test_more_can_be_given_to_one_that_runs_with_the_defaults(engines: Engines) -> None:
+    engine = engines()
+    async with AsyncExitStack() as stack:
+        box = await sandbox(engine, stack)
+        (handle,) = await engine.list()
+        await engine.set_limits(handle, Limits(memory_bytes=150 * MIB, pids=70))
+        assert (await box.exec(["python3", "-c", "bytearray(100 << 20)"], timeout=30)).success
+        assert await bomb(box, 50) == 50
+
+
+@pytest.mark.parametrize("kind", [NativeEngine, OciEngine])
+async def test_the_processes_of_one_account_leave_room_for_another(engines: Engines, kind: type[OciEngine]) -> None:
+    """40 for each of three sandboxes are more than the 60 of their account and the 100 of all."""
+    engine = engines(kind)
+    async with AsyncExitStack() as stack:
+        greedy = [await sandbox(engine, stack, "aaa") for _ in range(3)]
+        other = await sandbox(engine, stack, "bbb")
+        await asyncio.gather(*map(bomb, greedy))
+        together = sum([(await box.stats()).pids or 0 for box in greedy])
+        assert 40 < together <= 60
+        assert await bomb(other, 20) == 20
+
+
+async def test_the_memory_of_one_account_is_not_taken_from_another(engines: Engines) -> None:
+    engine = engines()
+    async with AsyncExitStack() as stack:
+        greedy = [await sandbox(engine, stack, "aaa") for _ in range(3)]
+        other = await sandbox(engine, stack, "bbb")
+        kept = await other.start("a=$(head -c 20m /dev/zero | tr '\\\\0' x); echo ready; sleep 1000")
+        for box in greedy:
+            try:
+                # 50 MiB in each would fit its own limit, all three do not fit their account's.
+                await box.start(["python3", "-c", "kept = bytearray(50 << 20); import time; time.sleep(1000)"])
+            except SandboxGoneError:
+                continue
+
+        async def somebody_paid() -> bool:
+            events = [await engine.limit_events(handle) for handle in await engine.list()]
+            return any(event.oom_kills for event in events)
+
+        await until(somebody_paid)
+        assert sum([(await box.stats()).memory_bytes or 0 for box in greedy]) <= 96 * MIB
+        assert (await other.exec("echo ok", timeout=10)).stdout == "ok\n"
+        (untouched,) = [handle for handle in await engine.list() if handle.spec.account == "bbb"]
+        assert (await engine.limit_events(untouched)).oom_kills == 0
+        assert kept.id in await other.commands()
+
+
+async def test_all_sandboxes_together_end_at_the_ceiling_of_the_installation(engines: Engines) -> None:
+    engine = engines()
+    async with AsyncExitStack() as stack:
+        boxes = [await sandbox(engine, stack, account) for account in ("aaa", "aaa", "bbb", "bbb", "")]
+        await asyncio.gather(*map(bomb, boxes), return_exceptions=True)
+        assert sum([(await box.stats()).pids or 0 for box in boxes]) <= 100
+
+
+SPIN = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+
+
+async def test_processor_time_is_shared_between_accounts_and_then_between_sandboxes(engines: Engines) -> None:
+    """Four sandboxes on one processor, three of them of one account: the fourth gets half, not a quarter."""
+    engine = engines()
+    async with AsyncExitStack() as stack:
+        greedy = [await sandbox(engine, stack, "aaa") for _ in range(3)]
+        other = await sandbox(engine, stack, "bbb")
+
+        async def used(*boxes: AsyncSandbox) -> float:
+            return sum([(await box.stats()).cpu_s or 0.0 for box in boxes])
+
+        for box in (*greedy, other):
+            await box.start(["python3", "-c", SPIN])
+
+        async def all_spin() -> bool:
+            return all([await used(box) > 0.1 for box in (*greedy, other)])
+
+        await until(all_spin)
+        theirs, its = await used(*greedy), await used(other)
+
+        async def enough() -> bool:
+            return await used(*greedy) + await used(other) > theirs + its + 1.0
+
+        await until(enough)
+        theirs, its = await used(*greedy) - theirs, await used(other) - its
+        assert its > 0.6 * theirs, f"three sandboxes of one account had {theirs:.2f} s, that of another {its:.2f} s"
+
+
+async def test_a_sandbox_is_made_while_the_groups_above_it_are_removed(engines: Engines) -> None:
+    engine, going = engines(), True
+
+    def tidy() -> None:
+        while going:
+            engine._places.accounts.remove_empty()
+
+    tidying = asyncio.create_task(asyncio.to_thread(tidy))
+    try:
+        for number in range(10):
+            handle = await engine.create(f"s{number}", SandboxSpec(account="aaa"))
+            directory = engine._places.group(handle.sandbox_id).directory("pids")
+            assert directory is not None
+            assert (directory.parent / "pids.max").read_text() == "60\n"
+            await engine.delete(handle)
+    finally:
+        going = False
+        await tidying
+
+
+async def test_a_sandbox_of_an_earlier_version_is_adopted_where_it_is(engines: Engines) -> None:
+    """Its control group is directly in that of the installation, and its record knows of no account."""
+    engine = engines()
+
+    handle = await engine.create("a", SandboxSpec(limits=Limits(pids=20)))
+    as_it_was = Group(engine._places.hierarchy, f"{engine._places.slice}/a")
+    as_it_was.create(CgroupLimits(pids=20))
+    for old, new in zip(engine._places.group("a").directories(), as_it_was.directories(), strict=True):
+        if old.is_dir():
+            (new / "cgroup.procs").write_text(f"{engine.first_pid('a')}\n")
+    engine._places.group("a").remove()
+    path = engine._places.records.home("a") / "record.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({name: record[name] for name in record.keys() - {"account", "defaults", "left_out"}}))
+    later = engines()
+    (found,) = await later.list()
+    assert found.limits().limits == handle.spec.limits
+    group = later._places.group("a")
+    assert group.path == f"{later._places.slice}/a" and group.pids()
+    assert (await later.stats(found)).pids
+    await later.delete(found)
+    assert not group.exists()
+
+
+async def test_the_defaults_that_hold_are_reported(engines: Engines) -> None:
+    async with AsyncExitStack() as stack:
+        box = await sandbox(engines(), stack, pids=30)
+        found = await box.info()
+        assert found.engine == "native"
+        assert found.limits == SMALL.sandbox.model_copy(update={"pids": 30})
+        assert found.limits_left_out == ()
+
+
+def test_the_environment_sets_the_ceilings(tmp_path: Path) -> None:
+    environ = {"ATOLL_SANDBOX_MEMORY": "256m", "ATOLL_SANDBOX_PIDS": "none", "ATOLL_USER_PIDS": "500", "HOME": "/root"}
+    found = Settings.load(environ | {"ATOLL_DATA_DIR": str(tmp_path)}).resources
+    assert (found.sandbox.memory_bytes, found.sandbox.pids) == (256 * MIB, None)
+    assert found.account.pids == 500
+    assert found.installation == Resources.of_machine().installation
