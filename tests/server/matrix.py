@@ -102,7 +102,7 @@ MATRIX = (
     Line("GET", "/sandbox-specs/search", "read"),
     Line("GET", "/sandbox-specs", "read"),
     Line("GET", "/sandbox-specs/default", "read"),
-    Line("POST", "/sandbox-specs", "manage", body={"id": "matrix-of-ann"}),
+    Line("POST", "/sandbox-specs", "manage", body={"id": "default"}),
     Line("GET", "/sandbox-specs/{spec_id}", "read"),
     Line("DELETE", "/sandbox-specs/{spec_id}", "manage"),
     Line("POST", "/sandbox-specs/{spec_id}/pull", "manage"),

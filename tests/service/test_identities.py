@@ -24,7 +24,7 @@ from atoll.service import Caller, Identities, NotAuthenticatedError, RateLimited
 from atoll.service.keys import TokenRules
 from atoll.service.quotas import Reservations
 from atoll.service.rate import RateLimiter
-from atoll.store import Quotas, Role, Store
+from atoll.store import Quotas, Role, Store, User
 
 SECRET = b"s" * 32
 
@@ -54,11 +54,54 @@ def claims(**more: Any) -> dict[str, Any]:
 async def test_a_user_of_the_provider_is_a_user_here(store: Store, private_key: rsa.RSAPrivateKey) -> None:
     identities = Identities(store, SECRET, TokenRules("RS256", issuer="idp", public_key=public_pem(private_key)))
     caller = await identities.caller(jwt.encode(claims(iss="idp"), private_key, "RS256"))
-    assert caller.user_id == "zoe"
+    assert caller.user_id == "idp|zoe"
     assert Scope.ADMIN not in caller.scopes
-    user = await store.user("zoe")
+    user = await store.user("idp|zoe")
     assert user is not None
     assert user.role is Role.USER
+
+
+async def test_no_name_of_the_provider_is_a_user_of_ours(store: Store, private_key: rsa.RSAPrivateKey) -> None:
+    """Least of all the administrator of the first run."""
+    identities = Identities(store, SECRET, TokenRules("RS256", issuer="idp", public_key=public_pem(private_key)))
+    await identities.first_run()
+    await identities.create_user("ann", Role.USER, Quotas())
+    for name in ("admin", "ann"):
+        caller = await identities.caller(jwt.encode(claims(iss="idp", sub=name, scope="admin"), private_key, "RS256"))
+        assert caller.user_id == f"idp|{name}"
+        assert not caller.is_admin
+
+
+async def test_the_same_name_at_two_providers_is_two_users(store: Store, private_key: rsa.RSAPrivateKey) -> None:
+    identities = Identities(store, SECRET, TokenRules("RS256", public_key=public_pem(private_key)))
+    names = [("one", "zoe"), ("two", "zoe"), ("one|x", "y"), ("one", "x|y"), ("one", "z" * 255), ("i" * 900, "zoe")]
+    names += [("one", "a\0b"), ("one", "\ud800")]
+    tokens = [jwt.encode(claims(iss=issuer, sub=name), private_key, "RS256") for issuer, name in names]
+    found = {(await identities.caller(token)).user_id for token in tokens}
+    assert len(found) == len(names)
+    identities.forget()
+    assert {(await identities.caller(token)).user_id for token in tokens} == found
+
+
+async def test_a_user_of_the_provider_from_before_keeps_the_record(
+    store: Store, private_key: rsa.RSAPrivateKey
+) -> None:
+    identities = Identities(store, SECRET, TokenRules("RS256", issuer="idp", public_key=public_pem(private_key)))
+    await store.add_user(User(id="zoe", created_at=datetime.now(UTC), identity="*|zoe"))
+    token = jwt.encode(claims(iss="idp"), private_key, "RS256")
+    assert (await identities.caller(token)).user_id == "zoe"
+    other = Identities(store, SECRET, TokenRules("RS256", issuer="other", public_key=public_pem(private_key)))
+    assert (await other.caller(jwt.encode(claims(iss="other"), private_key, "RS256"))).user_id == "other|zoe"
+    identities.forget()
+    assert (await identities.caller(token)).user_id == "zoe"
+
+
+async def test_an_administrator_links_a_user_to_the_provider(store: Store, private_key: rsa.RSAPrivateKey) -> None:
+    identities = Identities(store, SECRET, TokenRules("RS256", issuer="idp", public_key=public_pem(private_key)))
+    await identities.create_user("root", Role.ADMIN, Quotas())
+    await identities.link_user("root", "idp|zoe")
+    caller = await identities.caller(jwt.encode(claims(iss="idp", scope="admin"), private_key, "RS256"))
+    assert (caller.user_id, caller.is_admin) == ("root", True)
 
 
 async def test_tokens_with_anything_wrong_are_refused(store: Store, private_key: rsa.RSAPrivateKey) -> None:
@@ -112,7 +155,7 @@ def provider(private_key: rsa.RSAPrivateKey) -> Iterator[str]:
 async def test_keys_are_found_at_the_provider(store: Store, private_key: rsa.RSAPrivateKey, provider: str) -> None:
     identities = Identities(store, SECRET, TokenRules("RS256", jwks_url=provider))
     token = jwt.encode(claims(), private_key, "RS256", headers={"kid": "one"})
-    assert (await identities.caller(token)).user_id == "zoe"
+    assert (await identities.caller(token)).user_id == "provider|zoe"
     unknown = jwt.encode(claims(), private_key, "RS256", headers={"kid": "two"})
     with pytest.raises(NotAuthenticatedError):
         await identities.caller(unknown)

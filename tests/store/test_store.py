@@ -14,10 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
 
+from atoll.errors import LimitReachedError
 from atoll.store import AlreadyThereError, ApiKey, Quotas, Role, Store, StoredSpec, StoreError, User
 from atoll.store.store import _MIGRATIONS, LATEST
 from atoll.store.tables import metadata
@@ -119,11 +123,100 @@ async def test_keys_are_revoked_once_and_only_by_their_user(store: Store) -> Non
 async def test_specs_are_everybodys_or_ones_own(store: Store) -> None:
     for id, owner in (("a", None), ("b", "ann"), ("c", "bob")):
         await store.add_spec(StoredSpec(id=id, owner_id=owner, body="{}", created_at=NOW))
-    found = await store.specs(owner_id="ann", everybodys=False, after="", limit=10)
+    found = await store.specs(owner_id="ann", everybodys=False, limit=10)
     assert [spec.id for spec in found] == ["a", "b"]
-    assert len(await store.specs(owner_id="ann", everybodys=True, after="a", limit=10)) == 2
-    assert await store.remove_spec("c")
-    assert not await store.remove_spec("c")
+    assert len(await store.specs(owner_id="ann", everybodys=True, after=("a", ""), limit=10)) == 2
+    assert not await store.remove_spec("c", "ann")
+    assert await store.remove_spec("c", "bob")
+    assert not await store.remove_spec("c", "bob")
+
+
+async def test_two_users_have_specs_of_one_name_and_neither_knows(store: Store) -> None:
+    for owner in ("bob", "ann"):
+        await store.add_spec(StoredSpec(id="same", owner_id=owner, body=f'"{owner}"', created_at=NOW))
+    with pytest.raises(AlreadyThereError):
+        await store.add_spec(StoredSpec(id="same", owner_id="ann", body="{}", created_at=NOW))
+    await store.add_spec(StoredSpec(id="same", owner_id=None, body="{}", created_at=NOW))
+    with pytest.raises(AlreadyThereError):
+        await store.add_spec(StoredSpec(id="same", owner_id="eve", body="{}", created_at=NOW))
+    hers = await store.spec("same", "ann")
+    assert hers is not None
+    assert hers.body == '"ann"'
+    everything = [spec.owner_id for spec in await store.specs(owner_id=None, everybodys=True, limit=10)]
+    assert everything == [None, "ann", "bob"]
+    page = await store.specs(owner_id="ann", everybodys=True, after=("same", ""), limit=1)
+    assert [spec.owner_id for spec in page] == ["ann"]
+
+
+async def test_a_user_has_no_more_specs_and_keys_than_the_limit_however_many_are_made_at_once(store: Store) -> None:
+    await store.add_user(a_user("ann"))
+    specs = (StoredSpec(id=f"s{number}", owner_id="ann", body="{}", created_at=NOW) for number in range(12))
+    answers = await asyncio.gather(*(store.add_spec(spec, most=5) for spec in specs), return_exceptions=True)
+    assert sum(isinstance(answer, LimitReachedError) for answer in answers) == 7
+    assert len(await store.specs(owner_id="ann", everybodys=False, limit=100)) == 5
+    keys = (store.add_key(a_key(f"k{number}", "ann"), most=5) for number in range(12))
+    answers = await asyncio.gather(*keys, return_exceptions=True)
+    assert sum(isinstance(answer, LimitReachedError) for answer in answers) == 7
+
+
+async def test_keys_that_are_over_do_not_pile_up(store: Store) -> None:
+    await store.add_user(a_user("ann"))
+    await store.add_user(a_user("bob"))
+    await store.add_key(a_key("other", "bob"))
+    assert await store.revoke_key("other", None)
+    for number in range(130):
+        await store.add_key(a_key(f"k{number}", "ann"), most=1)
+        assert await store.revoke_key(f"k{number}", "ann")
+    assert len(await store.keys("ann")) <= 101
+    assert len(await store.keys("bob")) == 1
+
+
+async def test_what_was_made_with_a_key_is_revoked_with_it(store: Store) -> None:
+    for name in ("ann", "bob"):
+        await store.add_user(a_user(name))
+    await store.add_key(a_key("a", "ann"))
+    for id, parent, user in (("b", "a", "ann"), ("c", "b", "ann"), ("d", "a", "bob"), ("e", None, "ann")):
+        await store.add_key(a_key(id, user).model_copy(update={"parent_id": parent}))
+    assert await store.revoke_key("a", "ann")
+    keys = [await store.key(id) for id in "abcde"]
+    assert [key is not None and key.revoked_at is not None for key in keys] == [True, True, True, False, False]
+    with pytest.raises(StoreError):
+        await store.add_key(a_key("f", "ann").model_copy(update={"parent_id": "c"}))
+
+
+async def test_a_database_of_before_goes_on(url: str) -> None:
+    """Users, keys and specs of the first version are there after the upgrade, and the provider's users are found."""
+
+    def old(connection: Connection) -> None:
+        connection.execute(text("DROP TABLE IF EXISTS api_keys"))
+        for table in ("users", "specs", "alembic_version"):
+            connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for user, role in (("admin", "admin"), ("zoe", "user"), ("root", "admin")):
+            connection.execute(text(f"INSERT INTO users VALUES ('{user}', '{role}', '{{}}', '2030-01-02', NULL)"))
+        key = "('1', 'zoe', 'n', 'hash', 'read', '2030-01-02', NULL, NULL)"
+        connection.execute(text(f"INSERT INTO api_keys VALUES {key}"))
+        for id, owner in (("a", "NULL"), ("b", "'zoe'")):
+            connection.execute(text(f"INSERT INTO specs VALUES ('{id}', {owner}, '{{}}', '2030-01-02')"))
+
+    store = Store(url)
+    async with store._engine.begin() as connection:
+        await connection.run_sync(old)
+    await store.open()
+    try:
+        zoe = await store.user_of("*|zoe")
+        assert zoe is not None
+        assert zoe.id == "zoe"
+        assert await store.user_of("*|admin") is None
+        assert await store.user_of("*|root") is None
+        assert await store.key("1") is not None
+        assert await store.spec("a", None) is not None
+        assert await store.spec("b", "zoe") is not None
+    finally:
+        await store.aclose()
 
 
 async def test_writes_at_once_all_arrive(store: Store) -> None:

@@ -72,13 +72,14 @@ async def services(
     try:
         await store.open()
         await manager.start()
-        identities = Identities(store, secret, _token_rules(settings))
-        specs = SandboxSpecService(store, manager, settings.default_spec_id)
+        identities = Identities(store, secret, _token_rules(settings), max_keys=settings.max_keys)
+        specs = SandboxSpecService(store, manager, settings.default_spec_id, max_specs=settings.max_specs)
         await specs.prepare()
         sandboxes = SandboxService(
             manager,
             specs,
             SessionKeys(secret),
+            identities,
             public_url=settings.public_url or listens_on,
             ports_domain=settings.ports_domain,
             max_snapshots=settings.max_snapshots,

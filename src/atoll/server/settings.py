@@ -54,6 +54,12 @@ class ServerSettings(BaseModel):
     max_snapshots: Annotated[int, Field(ge=0)] = Field(
         100, description="The most snapshots of each user who has no quota of their own."
     )
+    max_specs: Annotated[int, Field(ge=0)] = Field(
+        100, description="The most specs of each user who has no quota of their own."
+    )
+    max_keys: Annotated[int, Field(ge=0)] = Field(
+        100, description="The most API keys that are good at once, of each user who has no quota of their own."
+    )
     close_delay: Annotated[float, Field(gt=0)] = Field(
         3600, description="A sandbox that nobody used for so many seconds is deleted."
     )

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
 from atoll.model import Cause, State
-from atoll.service.identity import SESSION, Caller
+from atoll.service.identity import SESSION, Caller, Scope
+from atoll.service.keys import Identities
 from atoll.service.models import (
     STATUS,
     ExposedPort,
@@ -28,7 +29,7 @@ from atoll.service.models import (
 )
 from atoll.service.quotas import Reservations
 from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
-from atoll.service.session_keys import SessionKeys
+from atoll.service.session_keys import Grant, SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
 
@@ -49,6 +50,7 @@ class SandboxService:
         manager: SandboxManager,
         specs: SandboxSpecService,
         session_keys: SessionKeys,
+        identities: Identities,
         *,
         public_url: str = "",
         max_snapshots: int = 100,
@@ -58,6 +60,7 @@ class SandboxService:
         self.snapshots = SnapshotService(manager, most=max_snapshots)
         self.specs = specs
         self._session_keys = session_keys
+        self._identities = identities
         self._public_url = public_url.rstrip("/")
         self._hosts = _ports_hosts(self._public_url, ports_domain)
         self._reservations = Reservations()
@@ -88,14 +91,14 @@ class SandboxService:
             records = [record for record in records if _newest_first(record) > after]
         page = records[:limit]
         more = _page_id(page[-1]) if len(records) > limit else None
-        return SandboxPage(items=[self.info(record) for record in page], next_page_id=more)
+        return SandboxPage(items=[self.info(caller, record) for record in page], next_page_id=more)
 
     async def get_sandbox(self, caller: Caller, sandbox_id: str) -> SandboxInfo | None:
         """Of one that exists; the engine is asked how it is."""
         record = await self._record(caller, sandbox_id)
         if record is None or record.ended_at is not None:
             return None
-        return self.info(record)
+        return self.info(caller, record)
 
     async def batch_get_sandboxes(self, caller: Caller, sandbox_ids: list[str]) -> list[SandboxInfo | None]:
         """In the order asked for; None for what is not there."""
@@ -104,7 +107,7 @@ class SandboxService:
     async def describe(self, caller: Caller, sandbox_id: str, *, resources: bool = False) -> SandboxInfo:
         """SandboxNotFoundError, or SandboxGoneError with the cause for one of the caller's that has ended."""
         record = await self._existing(caller, sandbox_id)
-        info = self.info(record)
+        info = self.info(caller, record)
         if resources and record.state is State.RUNNING:
             used = await (await self.manager.get_sandbox(sandbox_id)).stats()
             info = info.model_copy(update={"resources": ResourcesInUse.model_validate(used)})
@@ -210,7 +213,7 @@ class SandboxService:
     async def extend(self, caller: Caller, sandbox_id: str, lifetime_s: float) -> SandboxInfo:
         """So long from now, but never longer than the server allows."""
         await self._existing(caller, sandbox_id)
-        return self.info(await self.manager.extend_lifetime(sandbox_id, lifetime_s))
+        return self.info(caller, await self.manager.extend_lifetime(sandbox_id, lifetime_s))
 
     async def pause_old_sandboxes(self, caller: Caller, max_num_sandboxes: int) -> list[str]:
         """Pause the oldest that run until so many are left; the ids of those paused."""
@@ -232,7 +235,7 @@ class SandboxService:
         while True:
             record = await self._existing(caller, sandbox_id)
             if record.state is State.RUNNING:
-                return self.info(record)
+                return self.info(caller, record)
             if record.state in (State.ERROR, State.STOPPED):
                 raise SandboxGoneError(f"sandbox {sandbox_id} failed: {record.reason}", cause=record.cause or "lost")
             left = deadline - time.monotonic()
@@ -267,16 +270,20 @@ class SandboxService:
 
     async def by_session_key(self, key: str) -> Caller:
         """Whoever holds the session key of a sandbox that runs. NotAuthenticatedError otherwise, whatever it is."""
-        sandbox_id = self._session_keys.sandbox_id(key)
-        with contextlib.suppress(SandboxNotFoundError):
-            record = await self.manager.describe(sandbox_id) if sandbox_id is not None else None
+        claims = self._session_keys.claims(key)
+        with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
+            record = await self.manager.describe(claims[0]) if claims is not None else None
             if (
-                record is not None
-                and self._session_keys.is_good(key, record.id, record.owner)
+                claims is not None
+                and record is not None
+                and self._session_keys.is_good(key, record.owner, time.time())
                 and record.state is State.RUNNING
             ):
-                return Caller(record.owner or "", SESSION, sandbox_id=record.id)
-        raise NotAuthenticatedError("the session key is not good", hint="It is good only while its sandbox runs.")
+                return await self._bearer(record, claims[1])
+        raise NotAuthenticatedError(
+            "the session key is not good",
+            hint="It ends with its sandbox, and with the credential that it was shown to.",
+        )
 
     async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
         """Raises ForbiddenError for a port that the sandbox's spec does not name."""
@@ -284,35 +291,42 @@ class SandboxService:
         if port not in {each.port for each in info.exposed_urls or ()}:
             raise ForbiddenError(f"port {port} of this sandbox is not exposed: name it in its spec")
 
-    async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> tuple[str, str | None]:
-        """Links to an exposed port that are good by themselves: by path, and by host name if there is one."""
+    async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> tuple[str, str | None, int]:
+        """Links to an exposed port that are good by themselves: by path, and by host name if there is one. And until
+        when they are: no longer than the caller's own credential."""
         await self.need_exposed(caller, sandbox_id, port)
-        mark = self._session_keys.link(sandbox_id, port, until)
+        until = until if caller.expires_at is None else min(until, int(caller.expires_at))
+        mark = self._session_keys.link(sandbox_id, port, Grant(caller.key_id, until))
         host = self._host_url(sandbox_id, port)
         return (
             f"{self._public_url}/api/v1/sandboxes/{sandbox_id}/ports/{port}/~{mark}/",
             f"{host}.atoll/~{mark}/" if host else None,
+            until,
         )
 
     async def by_port_link(self, sandbox_id: str, port: int, mark: str) -> Caller:
         """Whoever holds such a link. NotAuthenticatedError otherwise, whatever it is."""
-        with contextlib.suppress(SandboxNotFoundError):
-            if self._session_keys.is_good_link(mark, sandbox_id, port, time.time()):
+        with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
+            grant = self._session_keys.link_grant(mark, sandbox_id, port, time.time())
+            if grant is not None:
                 record = await self.manager.describe(sandbox_id)
                 if record.state is State.RUNNING:
-                    return Caller(record.owner or "", SESSION, sandbox_id=record.id)
-        raise NotAuthenticatedError("the link is not good", hint="It has expired, or its sandbox has ended.")
+                    return await self._bearer(record, grant)
+        raise NotAuthenticatedError(
+            "the link is not good", hint="It has expired, or its sandbox or the credential that made it has ended."
+        )
 
     async def by_public_port(self, sandbox_id: str, port: int) -> Caller | None:
         """Whoever asks for a port that its spec made public. None: it is not, or its sandbox does not run."""
-        with contextlib.suppress(SandboxNotFoundError):
+        with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
             record = await self.manager.describe(sandbox_id)
             if record.state is State.RUNNING and any(url.public and url.port == port for url in self._urls(record)):
+                await self._identities.vouch(record.owner)
                 # Strangers have a rate of their own: they cannot use up the owner's.
                 return Caller(f"~{record.id}", SESSION, sandbox_id=record.id)
         return None
 
-    def info(self, record: Record) -> SandboxInfo:
+    def info(self, caller: Caller, record: Record) -> SandboxInfo:
         running = record.state is State.RUNNING
         labels = {name: value for name, value in record.labels.items() if not name.startswith(_OWN_LABELS)}
         return SandboxInfo(
@@ -320,7 +334,7 @@ class SandboxService:
             created_by_user_id=record.owner,
             sandbox_spec_id=record.labels.get(SPEC_LABEL, _IN_PLACE),
             status=STATUS[record.state],
-            session_api_key=self._session_keys.key(record.id, record.owner) if running else None,
+            session_api_key=self._session_key(caller, record) if running else None,
             exposed_urls=self._urls(record) if running else None,
             created_at=_moment(record.created_at) or datetime.now(UTC),
             name=record.name,
@@ -365,6 +379,18 @@ class SandboxService:
             # The id makes it run once, however often the request is repeated.
             await sandbox.start(command, command_id="spec-command")
         return sandbox_id
+
+    def _session_key(self, caller: Caller, record: Record) -> str | None:
+        """Only for those who may use the sandbox without it, and good for as long as they may."""
+        if Scope.USE not in caller.scopes or (caller.user_id != record.owner and caller.key_id is None):
+            return None
+        until = None if caller.expires_at is None else int(caller.expires_at)
+        return self._session_keys.key(record.id, record.owner, Grant(caller.key_id, until))
+
+    async def _bearer(self, record: Record, grant: Grant) -> Caller:
+        """Raises NotAuthenticatedError if the owner is locked out, or the credential behind it has ended."""
+        await self._identities.vouch(record.owner, grant.key_id)
+        return Caller(record.owner or "", SESSION, sandbox_id=record.id, key_id=grant.key_id, expires_at=grant.until)
 
     async def _record(self, caller: Caller, sandbox_id: str) -> Record | None:
         try:

@@ -1,43 +1,72 @@
 """The session key of a sandbox: made from its id and the server's secret, so that nothing of it needs to be stored.
 
 Whoever has the key may use that one sandbox while it runs. It can be shown again at any time, it is the same after a
-restart, and a stolen database holds none.
+restart, and a stolen database holds none. A key, like a link to a port, says which credential it was shown to, and ends
+with it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import re
+from dataclasses import dataclass
 
 _PREFIX = "atolls_"
 _LONGEST = 256
+_KEY = re.compile(r"(?P<sandbox>[A-Za-z0-9_-]{1,64})_(?P<key>[0-9a-f]{0,32})\.(?P<until>[0-9]{0,12})_[0-9a-f]{64}")
+_LINK = re.compile(r"(?P<until>[0-9]{1,12})\.(?P<key>[0-9a-f]{0,32})\.[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The credential that something was shown to: what stands for it is good no longer than it is."""
+
+    key_id: str | None = None
+    """The API key behind it."""
+    until: int | None = None
+    """When it expires, in seconds since the epoch."""
 
 
 class SessionKeys:
     def __init__(self, secret: bytes) -> None:
         self._secret = hashlib.sha256(b"atoll session keys\0" + secret).digest()
 
-    def key(self, sandbox_id: str, owner: str | None) -> str:
-        mark = hmac.new(self._secret, f"{sandbox_id}\0{owner or ''}".encode(), hashlib.sha256).hexdigest()
-        return f"{_PREFIX}{sandbox_id}_{mark}"
+    def key(self, sandbox_id: str, owner: str | None, grant: Grant) -> str:
+        head = f"{sandbox_id}_{grant.key_id or ''}.{'' if grant.until is None else grant.until}"
+        return f"{_PREFIX}{head}_{self._mark('key', head, owner or '')}"
 
     @staticmethod
-    def sandbox_id(key: str) -> str | None:
-        """The sandbox that it claims to be for. Only `is_good` says whether that is true."""
-        if not key.startswith(_PREFIX) or len(key) > _LONGEST or not key.isascii():
+    def claims(key: str) -> tuple[str, Grant] | None:
+        """The sandbox and the credential that it claims to be for. Only `is_good` says whether that is true."""
+        found = _KEY.fullmatch(key.removeprefix(_PREFIX)) if len(key) <= _LONGEST else None
+        if found is None or not key.startswith(_PREFIX):
             return None
-        return key.removeprefix(_PREFIX).rpartition("_")[0] or None
+        return found["sandbox"], _grant(found)
 
-    def is_good(self, key: str, sandbox_id: str, owner: str | None) -> bool:
-        return hmac.compare_digest(key.encode(), self.key(sandbox_id, owner).encode())
-
-    def link(self, sandbox_id: str, port: int, until: int) -> str:
-        """What stands in a link to one port of one sandbox, good until that moment."""
-        text = f"link\0{sandbox_id}\0{port}\0{until}".encode()
-        return f"{until}.{hmac.new(self._secret, text, hashlib.sha256).hexdigest()}"
-
-    def is_good_link(self, text: str, sandbox_id: str, port: int, now: float) -> bool:
-        until = text.partition(".")[0]
-        if not until.isascii() or not until.isdigit() or len(until) > 12 or int(until) < now:
+    def is_good(self, key: str, owner: str | None, now: float) -> bool:
+        claims = self.claims(key)
+        if claims is None or (claims[1].until is not None and claims[1].until < now):
             return False
-        return hmac.compare_digest(text.encode(errors="replace"), self.link(sandbox_id, port, int(until)).encode())
+        return hmac.compare_digest(key.encode(), self.key(claims[0], owner, claims[1]).encode())
+
+    def link(self, sandbox_id: str, port: int, grant: Grant) -> str:
+        """What stands in a link to one port of one sandbox. It always has an end."""
+        head = f"{grant.until or 0}.{grant.key_id or ''}"
+        return f"{head}.{self._mark('link', sandbox_id, str(port), head)}"
+
+    def link_grant(self, text: str, sandbox_id: str, port: int, now: float) -> Grant | None:
+        """Whom the link was given to; None if it is not good (any more)."""
+        found = _LINK.fullmatch(text)
+        if found is None or int(found["until"]) < now:
+            return None
+        grant = _grant(found)
+        expected = self.link(sandbox_id, port, grant)
+        return grant if hmac.compare_digest(text.encode(), expected.encode()) else None
+
+    def _mark(self, *parts: str) -> str:
+        return hmac.new(self._secret, "\0".join(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def _grant(found: re.Match[str]) -> Grant:
+    return Grant(found["key"] or None, int(found["until"]) if found["until"] else None)

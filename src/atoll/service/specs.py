@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel
 
-from atoll.errors import SandboxError
+from atoll.errors import SandboxError, SpecError
 from atoll.manager import SandboxManager
 from atoll.model import ImageProgress
 from atoll.network.policy import NetworkPolicy, opens_private
@@ -27,6 +27,7 @@ DEFAULT_ID = "default"
 _FETCHES = 16
 _FETCHES_OF_ONE = 2
 _AHEAD = 1000
+_MAX_BODY = 256 << 10
 _OF_THE_MACHINE = ("tar:", "docker:")
 """What images begin with that come from the server's own machine and not from a registry."""
 
@@ -40,7 +41,11 @@ class Recipe(BaseModel):
 
 
 class SandboxSpecService:
-    def __init__(self, store: Store, manager: SandboxManager, default_spec_id: str = DEFAULT_ID) -> None:
+    def __init__(
+        self, store: Store, manager: SandboxManager, default_spec_id: str = DEFAULT_ID, *, max_specs: int | None = None
+    ) -> None:
+        """`max_specs` holds for each user who has no quota of their own."""
+        self._max_specs = max_specs
         self._store = store
         self._manager = manager
         self._default_id = default_spec_id
@@ -52,11 +57,11 @@ class SandboxSpecService:
     async def prepare(self) -> None:
         """A catalogue is never empty: `default` is a sandbox over this machine's own /usr. Images of the specs that
         are there are fetched in the background, which is quick if they are here."""
-        if await self._store.spec(self._default_id) is None:
+        if await self._store.spec(self._default_id, None) is None:
             body = Recipe().model_dump_json()
             now = datetime.now(UTC)
             await self._store.add_spec(StoredSpec(id=self._default_id, owner_id=None, body=body, created_at=now))
-        for spec in await self._store.specs(owner_id=None, everybodys=True, after="", limit=_AHEAD):
+        for spec in await self._store.specs(owner_id=None, everybodys=True, limit=_AHEAD):
             self._fetch(Recipe.model_validate_json(spec.body).settings.image)
 
     async def aclose(self) -> None:
@@ -67,11 +72,12 @@ class SandboxSpecService:
     async def search_sandbox_specs(
         self, caller: Caller, page_id: str | None = None, limit: int = 100
     ) -> SandboxSpecInfoPage:
-        """By id. `page_id` is the last id of the page before."""
+        """By id. `page_id` is where the page before ended."""
+        spec_id, _, owner = (page_id or "").partition("~")
         found = await self._store.specs(
-            owner_id=caller.user_id, everybodys=caller.is_admin, after=page_id or "", limit=limit + 1
+            owner_id=caller.user_id, everybodys=caller.is_admin, after=(spec_id, owner), limit=limit + 1
         )
-        more = found[limit - 1].id if len(found) > limit else None
+        more = f"{found[limit - 1].id}~{found[limit - 1].owner_id or ''}" if len(found) > limit else None
         return SandboxSpecInfoPage(items=[self._info(spec) for spec in found[:limit]], next_page_id=more)
 
     async def get_sandbox_spec(self, caller: Caller, spec_id: str) -> SandboxSpecInfo | None:
@@ -89,7 +95,8 @@ class SandboxSpecService:
         return [await self.get_sandbox_spec(caller, spec_id) for spec_id in spec_ids]
 
     async def create_sandbox_spec(self, caller: Caller, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
-        """AlreadyThereError if the id is taken. Its image is fetched in the background."""
+        """AlreadyThereError if the caller or everybody has one of that id, LimitReachedError for one too many.
+        Its image is fetched in the background."""
         self.check(caller, wanted.settings)
         if wanted.shared and not caller.is_admin:
             raise ForbiddenError("only administrators share a spec with everybody")
@@ -101,8 +108,11 @@ class SandboxSpecService:
             body=recipe.model_dump_json(),
             created_at=datetime.now(UTC),
         )
+        if len(spec.body) > _MAX_BODY:
+            raise SpecError(f"the spec has {len(spec.body):,} characters; {_MAX_BODY:,} are possible")
+        own = caller.quotas.max_specs
         try:
-            await self._store.add_spec(spec)
+            await self._store.add_spec(spec, most=None if wanted.shared else self._max_specs if own is None else own)
         except AlreadyThereError as error:
             raise AlreadyThereError(error.reason, hint="Choose another id.") from error
         self._fetch(wanted.settings.image)
@@ -123,7 +133,7 @@ class SandboxSpecService:
             return False
         if found.owner_id is None and not caller.is_admin:
             raise ForbiddenError("only administrators remove what is everybody's")
-        return await self._store.remove_spec(spec_id)
+        return await self._store.remove_spec(spec_id, found.owner_id)
 
     async def recipe(self, caller: Caller, spec_id: str | None) -> tuple[str, Recipe]:
         """What to make a sandbox from. Raises SandboxSpecNotFoundError."""
@@ -148,9 +158,10 @@ class SandboxSpecService:
             raise ForbiddenError("only administrators open private ranges: they are those of the server's network")
 
     async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
-        found = await self._store.spec(spec_id)
-        if found is None or (found.owner_id not in (None, caller.user_id) and not caller.is_admin):
-            return None
+        """The caller's own, else everybody's; administrators see any other as well."""
+        found = await self._store.spec(spec_id, caller.user_id) or await self._store.spec(spec_id, None)
+        if found is None and caller.is_admin:
+            return next(iter(await self._store.specs_named(spec_id)), None)
         return found
 
     def _info(self, spec: StoredSpec) -> SandboxSpecInfo:

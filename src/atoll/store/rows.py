@@ -24,6 +24,8 @@ class Quotas(BaseModel):
     max_disk_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
     max_snapshots: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     max_snapshot_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    max_specs: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    max_keys: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     requests_per_s: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
 
 
@@ -34,6 +36,8 @@ class User(BaseModel):
     quotas: Quotas = Quotas()
     created_at: datetime
     disabled_at: datetime | None = None
+    identity: str | None = None
+    """Whom the identity provider knows this user as: `ISSUER|SUBJECT`. None: a user of this server alone."""
 
 
 class ApiKey(BaseModel):
@@ -48,6 +52,8 @@ class ApiKey(BaseModel):
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    parent_id: str | None = None
+    """The key that it was made with. It ends no later than that one, if both belong to the same user."""
 
 
 class StoredSpec(BaseModel):

@@ -9,22 +9,40 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, delete, event, insert, inspect, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Table,
+    delete,
+    event,
+    func,
+    insert,
+    inspect,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from atoll import workers
-from atoll.errors import SandboxError
+from atoll.errors import LimitReachedError, SandboxError
 from atoll.store.rows import ApiKey, Quotas, Role, StoredSpec, User
 from atoll.store.tables import api_keys, specs, users
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
-LATEST = "0001"
+LATEST = "0002"
 """The last of the migrations."""
 _THREAD_S = 0.2
 _LOCK = 0x61746F6C6C
 """Two servers that start at once on one database take turns with the migrations."""
+_TURN = 0x61746F6C
+_KEPT_OVER = 100
+"""So many keys of a user that are revoked or have expired are still listed."""
+_SAME_NAME = 100
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 
 
@@ -90,6 +108,20 @@ class Store:
         found = await self._one(select(users).where(users.c.id == user_id))
         return _user(found) if found is not None else None
 
+    async def user_of(self, identity: str) -> User | None:
+        """The one whom the identity provider knows by this name."""
+        found = await self._one(select(users).where(users.c.identity == identity))
+        return _user(found) if found is not None else None
+
+    async def link_user(self, user_id: str, identity: str) -> bool:
+        """AlreadyThereError if another user has that identity. False: there is no such user."""
+        try:
+            return await self._write(update(users).where(users.c.id == user_id).values(identity=identity))
+        except StoreError as error:
+            if isinstance(error.__cause__, IntegrityError):
+                raise AlreadyThereError("another user has that identity") from error
+            raise
+
     async def users(self, *, after: str = "", limit: int = 100) -> list[User]:
         """By id."""
         rows = await self._all(select(users).where(users.c.id > after).order_by(users.c.id).limit(limit))
@@ -112,9 +144,28 @@ class Store:
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    async def add_key(self, key: ApiKey) -> None:
+    async def add_key(self, key: ApiKey, *, most: int | None = None) -> None:
+        """LimitReachedError if the user has so many that are still good, StoreError if the key that it is made with was
+        revoked meanwhile. Of those that are over only the newest are kept."""
+        now = datetime.now(UTC)
         values = {**key.model_dump(), "scopes": " ".join(key.scopes)}
-        await self._insert(api_keys, values, f"key {key.id!r}")
+        async with self._turn(key.user_id) as connection:
+            of_user = api_keys.c.user_id == key.user_id
+            over = or_(api_keys.c.revoked_at.is_not(None), api_keys.c.expires_at <= now)
+            if key.parent_id is not None:
+                parent = select(api_keys.c.revoked_at).where(api_keys.c.id == key.parent_id)
+                found = (await connection.execute(parent)).first()
+                if found is None or found.revoked_at is not None:
+                    raise StoreError("the key that it is made with was revoked")
+            count = select(func.count()).select_from(api_keys).where(of_user, ~func.coalesce(over, False))
+            if most is not None and ((await connection.execute(count)).scalar() or 0) >= most:
+                raise LimitReachedError(
+                    f"user {key.user_id!r} has {most} keys, which is the limit", hint="Revoke one first."
+                )
+            await connection.execute(insert(api_keys).values(**values))
+            newest = select(api_keys.c.id).where(of_user, over).order_by(api_keys.c.created_at.desc())
+            kept = newest.limit(_KEPT_OVER)
+            await connection.execute(delete(api_keys).where(of_user, over, api_keys.c.id.not_in(kept)))
 
     async def key(self, key_id: str) -> ApiKey | None:
         found = await self._one(select(api_keys).where(api_keys.c.id == key_id))
@@ -127,31 +178,61 @@ class Store:
         return [_key(row) for row in rows]
 
     async def revoke_key(self, key_id: str, user_id: str | None) -> bool:
-        """Only of this user, unless None. False: there is none that was still good."""
-        statement = update(api_keys).where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
-        if user_id is not None:
-            statement = statement.where(api_keys.c.user_id == user_id)
-        return await self._write(statement.values(revoked_at=datetime.now(UTC)))
+        """Only of this user, unless None, with all that this user made with it. False: there is none that was good."""
+        found = await self.key(key_id)
+        if found is None or found.revoked_at is not None or user_id not in (None, found.user_id):
+            return False
+        async with self._turn(found.user_id) as connection:
+            of_user = (api_keys.c.user_id == found.user_id, api_keys.c.revoked_at.is_(None))
+            ids, now = [key_id], datetime.now(UTC)
+            revoked = 0
+            while ids:
+                statement = update(api_keys).where(api_keys.c.id.in_(ids), *of_user).values(revoked_at=now)
+                revoked += (await connection.execute(statement)).rowcount
+                made = select(api_keys.c.id).where(api_keys.c.parent_id.in_(ids), *of_user)
+                ids = [row.id for row in (await connection.execute(made)).all()]
+        return revoked > 0
 
     # --- specs --------------------------------------------------------------------------------------------------------
 
-    async def add_spec(self, spec: StoredSpec) -> None:
-        """AlreadyThereError if the id is taken."""
-        await self._insert(specs, spec.model_dump(), f"spec {spec.id!r}")
+    async def add_spec(self, spec: StoredSpec, *, most: int | None = None) -> None:
+        """AlreadyThereError if its owner has one of that id, or everybody has; LimitReachedError if it has so many."""
+        owner = spec.owner_id or ""
+        async with self._turn(owner) as connection:
+            same = select(specs.c.id).where(specs.c.id == spec.id, specs.c.owner_id.in_(("", owner)))
+            if (await connection.execute(same)).first() is not None:
+                raise AlreadyThereError(f"there is already a spec {spec.id!r}")
+            count = select(func.count()).select_from(specs).where(specs.c.owner_id == owner)
+            if most is not None and ((await connection.execute(count)).scalar() or 0) >= most:
+                raise LimitReachedError(
+                    f"user {owner!r} has {most} specs, which is the limit", hint="Delete one first."
+                )
+            await connection.execute(insert(specs).values(**{**spec.model_dump(), "owner_id": owner}))
 
-    async def spec(self, spec_id: str) -> StoredSpec | None:
-        found = await self._one(select(specs).where(specs.c.id == spec_id))
+    async def spec(self, spec_id: str, owner_id: str | None) -> StoredSpec | None:
+        """Of this owner; None: everybody's."""
+        found = await self._one(select(specs).where(specs.c.id == spec_id, specs.c.owner_id == (owner_id or "")))
         return _spec(found) if found is not None else None
 
-    async def specs(self, *, owner_id: str | None, everybodys: bool, after: str, limit: int) -> list[StoredSpec]:
-        """By id: those of this owner and those that are everybody's; with `everybodys` all there are."""
-        query = select(specs).where(specs.c.id > after).order_by(specs.c.id).limit(limit)
-        if not everybodys:
-            query = query.where(or_(specs.c.owner_id.is_(None), specs.c.owner_id == owner_id))
+    async def specs_named(self, spec_id: str) -> list[StoredSpec]:
+        """Whoever has one of that id, by owner."""
+        query = select(specs).where(specs.c.id == spec_id).order_by(specs.c.owner_id).limit(_SAME_NAME)
         return [_spec(row) for row in await self._all(query)]
 
-    async def remove_spec(self, spec_id: str) -> bool:
-        return await self._write(delete(specs).where(specs.c.id == spec_id))
+    async def specs(
+        self, *, owner_id: str | None, everybodys: bool, after: tuple[str, str] = ("", ""), limit: int
+    ) -> list[StoredSpec]:
+        """By id and owner: those of this owner and those that are everybody's; with `everybodys` all there are."""
+        place = tuple_(specs.c.id, specs.c.owner_id)
+        query = select(specs).order_by(specs.c.id, specs.c.owner_id).limit(limit)
+        if after != ("", ""):
+            query = query.where(place > tuple_(*after))
+        if not everybodys:
+            query = query.where(or_(specs.c.owner_id == "", specs.c.owner_id == owner_id))
+        return [_spec(row) for row in await self._all(query)]
+
+    async def remove_spec(self, spec_id: str, owner_id: str | None) -> bool:
+        return await self._write(delete(specs).where(specs.c.id == spec_id, specs.c.owner_id == (owner_id or "")))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -162,6 +243,17 @@ class Store:
                 yield connection
         except (SQLAlchemyError, OSError) as error:
             raise StoreError(f"the database cannot be used: {_words(error)}") from error
+
+    @asynccontextmanager
+    async def _turn(self, user_id: str) -> AsyncIterator[AsyncConnection]:
+        """A transaction in which nobody else counts or changes what this user has."""
+        async with self._begin() as connection:
+            if self._is_sqlite:
+                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            else:
+                name = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:user))")
+                await connection.execute(name, {"lock": _TURN, "user": user_id})
+            yield connection
 
     async def _insert(self, table: Table, values: Mapping[str, object], what: str) -> None:
         try:
@@ -234,6 +326,7 @@ def _user(row: Row[Any]) -> User:
         quotas=Quotas.model_validate_json(row.quotas),
         created_at=_utc(row.created_at) or datetime.now(UTC),
         disabled_at=_utc(row.disabled_at),
+        identity=row.identity,
     )
 
 
@@ -247,12 +340,13 @@ def _key(row: Row[Any]) -> ApiKey:
         created_at=_utc(row.created_at) or datetime.now(UTC),
         expires_at=_utc(row.expires_at),
         revoked_at=_utc(row.revoked_at),
+        parent_id=row.parent_id,
     )
 
 
 def _spec(row: Row[Any]) -> StoredSpec:
     return StoredSpec(
-        id=row.id, owner_id=row.owner_id, body=row.body, created_at=_utc(row.created_at) or datetime.now(UTC)
+        id=row.id, owner_id=row.owner_id or None, body=row.body, created_at=_utc(row.created_at) or datetime.now(UTC)
     )
 
 

@@ -21,6 +21,7 @@ users = Table(
     Column("quotas", Text, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("disabled_at", DateTime(timezone=True)),
+    Column("identity", String(600), unique=True, index=True),
 )
 
 api_keys = Table(
@@ -34,13 +35,14 @@ api_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False),
     Column("expires_at", DateTime(timezone=True)),
     Column("revoked_at", DateTime(timezone=True)),
+    Column("parent_id", String(32), index=True),
 )
 
 specs = Table(
     "specs",
     metadata,
     Column("id", String(128), primary_key=True),
-    Column("owner_id", String(256), index=True),
+    Column("owner_id", String(256), primary_key=True, index=True),
     Column("body", Text, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
 )

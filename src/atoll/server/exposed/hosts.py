@@ -31,7 +31,7 @@ from atoll.service import Caller, ForbiddenError, NotAuthenticatedError
 from atoll.service import Scope as Right
 
 _OWN = b"/.atoll/"
-_LINK = re.compile(rb"/\.atoll/~([0-9]{1,12}\.[0-9a-f]{64})(/.*)?")
+_LINK = re.compile(rb"/\.atoll/~([0-9]{1,12}\.[0-9a-f]{0,32}\.[0-9a-f]{64})(/.*)?")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 

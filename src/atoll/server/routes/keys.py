@@ -24,6 +24,8 @@ class KeyInfo(BaseModel):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    parent_id: str | None = None
+    """The key that it was made with."""
 
 
 class NewKey(KeyInfo):
@@ -39,6 +41,7 @@ class KeyCreate(BaseModel):
     scopes: Annotated[list[Scope], Field(min_length=1)] | None = None
     """Default: what the caller has, but for admin."""
     expires_at: AwareDatetime | None = None
+    """No later than the credential that the request is made with; default: with it."""
 
 
 class TokenCreate(BaseModel):
@@ -72,7 +75,7 @@ async def create(caller: KeyMaker, services: Services_, wanted: KeyCreate) -> Ne
 async def revoke(
     caller: KeyMaker, services: Services_, key_id: Annotated[str, Path(pattern="^[0-9a-f]{1,32}$")]
 ) -> Success:
-    """It is refused from now on, and so are the tokens that were made with it."""
+    """It is refused from now on, and so are the keys that its user made with it, tokens, session keys and links."""
     await services.identities.revoke_key(caller, key_id)
     return Success()
 

@@ -44,7 +44,7 @@ class PortLink(BaseModel):
 async def link(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: LinkRequest) -> PortLink:
     """A link to an exposed port that needs no other credential: to be opened in a browser, or given to somebody."""
     until = int(time.time()) + wanted.lifetime_s
-    url, host_url = await services.sandboxes.port_link(caller, sandbox_id, wanted.port, until)
+    url, host_url, until = await services.sandboxes.port_link(caller, sandbox_id, wanted.port, until)
     return PortLink(url=url, host_url=host_url, expires_at=datetime.fromtimestamp(until, UTC))
 
 

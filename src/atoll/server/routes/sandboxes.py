@@ -24,7 +24,7 @@ IdempotencyKey = Annotated[
         description="Repeat a request with the same key as often as you like: it is done once.",
     ),
 ]
-PageId = Annotated[str | None, Query(max_length=256, description="`next_page_id` of the page before.")]
+PageId = Annotated[str | None, Query(max_length=512, description="`next_page_id` of the page before.")]
 Limit = Annotated[int, Query(gt=0, le=100)]
 
 
