@@ -80,6 +80,7 @@ def test_probing_a_working_engine(settings: Settings, docker_host: str) -> None:
     assert found.available
     assert found.version
     assert "disk" in " ".join(found.reasons)
+    assert "no user namespace" in " ".join(found.reasons)
     assert "docker" in registry.names()
 
 

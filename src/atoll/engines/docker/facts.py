@@ -48,6 +48,9 @@ class Facts:
     pids: bool
     disk: bool
     seccomp: bool
+    user_namespace: bool = False
+    """Whether root of a container is nobody outside of it."""
+    processors: int = 1
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -155,8 +158,14 @@ def parse(info: Any) -> Facts:
         cpus=bool(info.get("CpuCfsQuota")),
         pids=bool(info.get("PidsLimit")),
         disk=_has_quotas(info),
-        seccomp=any("seccomp" in str(option) for option in info.get("SecurityOptions") or ()),
+        seccomp=_has_option(info, "seccomp"),
+        user_namespace=_has_option(info, "userns") or _has_option(info, "rootless"),
+        processors=int(info.get("NCPU") or 1),
     )
+
+
+def _has_option(info: dict[str, Any], name: str) -> bool:
+    return any(f"name={name}" in str(option).split(",") for option in info.get("SecurityOptions") or ())
 
 
 def _has_quotas(info: dict[str, Any]) -> bool:
