@@ -69,6 +69,8 @@ from atoll.terminal import AsyncTerminal
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_OUTPUT_BYTES = 8 << 20
 _SLACK_S = 15.0
+_KILLED = 137
+"""What a shell says of a program that SIGKILL ended."""
 """How much longer than a command's own deadline we wait for the agent to say that it is over."""
 
 _UNDO = "before: "
@@ -694,17 +696,19 @@ class AsyncSandbox:
         """A command that failed may have hit a limit of the sandbox: then that is the cause."""
         if before is None or result.success or result.cause not in (Cause.EXIT, Cause.SIGNAL):
             return result
-        after = await self._limit_events()
+        after = await self._limit_events(killed=result.cause is Cause.SIGNAL or result.exit_code == _KILLED)
         cause = after.cause_since(before, result.stderr) if after is not None else None
         return result if cause is None else dataclasses.replace(result, cause=cause)
 
-    async def _limit_events(self) -> LimitEvents | None:
+    async def _limit_events(self, *, killed: bool = False) -> LimitEvents | None:
         """None if there is no limit that could be hit, or nobody to ask."""
         limits = self.spec.limits
         if limits.memory_bytes is None and limits.pids is None and limits.disk_bytes is None:
             return None
         engine = await self._the_engine()
-        return await engine.limit_events(self._created()) if isinstance(engine, LimitReporting) else None
+        if not isinstance(engine, LimitReporting):
+            return None
+        return await engine.limit_events(self._created(), killed=killed)
 
     def _request(
         self,

@@ -54,7 +54,19 @@ def remapped() -> Iterator[str]:
     table = folder / "ids"
     table.write_text("daemon:300000:65536\n")
     alone = 'mount --bind "$0" /etc/subuid; mount --bind "$0" /etc/subgid; exec "$@"'
-    command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", alone, table, SCRIPT, "start", folder]
+    command: list[str | Path] = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "slave",
+        "sh",
+        "-c",
+        alone,
+        table,
+        SCRIPT,
+        "start",
+        folder,
+    ]
     for name in ("/etc/subuid", "/etc/subgid"):
         if not os.path.exists(name):
             pytest.skip(f"there is no {name}")

@@ -241,8 +241,9 @@ class LimitReporting(Protocol):
     What ends the sandbox as a whole is told by `inspect`.
     """
 
-    async def limit_events(self, handle: Handle) -> LimitEvents:
-        """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing."""
+    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
+        """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing.
+        `killed`: a command has just been killed, and an engine that hears of the reason late may wait for it."""
 
 
 LATER = ("memory_bytes", "cpus", "pids")

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from atoll.engines.docker import seccomp
-from atoll.engines.docker.http import Http, RefusedError
+from atoll.engines.docker.http import QUICK_S, Http, RefusedError
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 
@@ -122,7 +122,7 @@ def learn_now(http: Http) -> Facts:
 def ping_now(http: Http) -> None:
     """Raises EngineUnavailableError if nobody answers."""
     try:
-        _in_thread(http.raw("GET", "/_ping"))
+        _in_thread(http.raw("GET", "/_ping", timeout_s=QUICK_S))
     except RefusedError as error:
         raise EngineUnavailableError(f"the Docker engine at {http.endpoint} does not work: {error.message}") from error
 

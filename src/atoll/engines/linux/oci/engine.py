@@ -256,7 +256,7 @@ class OciEngine(Saving):
     async def refusals(self, handle: Handle) -> Sequence[Refusal]:
         return await asyncio.to_thread(self._places.gateway.refusals, handle.sandbox_id)
 
-    async def limit_events(self, handle: Handle) -> LimitEvents:
+    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         events = self._places.group(handle.sandbox_id).events()
         if handle.spec.limits.disk_bytes is None:
             return events
