@@ -158,6 +158,7 @@ class AsyncSandbox:
             raise SandboxError("this sandbox was already created")
         try:
             self._handle = await (await self._the_engine()).create(self.id, self.spec)
+            self.spec = self.spec.model_copy(update={"image": self._handle.spec.image})
             await self._guest.channel()
         except BaseException:
             await asyncio.shield(self.cleanup())

@@ -19,20 +19,26 @@ _LONGEST_SOCKET_PATH = 99
 """The kernel allows 107 bytes; the rest is left for a suffix."""
 
 
+_DOCKER_IMAGE = "python:3.12-slim"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     data_dir: Path
     run_dir: Path
+    docker_image: str = _DOCKER_IMAGE
+    """What a sandbox of engine `docker` starts from if it names no image: there is no `host` there."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
-        """From `ATOLL_DATA_DIR` and `ATOLL_RUN_DIR`, else what is customary for this user."""
+        """From `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE`, else what is customary for this user."""
         environ = os.environ if environ is None else environ
         uid = os.geteuid() if uid is None else uid
         data, run = _customary(environ, uid)
         return cls(
             data_dir=_absolute(environ, "ATOLL_DATA_DIR") or data,
             run_dir=_absolute(environ, "ATOLL_RUN_DIR") or run,
+            docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
         )
 
     def engine_data_dir(self, engine: str) -> Path:

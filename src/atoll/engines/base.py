@@ -108,6 +108,14 @@ class ImageSource(Protocol):
 
 
 @runtime_checkable
+class OwnDefaultImage(Protocol):
+    """An engine without the image `host`: a sandbox that names no other starts from this one, as its handle says."""
+
+    @property
+    def default_image(self) -> str: ...
+
+
+@runtime_checkable
 class Announcing(Protocol):
     """An engine whose sandboxes are elsewhere, and which says when something happened to one that nobody asked for."""
 

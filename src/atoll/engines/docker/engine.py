@@ -47,6 +47,7 @@ _CONNECT_S = 10.0
 _ENDING_S = 5.0
 _ENDING_PAUSE_S = 0.01
 _SILENT_S = 5.0
+HOST_IMAGE = "host"
 _ALWAYS = frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
 
 
@@ -87,6 +88,10 @@ class DockerEngine(DockerStates):
     def capabilities(self, known: frozenset[Capability]) -> None:
         self._capabilities = known
 
+    @property
+    def default_image(self) -> str:
+        return self._settings.docker_image
+
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
@@ -95,6 +100,7 @@ class DockerEngine(DockerStates):
     async def _make(self, sandbox_id: str, spec: SandboxSpec, image: images.Image | None) -> Handle:
         """From its own image, or from a saved one."""
         who, created_at = self._who(sandbox_id), time.time()
+        spec = spec.model_copy(update={"image": self._image_name(spec.image)})
         known = await self._checked(spec)
         prepare = self._freshener(sandbox_id) if image is not None else None
         if image is None and (name := snapshot_of(spec.image)) is not None:
@@ -202,6 +208,7 @@ class DockerEngine(DockerStates):
 
     async def pull(self, image: str, on_progress: images.OnProgress | None = None) -> None:
         """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
+        image = self._image_name(image)
         images.check_name(image)
         await images.pull(self._http, image, on_progress)
 
@@ -211,6 +218,7 @@ class DockerEngine(DockerStates):
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
+        image = self._image_name(image)
         await images.ensure(self._http, image, images.summed(on_progress) if on_progress is not None else None)
 
     async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
@@ -272,6 +280,10 @@ class DockerEngine(DockerStates):
         await self._containers.remove(who.container)
         await self._links.remove(who.sandbox_id)
         await self._forget_states(who.sandbox_id)
+
+    def _image_name(self, image: str) -> str:
+        """A container has no view of this machine's own /usr: `host` is the default image."""
+        return self.default_image if image == HOST_IMAGE else image
 
     def _who(self, sandbox_id: str) -> Identity:
         return plan.identity(self._settings.installation_id(), sandbox_id)
