@@ -73,6 +73,8 @@ DEFAULT_OUTPUT_BYTES = 8 << 20
 MOST_LEASE_S = 86400.0
 """A lease that somebody forgot ends within a day; whoever needs more takes another."""
 _SLACK_S = 15.0
+_KILLED = 137
+"""What a shell says of a program that SIGKILL ended."""
 """How much longer than a command's own deadline we wait for the agent to say that it is over."""
 
 _UNDO = "before: "
@@ -160,6 +162,7 @@ class AsyncSandbox:
             raise SandboxError("this sandbox was already created")
         try:
             self._handle = await (await self._the_engine()).create(self.id, self.spec)
+            self.spec = self.spec.model_copy(update={"image": self._handle.spec.image})
             await self._guest.channel()
         except BaseException:
             await asyncio.shield(self.cleanup())
@@ -720,17 +723,19 @@ class AsyncSandbox:
         """A command that failed may have hit a limit of the sandbox: then that is the cause."""
         if before is None or result.success or result.cause not in (Cause.EXIT, Cause.SIGNAL):
             return result
-        after = await self._limit_events()
+        after = await self._limit_events(killed=result.cause is Cause.SIGNAL or result.exit_code == _KILLED)
         cause = after.cause_since(before, result.stderr) if after is not None else None
         return result if cause is None else dataclasses.replace(result, cause=cause)
 
-    async def _limit_events(self) -> LimitEvents | None:
+    async def _limit_events(self, *, killed: bool = False) -> LimitEvents | None:
         """None if there is no limit that could be hit, or nobody to ask."""
         limits = self._created().limits().limits
         if limits.memory_bytes is None and limits.pids is None and limits.disk_bytes is None:
             return None
         engine = await self._the_engine()
-        return await engine.limit_events(self._created()) if isinstance(engine, LimitReporting) else None
+        if not isinstance(engine, LimitReporting):
+            return None
+        return await engine.limit_events(self._created(), killed=killed)
 
     def _request(
         self,

@@ -20,10 +20,14 @@ _LONGEST_SOCKET_PATH = 99
 """The kernel allows 107 bytes; the rest is left for a suffix."""
 
 
+_DOCKER_IMAGE = "python:3.12-slim"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     data_dir: Path
     run_dir: Path
+<<<<<<< HEAD
     resources: Resources = field(default_factory=Resources.of_machine)
 
     @classmethod
@@ -36,6 +40,22 @@ class Settings:
         data = _absolute(environ, "ATOLL_DATA_DIR") or data
         run = _absolute(environ, "ATOLL_RUN_DIR") or run
         return cls(data, run, Resources.load(environ, data))
+=======
+    docker_image: str = _DOCKER_IMAGE
+    """What a sandbox of engine `docker` starts from if it names no image: there is no `host` there."""
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
+        """From `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE`, else what is customary for this user."""
+        environ = os.environ if environ is None else environ
+        uid = os.geteuid() if uid is None else uid
+        data, run = _customary(environ, uid)
+        return cls(
+            data_dir=_absolute(environ, "ATOLL_DATA_DIR") or data,
+            run_dir=_absolute(environ, "ATOLL_RUN_DIR") or run,
+            docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
+        )
+>>>>>>> docker
 
     def engine_data_dir(self, engine: str) -> Path:
         """The engine's part of the data directory, made if missing.

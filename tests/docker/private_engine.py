@@ -6,8 +6,11 @@ With `ATOLL_TEST_DOCKER_HOST` an engine that is there already is used instead; i
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +73,17 @@ def start_another(options: str = "", disk: str = "") -> tuple[str, str]:
         subprocess.run([SCRIPT, "stop", folder], check=True, timeout=120)
         pytest.skip(f"no second Docker engine ({options}): {done.stderr.strip()[-300:]}")
     return done.stdout.strip(), folder
+
+
+@contextmanager
+def stopped() -> Iterator[None]:
+    """It hangs: its process stands still."""
+    pid = int(Path(_started.folder, "pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def stop_another(folder: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import pytest
 
 from atoll import AsyncSandbox, SandboxSpec, State
 from atoll.engines import registry
-from atoll.engines.docker import DockerEngine, endpoint, facts
+from atoll.engines.docker import DockerEngine, agent_volume, endpoint
 from atoll.engines.docker.endpoint import Endpoint
 from atoll.errors import EngineUnavailableError, SandboxError, SandboxGoneError
+from atoll.model import Capability
 from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import BUSYBOX, SCRIPT
@@ -80,6 +81,7 @@ def test_probing_a_working_engine(settings: Settings, docker_host: str) -> None:
     assert found.available
     assert found.version
     assert "disk" in " ".join(found.reasons)
+    assert "no user namespace" in " ".join(found.reasons)
     assert "docker" in registry.names()
 
 
@@ -107,17 +109,49 @@ def test_an_engine_without_permission_is_told(docker_host: str) -> None:
     assert "EngineUnavailableError: this user may not use the Docker engine" in done.stderr
 
 
-@pytest.mark.slow
-async def test_a_silent_engine_is_given_up_within_seconds(private: Private, settings: Settings) -> None:
-    engine = DockerEngine(settings, private.where)
-    facts._known.clear()
-    os.kill(private.pid, signal.SIGSTOP)
-    try:
-        async with asyncio.timeout(8):
-            with pytest.raises(EngineUnavailableError, match="does not answer"):
-                await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
-    finally:
-        os.kill(private.pid, signal.SIGCONT)
+async def test_a_silent_engine_is_given_up_within_seconds(docker_host: str, settings: Settings) -> None:
+    """Whatever is asked of it, and however far it was known before."""
+    where = private_engine.where()
+    engine = DockerEngine(settings, where)
+    stranger = DockerEngine(settings, Endpoint(path=where.path.replace("/docker.sock", "/./docker.sock")))
+    sandbox = await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
+    handle = next(iter(await engine.list()))
+
+    async def refused(attempt: Awaitable[object]) -> str:
+        with pytest.raises(EngineUnavailableError) as caught:
+            await attempt
+        return caught.value.reason
+
+    with private_engine.stopped():
+        async with asyncio.timeout(9):
+            told = await asyncio.gather(
+                refused(engine.list()),
+                refused(engine.delete(handle)),
+                refused(engine.pause(handle)),
+                refused(engine.stats(handle)),
+                refused(engine.create("another", SandboxSpec(image=BUSYBOX))),
+                refused(engine.pull("localhost/none")),
+                refused(engine._maker.make("none", {"Image": "x"}, agent_volume.packed(), SandboxSpec())),
+                asyncio.to_thread(getattr, stranger, "capabilities"),
+                asyncio.to_thread(DockerEngine.probe, settings, thorough=False),
+            )
+        before = time.monotonic()
+        assert Capability.MEMORY not in stranger.capabilities
+        assert time.monotonic() - before < 1, "it is waited for again each time"
+        assert (await sandbox.exec(["true"], timeout=10)).success, "the sandbox itself needs no engine"
+    assert not told.pop().available
+    assert Capability.MEMORY not in told.pop()
+    assert all("does not answer" in each for each in told)
+    await until_gone(engine)
+    await sandbox.cleanup()
+
+
+async def until_gone(engine: DockerEngine) -> None:
+    """What the engine still does of all that it was asked for is undone."""
+    async with asyncio.timeout(20):
+        while handles := await engine.list():
+            for handle in handles:
+                await engine.delete(handle)
 
 
 async def test_a_restart_is_survived(private: Private, settings: Settings) -> None:

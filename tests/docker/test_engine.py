@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import time
@@ -128,7 +129,7 @@ async def test_a_pull_can_be_cancelled(engine: DockerEngine) -> None:
         assert task.cancelled()
 
 
-@pytest.mark.parametrize("name", ["host", "UPPER/../x", "a b", "x//y", "-x", "x?y=z"])
+@pytest.mark.parametrize("name", ["UPPER/../x", "a b", "x//y", "-x", "x?y=z"])
 async def test_what_is_no_image_of_a_registry_is_refused(engine: DockerEngine, name: str) -> None:
     with pytest.raises((SpecError, ImageNotFoundError)) as caught:
         await new(engine, name).create()
@@ -266,6 +267,20 @@ async def test_memory_that_a_command_ran_out_of_is_known(engine: DockerEngine) -
         assert await engine.ran_out_of_memory(sandbox.id, since)
         assert not await engine.ran_out_of_memory(sandbox.id, time.time())
         assert (await sandbox.exec("echo on", timeout=10)).stdout == "on\n"
+
+
+async def test_a_limit_that_a_command_hit_is_its_cause(settings: Settings, docker_host: str, direct: bool) -> None:
+    engine = DockerEngine(settings, where(), direct=direct)
+    hungry = ["python3", "-c", "bytearray(200 << 20)"]
+    async with new(engine, limits={"memory_bytes": "48m", "pids": 30}) as sandbox:
+        for command in (hungry, f"{shlex.join(hungry)}; exit $?", hungry):
+            assert (await sandbox.exec(command, timeout=30)).cause is Cause.OUT_OF_MEMORY
+        assert (await sandbox.exec("exit 3", timeout=10)).cause is Cause.EXIT
+        assert (await sandbox.exec("kill -9 $$", timeout=10)).cause is Cause.SIGNAL
+        if direct:
+            many = "import os, time\nwhile True:\n    os.fork() or time.sleep(100)"
+            assert (await sandbox.exec(["python3", "-c", many], timeout=20)).cause is Cause.PIDS
+    await engine.aclose()
 
 
 async def test_only_what_is_ours_is_listed(engine: DockerEngine, tmp_path: Path) -> None:

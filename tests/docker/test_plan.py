@@ -49,6 +49,8 @@ def test_the_walls_are_there_whatever_is_asked_for() -> None:
     assert host["NetworkMode"] == "none"
     assert not host.get("Privileged")
     assert host["IpcMode"] == "private"
+    assert "UsernsMode" not in host  # "host" would leave the engine's user namespace
+    assert {"/proc/kpageflags", "/sys/kernel", "/proc/cmdline"} <= set(host["MaskedPaths"])
     agent = host["Mounts"][0]
     assert (agent["Type"], agent["Target"], agent["ReadOnly"]) == ("volume", "/.atoll", True)
 

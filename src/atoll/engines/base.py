@@ -128,6 +128,14 @@ class ImageSource(Protocol):
 
 
 @runtime_checkable
+class OwnDefaultImage(Protocol):
+    """An engine without the image `host`: a sandbox that names no other starts from this one, as its handle says."""
+
+    @property
+    def default_image(self) -> str: ...
+
+
+@runtime_checkable
 class Announcing(Protocol):
     """An engine whose sandboxes are elsewhere, and which says when something happened to one that nobody asked for."""
 
@@ -265,8 +273,9 @@ class LimitReporting(Protocol):
     What ends the sandbox as a whole is told by `inspect`.
     """
 
-    async def limit_events(self, handle: Handle) -> LimitEvents:
-        """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing."""
+    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
+        """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing.
+        `killed`: a command has just been killed, and an engine that hears of the reason late may wait for it."""
 
 
 @runtime_checkable

@@ -214,6 +214,10 @@ class SandboxManager(Opening):
         """Whether sandboxes can be made from this image. One that is missing is pulled or built now."""
         return await (await self._open()).queries.ensure_image(image, engine)
 
+    async def default_image(self) -> str:
+        """What a sandbox starts from that names no image."""
+        return (await self._open()).queries.default_image()
+
     async def fetch_image(
         self, image: str, *, engine: str | None = None, on_progress: OnImageProgress | None = None
     ) -> None:

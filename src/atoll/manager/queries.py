@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from atoll.engines.base import ImageSource, OnImageProgress
+from atoll.engines.base import ImageSource, OnImageProgress, OwnDefaultImage
 from atoll.errors import ImageError, ImageNotFoundError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager.core import Core
 from atoll.manager.members import Member
@@ -119,6 +119,10 @@ class Queries:
             await engine.ensure_image(image, on_progress)
         elif image != "host":
             raise ImageNotFoundError(f"engine '{engine.name}' gets its images when a sandbox needs them")
+
+    def default_image(self) -> str:
+        engine = self._core.engine
+        return engine.default_image if isinstance(engine, OwnDefaultImage) else "host"
 
     def figures(self) -> dict[str, object]:
         core = self._core

@@ -24,8 +24,13 @@ from atoll.store import AlreadyThereError, Store, StoredSpec
 from atoll.workers import Shares
 
 DEFAULT_ID = "default"
+<<<<<<< HEAD
 _FETCHES = 16
 _FETCHES_OF_ONE = 2
+=======
+_HOST = "host"
+_FETCHES = 4
+>>>>>>> docker
 _AHEAD = 1000
 _MAX_BODY = 256 << 10
 _OF_THE_MACHINE = ("tar:", "docker:")
@@ -49,15 +54,22 @@ class SandboxSpecService:
         self._store = store
         self._manager = manager
         self._default_id = default_spec_id
-        self._images: dict[str, tuple[str, str]] = {"host": ("ready", "")}
+        self._default_image = _HOST
+        self._images: dict[str, tuple[str, str]] = {_HOST: ("ready", "")}
         self._progress: dict[str, ImageProgress] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._slots = Shares(_FETCHES, _FETCHES_OF_ONE)
 
     async def prepare(self) -> None:
-        """A catalogue is never empty: `default` is a sandbox over this machine's own /usr. Images of the specs that
+        """A catalogue is never empty: `default` is a sandbox over this machine's own /usr, or of the engine's default
+        image where there is no such thing. Images of the specs that
         are there are fetched in the background, which is quick if they are here."""
+<<<<<<< HEAD
         if await self._store.spec(self._default_id, None) is None:
+=======
+        self._default_image = await self._manager.default_image()
+        if await self._store.spec(self._default_id) is None:
+>>>>>>> docker
             body = Recipe().model_dump_json()
             now = datetime.now(UTC)
             await self._store.add_spec(StoredSpec(id=self._default_id, owner_id=None, body=body, created_at=now))
@@ -166,7 +178,8 @@ class SandboxSpecService:
 
     def _info(self, spec: StoredSpec) -> SandboxSpecInfo:
         recipe = Recipe.model_validate_json(spec.body)
-        status, detail = self._images.get(recipe.settings.image, ("pending", "it is fetched when it is first needed"))
+        image = self._named(recipe.settings.image)
+        status, detail = self._images.get(image, ("pending", "it is fetched when it is first needed"))
         return SandboxSpecInfo.model_validate(
             {
                 "id": spec.id,
@@ -174,7 +187,7 @@ class SandboxSpecService:
                 "created_at": spec.created_at,
                 "initial_env": recipe.settings.env,
                 "working_dir": recipe.settings.work_dir,
-                "image": recipe.settings.image,
+                "image": image,
                 "isolation": recipe.settings.isolation,
                 "limits": recipe.settings.limits,
                 "exposed_ports": recipe.exposed_ports,
@@ -182,11 +195,15 @@ class SandboxSpecService:
                 "is_default": spec.id == self._default_id,
                 "image_status": status,
                 "image_detail": detail,
-                "image_progress": self._progress.get(recipe.settings.image),
+                "image_progress": self._progress.get(image),
             }
         )
 
+    def _named(self, image: str) -> str:
+        return self._default_image if image == _HOST else image
+
     def _fetch(self, image: str) -> None:
+        image = self._named(image)
         if image.startswith("snapshot:"):
             return  # whose it is, and whether it is there, is seen when somebody asks for a sandbox
         if image in self._fetching or self._images.get(image, ("",))[0] == "ready":

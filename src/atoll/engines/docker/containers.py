@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
-from atoll.engines.docker.http import SLOW_S, Http, RefusedError
+from atoll.engines.docker.http import QUICK_S, SLOW_S, Http, RefusedError
 from atoll.errors import EngineError
 
 _REMOVE_S = 60.0
@@ -100,11 +101,21 @@ class Containers:
 
     async def ran_out_of_memory(self, name: str, since: float) -> bool:
         """Whether anything in it was killed for its memory limit since that moment."""
+        async with aclosing(self._memory_events(name, since, wait=True)) as told:
+            return await anext(told, None) is not None
+
+    async def oom_kills(self, name: str, since: float, *, wait: bool) -> int:
+        """How often that was, as far as the engine remembers it. `wait` for what it hears of a little later."""
+        async with aclosing(self._memory_events(name, since, wait=wait)) as told:
+            return len([None async for _ in told])
+
+    async def _memory_events(self, name: str, since: float, *, wait: bool) -> AsyncGenerator[Json, None]:
         filters = json.dumps({"type": ["container"], "container": [name], "event": ["oom"]})
         # The engine hears of it a moment later than whoever waits for the process.
-        query = {"since": f"{since:.9f}", "until": f"{time.time() + _EVENT_S:.9f}", "filters": filters}
-        try:
-            async with aclosing(self._http.lines("GET", "/events", query=query, headers={}, timeout_s=SLOW_S)) as told:
-                return await anext(told, None) is not None
-        except RefusedError:
-            return False
+        until = time.time() + (_EVENT_S if wait else 0.0)
+        query = {"since": f"{since:.9f}", "until": f"{until:.9f}", "filters": filters}
+        lines = self._http.lines("GET", "/events", query=query, headers={}, timeout_s=QUICK_S)
+        with suppress(RefusedError):
+            async with aclosing(lines) as told:
+                async for event in told:
+                    yield event

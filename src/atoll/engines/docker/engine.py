@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from atoll.engines.availability import Availability
-from atoll.engines.base import ByteStream, OnImageProgress, refuse_unsupported
-from atoll.engines.docker import agent_volume, endpoint, facts, images, observing, plan, probing
+from atoll.engines.base import ByteStream, LimitEvents, OnImageProgress, refuse_unsupported
+from atoll.engines.docker import agent_volume, counters, endpoint, facts, images, observing, plan, probing
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.links import ContainerLinks
@@ -31,6 +31,7 @@ from atoll.engines.local.waiting import finish
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
+    EngineUnavailableError,
     ImageError,
     SandboxError,
     SandboxGoneError,
@@ -45,6 +46,9 @@ from atoll.settings import Settings
 _CONNECT_S = 10.0
 _ENDING_S = 5.0
 _ENDING_PAUSE_S = 0.01
+_SILENT_S = 5.0
+HOST_IMAGE = "host"
+_ALWAYS = frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
 
 
 class DockerEngine(DockerStates):
@@ -61,6 +65,7 @@ class DockerEngine(DockerStates):
         self._where = where
         self._direct = direct
         self._capabilities: frozenset[Capability] | None = None
+        self._silent_until = 0.0
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
@@ -71,14 +76,21 @@ class DockerEngine(DockerStates):
         """They depend on the engine behind the API, which is asked once. If it does not answer it limits nothing."""
         if self._capabilities is None:
             try:
+                if time.monotonic() < self._silent_until:
+                    return _ALWAYS
                 self._capabilities = self._powers(facts.learn_now(self._http))
             except SandboxError:
-                return frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
+                self._silent_until = time.monotonic() + _SILENT_S
+                return _ALWAYS
         return self._capabilities
 
     @capabilities.setter
     def capabilities(self, known: frozenset[Capability]) -> None:
         self._capabilities = known
+
+    @property
+    def default_image(self) -> str:
+        return self._settings.docker_image
 
     # --- the contract ----------------------------------------------------------------------------------------------
 
@@ -88,6 +100,7 @@ class DockerEngine(DockerStates):
     async def _make(self, sandbox_id: str, spec: SandboxSpec, image: images.Image | None) -> Handle:
         """From its own image, or from a saved one."""
         who, created_at = self._who(sandbox_id), time.time()
+        spec = spec.model_copy(update={"image": self._image_name(spec.image)})
         known = await self._checked(spec)
         prepare = self._freshener(sandbox_id) if image is not None else None
         if image is None and (name := snapshot_of(spec.image)) is not None:
@@ -107,8 +120,9 @@ class DockerEngine(DockerStates):
         except asyncio.CancelledError:
             await finish(self._remove(who))
             raise
-        except SandboxError:
-            if await self._containers.inspect(who.container) is None:
+        except SandboxError as error:
+            hangs = isinstance(error, EngineUnavailableError)
+            if hangs or await self._containers.inspect(who.container) is None:
                 await self._links.remove(sandbox_id)
             raise
         return Handle(self.name, sandbox_id, spec, created_at, target.details())
@@ -194,6 +208,7 @@ class DockerEngine(DockerStates):
 
     async def pull(self, image: str, on_progress: images.OnProgress | None = None) -> None:
         """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
+        image = self._image_name(image)
         images.check_name(image)
         await images.pull(self._http, image, on_progress)
 
@@ -203,11 +218,22 @@ class DockerEngine(DockerStates):
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
+        image = self._image_name(image)
         await images.ensure(self._http, image, images.summed(on_progress) if on_progress is not None else None)
 
     async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
         """Whether anything in it was killed for its memory limit since that moment, as `time.time()` gives it."""
         return await self._containers.ran_out_of_memory(self._who(sandbox_id).container, since)
+
+    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
+        """From the kernel, or from what the engine remembers where its containers cannot be seen from here."""
+        noted = Target.noted(handle.details)
+        if noted is not None and self._streams.reaches(noted) and (seen := counters.read(noted)) is not None:
+            return seen
+        if handle.spec.limits.memory_bytes is None:
+            return LimitEvents()
+        name = self._who(handle.sandbox_id).container
+        return LimitEvents(oom_kills=await self._containers.oom_kills(name, handle.created_at, wait=killed))
 
     async def container(self, sandbox_id: str) -> dict[str, Any]:
         """The engine's own account of a sandbox's container."""
@@ -254,6 +280,10 @@ class DockerEngine(DockerStates):
         await self._containers.remove(who.container)
         await self._links.remove(who.sandbox_id)
         await self._forget_states(who.sandbox_id)
+
+    def _image_name(self, image: str) -> str:
+        """A container has no view of this machine's own /usr: `host` is the default image."""
+        return self.default_image if image == HOST_IMAGE else image
 
     def _who(self, sandbox_id: str) -> Identity:
         return plan.identity(self._settings.installation_id(), sandbox_id)

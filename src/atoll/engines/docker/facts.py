@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from atoll.engines.docker import seccomp
-from atoll.engines.docker.http import Http, RefusedError
+from atoll.engines.docker.http import QUICK_S, Http, RefusedError
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 
@@ -48,6 +48,9 @@ class Facts:
     pids: bool
     disk: bool
     seccomp: bool
+    user_namespace: bool = False
+    """Whether root of a container is nobody outside of it."""
+    processors: int = 1
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -119,7 +122,7 @@ def learn_now(http: Http) -> Facts:
 def ping_now(http: Http) -> None:
     """Raises EngineUnavailableError if nobody answers."""
     try:
-        _in_thread(http.raw("GET", "/_ping"))
+        _in_thread(http.raw("GET", "/_ping", timeout_s=QUICK_S))
     except RefusedError as error:
         raise EngineUnavailableError(f"the Docker engine at {http.endpoint} does not work: {error.message}") from error
 
@@ -155,8 +158,14 @@ def parse(info: Any) -> Facts:
         cpus=bool(info.get("CpuCfsQuota")),
         pids=bool(info.get("PidsLimit")),
         disk=_has_quotas(info),
-        seccomp=any("seccomp" in str(option) for option in info.get("SecurityOptions") or ()),
+        seccomp=_has_option(info, "seccomp"),
+        user_namespace=_has_option(info, "userns") or _has_option(info, "rootless"),
+        processors=int(info.get("NCPU") or 1),
     )
+
+
+def _has_option(info: dict[str, Any], name: str) -> bool:
+    return any(f"name={name}" in str(option).split(",") for option in info.get("SecurityOptions") or ())
 
 
 def _has_quotas(info: dict[str, Any]) -> bool:

@@ -21,6 +21,8 @@ from atoll.errors import EngineError, EngineUnavailableError
 QUICK_S = 5.0
 """For whatever the engine answers from memory, and for the connection itself."""
 SLOW_S = 60.0
+_LOOK_S, _PING_S = 2.0, 3.0
+"""While a slow request runs the engine is asked every two seconds whether it is there at all."""
 _MAX_HEAD = 64 << 10
 _MAX_BODY = 64 << 20
 _MAX_MESSAGE = 2000
@@ -94,9 +96,17 @@ class Http:
             text = await answer.body()
         return _decoded(text) if text.strip() else None
 
-    async def raw(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None) -> bytes:
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout_s: float = SLOW_S,
+    ) -> bytes:
         """The answer as it is."""
-        async with self._request(method, path, query, body, None, {}, SLOW_S) as answer:
+        async with self._request(method, path, query, body, None, {}, timeout_s) as answer:
             return await answer.body()
 
     async def lines(
@@ -188,8 +198,13 @@ class Http:
     @asynccontextmanager
     async def _translated(self, timeout_s: float) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(timeout_s):
-                yield
+            async with asyncio.timeout(timeout_s) as deadline:
+                watching = asyncio.create_task(self._watch(deadline)) if timeout_s > QUICK_S else None
+                try:
+                    yield
+                finally:
+                    if watching is not None:
+                        watching.cancel()
         except TimeoutError as error:
             raise EngineUnavailableError(
                 f"the Docker engine at {self.endpoint} does not answer",
@@ -210,6 +225,19 @@ class Http:
                 f"the Docker engine at {self.endpoint} broke off its answer",
                 hint="It may be restarting; try again.",
             ) from error
+
+    async def _watch(self, deadline: asyncio.Timeout) -> None:
+        """An engine that works on a request for long still answers a ping; one that hangs does not, and then the
+        request is over."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                with suppress(RefusedError):  # a proxy in between may refuse it: that is an answer too
+                    await self.raw("GET", "/_ping", timeout_s=_PING_S)
+            except EngineUnavailableError:
+                with suppress(RuntimeError):  # it ended by itself meanwhile
+                    deadline.reschedule(asyncio.get_running_loop().time())
+                return
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         where = self.endpoint

@@ -81,10 +81,6 @@ async def ensure(http: Http, name: str, on_progress: OnProgress | None = None) -
 
 
 def check_name(name: str) -> None:
-    if name == "host":
-        raise ImageNotFoundError(
-            "engine 'docker' has no image 'host'", hint="Name an image of a registry, such as 'python:3.12-slim'."
-        )
     if not _NAME.fullmatch(name) or ".." in name or "//" in name:
         raise SpecError(f"{name[:80]!r} is not an image", hint="Write [REGISTRY/]NAME[:TAG] or NAME@sha256:DIGEST.")
 

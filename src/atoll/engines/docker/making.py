@@ -11,11 +11,19 @@ from atoll.engines.docker.agent_volume import Agent
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.streams import Streams, Target
-from atoll.errors import AgentUnreachableError, EngineError, SandboxError, SpecError, UnsupportedError
+from atoll.errors import (
+    AgentUnreachableError,
+    EngineError,
+    EngineUnavailableError,
+    SandboxError,
+    SpecError,
+    UnsupportedError,
+)
 from atoll.model import SandboxSpec
 
 _ANSWER_S = 20.0
 _PAUSE_S = 0.002
+_LAST_REQUEST_S = 0.5
 Prepare = Callable[[str], Awaitable[None]]
 
 
@@ -68,8 +76,13 @@ class Maker:
             raise
 
     async def _undo(self, name: str, error: BaseException) -> None:
+        """An engine that hangs is not waited for once more. It reads the request when it goes on."""
+        hangs = isinstance(error, EngineUnavailableError)
         try:
-            await self._containers.remove(name)
+            async with asyncio.timeout(_LAST_REQUEST_S if hangs else None):
+                await self._containers.remove(name)
+        except TimeoutError:
+            error.add_note(f"and container '{name}' may appear when the Docker engine goes on")
         except SandboxError as leftover:
             error.add_note(f"and cleaning up failed: {leftover}")
 

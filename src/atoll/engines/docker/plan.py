@@ -1,12 +1,13 @@
 """What the container of a sandbox is: a pure function from a spec to the request that makes it.
 
-Theory of operation. Docker's own walls stay: its namespaces, its masked and read-only parts of /proc, its device list.
-On top of them, and why:
+Theory of operation. Docker's own walls stay: its namespaces, its read-only parts of /proc, its device list, and its
+user namespace where the engine has one (`userns-remap`, rootless). On top of them, and why:
 
 * All capabilities are dropped but those that package managers and `su` inside need on the sandbox's own files,
   processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
-* Our own system call filter, which refuses more than Docker's. With a writable volume no file can become set-uid or
-  set-gid: root inside may be root of the host, and nobody could tell a file of the volume from another.
+* Our own system call filter, which refuses more than Docker's, and our own list of what is covered in /proc and /sys,
+  which tells less about the machine. With a writable volume no file can become set-uid or set-gid: root inside may be
+  root of the host, and nobody could tell a file of the volume from another.
 * Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
 * No network but loopback. If a policy allows more, a link to our gateway is put in (`links.py`); the name server that
   it answers as is named from the start, and without a link it is not there.
@@ -30,6 +31,7 @@ from typing import Any
 from atoll.engines.docker import agent_volume, seccomp
 from atoll.engines.docker.facts import Facts, is_gvisor
 from atoll.engines.docker.images import Image
+from atoll.engines.linux.masks import masked_paths
 from atoll.engines.local.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec, Volume
@@ -139,6 +141,7 @@ def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, tru
             "no-new-privileges:true",
             f"seccomp={seccomp.rendered(facts.architecture, refuses_set_id=spec.has_writable_volume)}",
         ],
+        "MaskedPaths": list(masked_paths(facts.processors)),
         "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *map(_mount, spec.volumes)],
         "Tmpfs": {agent_volume.RUN: "rw,noexec,nosuid,nodev,size=64k,mode=0700"},
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],

@@ -204,7 +204,7 @@ class RemoteEngine(RemoteStates):
             return Stats()
         return Stats(used["memory_bytes"], used["cpu_s"], used["pids"], used["disk_bytes"])
 
-    async def limit_events(self, handle: Handle) -> LimitEvents:
+    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         try:
             used = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/stats")
         except (SandboxNotFoundError, SandboxGoneError):

@@ -293,7 +293,7 @@ class OciEngine(Saving):
     async def refusals(self, handle: Handle) -> Sequence[Refusal]:
         return await workers.run(workers.ENGINE, self._places.gateway.refusals, handle.sandbox_id)
 
-    async def limit_events(self, handle: Handle) -> LimitEvents:
+    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         events = self._places.group(handle.sandbox_id).events()
         if handle.limits().limits.disk_bytes is None:
             return events
