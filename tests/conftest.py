@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,21 +12,33 @@ import pytest
 
 from atoll.engines import registry
 from atoll.settings import Settings
+from needs import missing, need
 
 NeedEngine = Callable[[str, Settings], None]
+
+
+def pytest_configure() -> None:
+    """A script that starts us with `&` has us ignore SIGINT, and so would every program that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        need(*mark.args)
 
 
 @pytest.fixture(scope="session")
 def need_engine() -> NeedEngine:
     """`need_engine(name, settings)` goes on if that engine works here: else a skip on a laptop, a failure in CI."""
 
-    def need(name: str, settings: Settings) -> None:
+    def need_one(name: str, settings: Settings) -> None:
         found = registry.probe(name, settings, thorough=True)
         if not found.available:
-            explain = pytest.fail if os.environ.get("CI") else pytest.skip
-            explain(f"engine '{name}': {'; '.join(found.reasons)}")
+            missing(f"engine '{name}': {'; '.join(found.reasons)}")
 
-    return need
+    return need_one
 
 
 @pytest.fixture(scope="session")

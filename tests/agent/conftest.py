@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +28,7 @@ import pytest
 from agent.client import Connection, eventually
 from atoll import agent_binary
 from atoll.guest.frames import Tag
+from needs import need
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = REPOSITORY / "agent"
@@ -124,10 +124,7 @@ def children_of(pid: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def agent_builds() -> dict[str, Path]:
-    if not shutil.which("cc"):
-        if os.environ.get("CI"):
-            pytest.fail("no C compiler")
-        pytest.skip("no C compiler")
+    need("cc", "make")
     (SOURCES / "build").mkdir(exist_ok=True)
     with (SOURCES / "build" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,9 +13,10 @@ import pytest
 from agent.client import Connection, eventually, parse_records
 from agent.conftest import Agent
 from atoll.guest.frames import EventKind, FrameType, Op, Tag
+from needs import needs
 
 PARENTS, IN_PLACE, EXCLUSIVE, APPEND = 1, 2, 4, 8
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = needs("root")
 
 
 def leftovers(agent: Agent) -> list[str]:

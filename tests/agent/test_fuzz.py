@@ -26,6 +26,7 @@ import pytest
 from agent.client import PATIENCE_S, Connection, eventually
 from agent.conftest import SANITIZER_OPTIONS, children_of, dial
 from agent.fuzzing import Fuzzer
+from needs import need
 
 SECONDS = float(os.environ.get("ATOLL_FUZZ_S", "60"))
 SEED = int(os.environ.get("ATOLL_FUZZ_SEED", "0")) or random.SystemRandom().getrandbits(30) * 1000
@@ -154,8 +155,7 @@ def session(address: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 def test_the_agent_survives_everything_that_is_said_to_it(agent_builds: dict[str, Path], tmp_path: Path) -> None:
-    if not shutil.which("bwrap"):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("no bubblewrap")
+    need("bwrap")
     tmp_path.chmod(0o755)
     before = devices()
     until, seed, rounds = time.monotonic() + SECONDS, SEED, 0

@@ -15,11 +15,12 @@ import pytest
 from agent.client import Answer, Connection, eventually, open_bytes
 from agent.conftest import Agent, Compile, wait_until_alone
 from atoll.guest.frames import EventKind, FrameType, Op, StartFlag, Tag, Verb, encode_fields
+from needs import needs
 
 STDIN, PTY, MERGE, STATUS = StartFlag.STDIN, StartFlag.PTY, StartFlag.MERGE, StartFlag.STATUS
 STARTED, DETACH, FORGET = StartFlag.STARTED, StartFlag.DETACH, StartFlag.FORGET
 EXIT, SIGNAL, TIMEOUT, KILLED, LOST = 1, 2, 3, 4, 5
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = needs("root")
 
 
 def listed(host: Connection) -> dict[bytes, bool]:

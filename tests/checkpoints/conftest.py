@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +16,7 @@ from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.oci.runtimes import locate
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
+from needs import missing, need
 
 ENGINES = ("native", "runc", "runsc")
 MakeSandbox = Callable[..., AsyncSandbox]
@@ -33,11 +33,9 @@ def settings() -> Iterator[Settings]:
 
 
 def engine_named(name: str, settings: Settings) -> OciEngine:
-    explain = pytest.fail if os.environ.get("CI") else pytest.skip
-    if os.geteuid() != 0:
-        explain("needs root")
+    need("root", "mkfs.btrfs")
     if name != "native" and locate(name, Path("/nonexistent")) is None:
-        explain(f"needs {name}: run 'make setup-test'")
+        missing(f"needs {name}: run 'make setup-test'")
     return NativeEngine(settings) if name == "native" else OciEngine(settings, name)
 
 

@@ -16,6 +16,7 @@ from atoll.engines.linux.oci import OciEngine
 from atoll.sandbox import AsyncSandbox
 from checkpoints.conftest import MakeSandbox
 from checkpoints.test_memory import gvisor
+from needs import needs
 
 __all__ = ["gvisor"]
 MACHINE_ID = "0123456789abcdef0123456789abcdef\n"
@@ -118,7 +119,7 @@ async def test_the_clock_goes_on_while_a_memory_is_saved(gvisor: OciEngine, sand
             await fork.cleanup()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a whiteout")
+@needs("root")
 def test_what_comes_from_the_image_is_changed_too(tmp_path: Path) -> None:
     below, layer = tmp_path / "below", tmp_path / "layer"
     for path in ("etc/machine-id", "etc/ssh/ssh_host_rsa_key", "etc/ssh/moduli", "var/lib/systemd/random-seed"):
@@ -138,7 +139,7 @@ def test_what_comes_from_the_image_is_changed_too(tmp_path: Path) -> None:
     assert (below / "etc/machine-id").read_text() == MACHINE_ID
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a whiteout")
+@needs("root")
 def test_a_hostile_layer_leads_nowhere(tmp_path: Path) -> None:
     below, outside = tmp_path / "below", tmp_path / "outside"
     for folder in (below, outside):

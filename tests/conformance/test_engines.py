@@ -17,6 +17,7 @@ import pytest
 from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
 from atoll.engines import registry
 from atoll.settings import Settings
+from needs import missing, not_applicable
 from user_switch import UID
 
 QUICK_S = 90
@@ -61,7 +62,7 @@ def as_parameter(check: Check) -> object:
 async def test_promise(bench: Bench, check: Check) -> None:
     result = await run_one(bench, check)
     if result.outcome is Outcome.SKIPPED:
-        pytest.skip(result.reason)
+        not_applicable(result.reason)
     left = await bench.engine.list()
     for handle in left:  # the next check starts from nothing all the same
         await bench.engine.delete(handle)
@@ -104,10 +105,10 @@ def test_the_process_engine_keeps_its_promises_to_a_user_without_rights(
 ) -> None:
     """The same suite in a process that is not root, as most people run it."""
     if os.geteuid() != 0:
-        pytest.skip("these tests do not run as root, so they are that user's already")
+        not_applicable("these tests do not run as root, so they are that user's already")
     need_engine("process", session_settings)
     if (python := python_of_another_user()) is None:
-        pytest.skip("another user can run no Python with these packages: they are in a home directory")
+        missing("another user can run no Python with these packages: they are in a home directory")
     done = as_another_user(python, "-m", "atoll.conformance", "--engine", "process")
     broken = done.stdout[done.stdout.find("BROKEN") :] if "BROKEN" in done.stdout else done.stdout[-500:]
     assert done.returncode == 0, f"{broken}\n{done.stderr[-2000:]}"

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from atoll.engines.docker import endpoint
 from atoll.engines.docker.endpoint import Endpoint
+from needs import missing
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "test-docker"
 DEBIAN, BUSYBOX, STATIC = "atoll-test:debian", "atoll-test:busybox", "atoll-test:static"
@@ -39,8 +38,7 @@ def host() -> str:
     if not _started.host and not _started.problem:
         _start()
     if _started.problem:
-        explain = pytest.fail if os.environ.get("CI") else pytest.skip
-        explain(f"there is no Docker engine to test with: {_started.problem}")
+        missing(f"there is no Docker engine to test with: {_started.problem}")
     return _started.host
 
 
@@ -71,7 +69,7 @@ def start_another(options: str = "", disk: str = "") -> tuple[str, str]:
     done = _script("start", folder, DOCKERD_OPTIONS=options)
     if done.returncode != 0:
         subprocess.run([SCRIPT, "stop", folder], check=True, timeout=120)
-        pytest.skip(f"no second Docker engine ({options}): {done.stderr.strip()[-300:]}")
+        missing(f"no second Docker engine ({options}): {done.stderr.strip()[-300:]}")
     return done.stdout.strip(), folder
 
 

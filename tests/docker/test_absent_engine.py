@@ -23,6 +23,7 @@ from atoll.model import Capability
 from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import BUSYBOX, SCRIPT
+from needs import missing, needs
 from user_switch import UID
 
 
@@ -93,7 +94,7 @@ asyncio.run(Http(Endpoint(path=sys.argv[1])).call("GET", "/info"))
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not")
+@needs("root")
 def test_an_engine_without_permission_is_told(docker_host: str) -> None:
     switch = ["setpriv", "--reuid", str(UID), "--regid", str(UID), "--clear-groups"]
     closed = private_engine.where().path
@@ -105,7 +106,7 @@ def test_an_engine_without_permission_is_told(docker_host: str) -> None:
         if "EngineUnavailableError" in done.stderr:
             break
     else:
-        pytest.skip("another user cannot run a Python with these packages")
+        missing("another user cannot run a Python with these packages")
     assert "EngineUnavailableError: this user may not use the Docker engine" in done.stderr
 
 

@@ -11,6 +11,7 @@ from atoll.engines import registry
 from atoll.engines.docker import DockerEngine
 from atoll.settings import Settings
 from docker import private_engine
+from needs import not_applicable
 
 BRIDGED = ("life", "commands", "background", "shells", "terminals", "files", "trees", "ports", "recovery")
 """What goes through the stream. The rest is the same whichever way the stream takes."""
@@ -51,7 +52,7 @@ async def test_promise(bench: Bench, check: Check) -> None:
     assert "docker" in registry.names()
     result = await run_one(bench, check)
     if result.outcome is Outcome.SKIPPED:
-        pytest.skip(result.reason)
+        not_applicable(result.reason)
     left = await bench.engine.list()
     for handle in left:  # the next check starts from nothing all the same
         await bench.engine.delete(handle)

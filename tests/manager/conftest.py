@@ -19,6 +19,7 @@ from atoll.settings import Settings
 from leftovers import leftovers
 from manager.engines import TROUBLED, TroubledEngine
 from manager.times import ManualClock
+from needs import missing
 
 MakeManager = Callable[..., contextlib.AbstractAsyncContextManager[SandboxManager]]
 
@@ -71,8 +72,7 @@ async def engine(
 ) -> AsyncIterator[TroubledEngine]:
     """A working engine, which must have nothing left when the test ends."""
     if reasons := await asyncio.to_thread(working, engine_name):
-        explain = pytest.fail if os.environ.get("CI") else pytest.skip
-        explain("; ".join(reasons))
+        missing("; ".join(reasons))
     engine = TROUBLED[engine_name](settings)
     yield engine
     left = leftovers(settings)

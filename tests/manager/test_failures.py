@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from atoll.settings import Settings
 from manager.engines import TroubledEngine
 from manager.times import ManualClock
 from manager.waiting import until
+from needs import missing, needs
 
 Make = Callable[..., SandboxManager]
 
@@ -153,7 +153,7 @@ def fill(path: Path) -> None:
             file.write(b"x" * 4096)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system has to be mounted")
+@needs("root")
 async def test_a_full_disk_refuses_creations_and_nothing_else(
     make_manager: Make, engine: TroubledEngine, folder: Path
 ) -> None:
@@ -161,7 +161,7 @@ async def test_a_full_disk_refuses_creations_and_nothing_else(
     state.mkdir(mode=0o700)
     mount = await asyncio.create_subprocess_exec("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(state))
     if await mount.wait() != 0:
-        pytest.skip("this machine does not let us mount")
+        missing("this machine does not let us mount")
     try:
         manager = make_manager(state_dir=state)
         id = await manager.create_sandbox()

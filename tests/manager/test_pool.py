@@ -14,6 +14,7 @@ from atoll.model import Cause, Limits, SandboxSpec, Volume
 from manager.engines import TroubledEngine
 from manager.times import ManualClock
 from manager.waiting import until
+from needs import not_applicable
 
 Make = Callable[..., SandboxManager]
 
@@ -97,7 +98,7 @@ async def test_limits_that_cannot_be_set_fail_the_creation_and_leave_nothing(
     make_manager: Make, engine: TroubledEngine
 ) -> None:
     if not isinstance(engine, Resizable):
-        pytest.skip("this engine sets no limits later")
+        not_applicable("this engine sets no limits later")
     manager = await filled(make_manager, size=1)
     [spare] = await engine.list()
     engine.failing.add("set_limits")

@@ -18,6 +18,7 @@ from atoll.model import State
 from atoll.openmanus.settings import SandboxSettings
 from atoll.settings import Settings
 from manager.engines import TroubledEngine, TroubledProcess
+from needs import not_applicable
 
 Make = Callable[..., SandboxManager]
 OTHER = {"native": "process", "process": "native", "oci": "process"}
@@ -78,7 +79,7 @@ async def test_an_engine_that_is_away_at_the_start_harms_only_its_own(
     make_manager: Make, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine.name == "process":
-        pytest.skip("it is the one that is away")
+        not_applicable("it is the one that is away")
     monkeypatch.setitem(registry._ENGINES, "process", f"{__name__}:AwayEngine")
     first = make_manager()
     usual, special = await first.create_sandbox(), await first.create_sandbox(engine="process")
@@ -110,7 +111,7 @@ async def test_an_image_is_made_ahead_of_the_first_sandbox(
 
 async def test_settings_of_openmanus_are_a_config(make_manager: Make, engine: TroubledEngine) -> None:
     if engine.name == "process":
-        pytest.skip("it has no limits")
+        not_applicable("it has no limits")
     first = make_manager()
     config = SandboxSettings(image="host", memory_limit="256m", pids_limit=64, timeout=7)
     id = await first.create_sandbox(config)

@@ -15,12 +15,12 @@ from atoll.engines.local import processes
 from atoll.guest import Guest, StartRequest
 from atoll.model import Handle
 from atoll.settings import Settings
+from needs import need
 
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    if os.geteuid() != 0:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs root")
+    need("root")
     folder = Path(tempfile.mkdtemp(prefix="an-", dir="/tmp"))
     folder.chmod(0o755)
     yield Settings(folder / "data", folder / "run")

@@ -15,6 +15,7 @@ import pytest
 from atoll.engines.linux.native.ordinary import find_ranges
 from atoll.engines.linux.plan import IdRange
 from native.users import UID, OrdinaryUser
+from needs import missing, need, not_applicable
 from security import probe
 
 KILLING = Path(__file__).with_name("killing.py")
@@ -22,9 +23,7 @@ KILLING = Path(__file__).with_name("killing.py")
 
 @pytest.fixture(params=["range", "single"])
 def user(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[OrdinaryUser]:
-    if os.geteuid() != 0 or shutil.which("newuidmap") is None:
-        missing = "needs root, to become somebody else, and newuidmap"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
+    need("root", "newuidmap", "newgidmap")
     made = OrdinaryUser(session_folder, request.param == "range")
     yield made
     found = subprocess.run(["ps", "-u", str(UID), "-o", "stat=,args="], capture_output=True, text=True).stdout
@@ -74,7 +73,7 @@ with Sandbox() as sandbox:
 @pytest.mark.parametrize("inside", ["", "nobody"])
 def test_no_wall_is_open(user: OrdinaryUser, inside: str) -> None:
     if inside and user.home.name == "home-single":
-        pytest.skip("there is nobody else inside")
+        not_applicable("there is nobody else inside")
     secret = user.home / "secret"
     secret.write_text("the user's own secret 83f1")
     os.chown(secret, UID, UID)
@@ -140,8 +139,7 @@ def test_doctor_says_which_ids_there_are(user: OrdinaryUser) -> None:
 
 
 def test_ranges_are_found_by_name_or_number_and_only_if_large_enough(tmp_path: Path) -> None:
-    if shutil.which("newuidmap") is None:
-        pytest.skip("needs newuidmap")
+    need("newuidmap", "newgidmap")
     for text, first in {
         "0:5:65535\n": 5,
         "root:7:65536\n": 7,
@@ -193,7 +191,7 @@ def test_a_delegated_control_group_is_used(user: OrdinaryUser) -> None:
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     top = next((words[1] for words in mounts if words[2] == "cgroup2"), None)
     if top is None:
-        pytest.skip("no control groups v2")
+        missing("no control groups v2")
     group = Path(top) / f"atoll-test-{os.getpid()}"
     group.mkdir()
     try:

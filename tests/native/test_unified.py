@@ -16,6 +16,7 @@ from atoll.errors import UnsupportedError
 from atoll.model import Capability, SandboxSpec, State
 from atoll.settings import Settings
 from native.conftest import left_behind, output
+from needs import missing
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def unified() -> Hierarchy:
     lines = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if " - cgroup2 " in line]
     found = parse_hierarchy("\n".join(lines))
     if found.mode != "v2" or not found.writable():
-        pytest.skip("no control groups v2 that can be written to")
+        missing("no control groups v2 that can be written to")
     return found
 
 

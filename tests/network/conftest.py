@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,15 +20,12 @@ from atoll.engines.linux.oci import runtimes
 from atoll.network import client
 from atoll.settings import Settings
 from docker import private_engine
+from needs import missing, need
 from network.internet import Internet, offline_internet
 
 Kind = dict[str, Any]
 Make = Callable[..., Sandbox]
 NAMES = {"allowed_domains": ["allowed.test", "*.w.test"]}
-
-
-def refuse(reason: str) -> None:
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +39,8 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def internet(folder: Path) -> Iterator[Internet]:
     if (reason := client.problem()) is not None:
-        refuse(reason)
-    if shutil.which("tcpdump") is None:
-        refuse("tcpdump is not installed")
+        missing(reason)
+    need("ip", "tcpdump", "openssl", "curl", "git")
     with offline_internet(folder / "net") as made, pytest.MonkeyPatch.context() as patch:
         for name, value in made.environment().items():
             patch.setenv(name, value)
@@ -98,7 +93,7 @@ def kind(request: pytest.FixtureRequest, settings: Settings) -> Kind:
         # The machine's own programs, as on the other engines.
         return {"engine": "docker", "image": private_engine.DEBIAN, "volumes": ["/usr:/usr:ro"]}
     if runtimes.locate("runsc", settings.data_dir) is None:
-        refuse("runsc is not installed")
+        missing("runsc is not installed")
     return {"engine": "oci", "isolation": "gvisor"}
 
 

@@ -24,9 +24,10 @@ from atoll.model import SandboxSpec
 from atoll.network.client import Gateway
 from atoll.settings import Settings
 from docker import private_engine
+from needs import missing
 from network import world
 from network.attacks import run
-from network.conftest import NAMES, Kind, Make, refuse
+from network.conftest import NAMES, Kind, Make
 from network.internet import Internet
 from network.test_isolation import destinations
 
@@ -107,7 +108,7 @@ def test_a_network_can_be_given_later_to_any_image(
     settings: Settings, internet: Internet, bare_image: str, runtime: str
 ) -> None:
     if runtime != "native" and runtimes.locate(runtime, settings.data_dir) is None:
-        refuse(f"{runtime} is not installed")
+        missing(f"{runtime} is not installed")
     engine = "native" if runtime == "native" else OciEngine(settings, runtime)
     usr = ["/usr:/usr:ro"]
     with Sandbox(engine=engine, settings=settings, image=bare_image, volumes=usr, timeout=40) as sandbox:
@@ -229,7 +230,7 @@ def test_deleting_leaves_nothing(settings: Settings, make: Make, kind: Kind) -> 
 @pytest.mark.parametrize("runtime", ["runc", "crun"])
 def test_the_other_runtimes_keep_it_too(settings: Settings, internet: Internet, runtime: str) -> None:
     if runtimes.locate(runtime, settings.data_dir) is None:
-        refuse(f"{runtime} is not installed")
+        missing(f"{runtime} is not installed")
     with Sandbox(engine=OciEngine(settings, runtime), settings=settings, network=NAMES) as sandbox:
         is_as_named(sandbox, internet)
         sandbox.set_network("none")

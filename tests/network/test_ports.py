@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.settings import Settings
+from needs import not_applicable
 from network.attacks import run
 from network.conftest import Kind, Make
 
@@ -50,7 +51,7 @@ def test_a_port_is_the_sandboxs_own_and_not_the_hosts(make: Make, kind: Kind) ->
 @pytest.mark.timeout(200)  # a program is started seven times
 def test_the_command_line_forwards_sets_and_shows(settings: Settings, make: Make, kind: Kind, folder: Path) -> None:
     if kind["engine"] != "native":
-        pytest.skip("the same for every engine")
+        not_applicable("the same for every engine")
     sandbox = make(kind, {})
     environment = {"ATOLL_DATA_DIR": str(settings.data_dir), "ATOLL_RUN_DIR": str(settings.run_dir), "PATH": "/usr/bin"}
 

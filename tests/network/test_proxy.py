@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll import Sandbox
+from needs import not_applicable
 from network import world
 from network.attacks import run
 from network.conftest import Kind, Make
@@ -177,7 +178,7 @@ def test_a_hello_in_pieces_is_read_as_one(named: Sandbox) -> None:
 @pytest.mark.parametrize("name", ["inside.test", "loop.test", "mixed.test", "meta.test", "host.test", "rebind"])
 def test_an_allowed_name_that_leads_inside_is_refused(internet: Internet, make: Make, kind: Kind, name: str) -> None:
     if kind["engine"] != "native" and name != "rebind":
-        pytest.skip("decided by the gateway alone: the same for every engine")
+        not_applicable("decided by the gateway alone: the same for every engine")
     rebinds = name == "rebind"
     if rebinds:
         name = f"rebind-{kind['engine']}.test"
@@ -234,7 +235,7 @@ def test_other_protocols_go_by_names_that_were_asked_for(internet: Internet, mak
 
 def test_idle_connections_of_one_do_not_stop_another(make: Make, kind: Kind, named: Sandbox) -> None:
     if kind["engine"] != "native":
-        pytest.skip("decided by the gateway alone: the same for every engine")
+        not_applicable("decided by the gateway alone: the same for every engine")
     greedy = make(kind, {"allowed_domains": ["allowed.test"]})
     lines = (
         "import socket, time",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from atoll import Sandbox, UnsupportedError
 from atoll.network.client import Gateway
 from atoll.settings import Settings
+from needs import need, not_applicable
 from network import world
 from network.attacks import run
 from network.conftest import Kind, Make
@@ -70,9 +70,9 @@ def test_headers_are_added_to_https_by_choice(trusting: Sandbox, internet: Inter
     assert '"x-mine": "1"' in found.stdout
     python = "import urllib.request as u; print(u.urlopen('https://allowed.test/', timeout=20).read())"
     assert SECRET in trusting.exec(["python3", "-c", python]).stdout
-    if shutil.which("node", path="/usr/bin:/usr/local/bin"):
-        node = "fetch('https://allowed.test/').then(r => r.text()).then(console.log, e => console.log(e.cause))"
-        assert SECRET in trusting.exec(["node", "-e", node]).stdout
+    need("node")
+    node = "fetch('https://allowed.test/').then(r => r.text()).then(console.log, e => console.log(e.cause))"
+    assert SECRET in trusting.exec(["node", "-e", node]).stdout
     trusting.exec("git ls-remote https://allowed.test/none.git")
     asked = [each for each in internet.seen(seen) if each["kind"] == "http"]
     assert any("none.git" in each["line"] and SECRET in each["headers"]["authorization"] for each in asked)
@@ -129,7 +129,7 @@ print("stranger", ask("stranger.test", get % ("stranger.test", close)).replace("
 
 def test_headers_are_added_where_everything_is_open(make: Make, kind: Kind, internet: Internet) -> None:
     if kind["engine"] != "native":
-        pytest.skip("decided by the gateway alone: the same for every engine")
+        not_applicable("decided by the gateway alone: the same for every engine")
     inject = [
         {"domain": "allowed.test", "headers": ADDED, "tls": True},
         {"domain": "a.w.test", "headers": ADDED},
@@ -170,7 +170,7 @@ print(head[:12].decode(), tls.recv(100).decode())
 
 def test_it_is_the_same_after_the_gateway_died(settings: Settings, make: Make, kind: Kind, internet: Internet) -> None:
     if kind["engine"] != "native":
-        pytest.skip("decided by the gateway alone: the same for every engine")
+        not_applicable("decided by the gateway alone: the same for every engine")
     sandbox = make(kind, POLICY)
     _, workers = gateway_processes(settings)
     os.kill(workers[0], signal.SIGKILL)

@@ -7,13 +7,12 @@ import json
 import os
 import socket
 
-import pytest
-
 from atoll import Sandbox
 from atoll.network.relay import Pump
 from atoll.network.share import Share
+from needs import missing, not_applicable
 from network import world
-from network.conftest import Kind, Make, refuse
+from network.conftest import Kind, Make
 
 DOWNLOAD = """
 import json, socket, time
@@ -48,7 +47,7 @@ RULES = {"allowed_domains": ["allowed.test"], "rules": [{"cidr": f"{world.WEB}/3
 def test_a_policy_can_limit_the_bandwidth(make: Make, kind: Kind) -> None:
     """Compared with a neighbour that has no such limit; by name and by address, both ways."""
     if kind["engine"] != "native":
-        pytest.skip("decided by the gateway alone: the same for every engine")
+        not_applicable("decided by the gateway alone: the same for every engine")
     limited, free = make(kind, {**RULES, "bytes_per_s": 1_000_000}), make(kind, RULES)
     for what, port in (("fetch(3_000_000)", 80), ("fetch(3_000_000)", 8080), ("send(3_000_000)", 80)):
         slow, fast = seconds(limited, what, port), seconds(free, what, port)
@@ -81,7 +80,7 @@ kept: list[socket.socket] = []
 async def test_many_connections_get_no_more_than_one() -> None:
     """One sandbox with fifty that all have something to pass on, and beside it one with a single one."""
     if os.geteuid() != 0:
-        refuse("only root can have buffers so large")
+        missing("only root can have buffers so large")
     greedy, modest = Counted(1e12), Counted(1e12)
     pairs = [(full(1 << 20), greedy) for _ in range(50)] + [(full(8 << 20), modest)]
     pumps = [Pump(source, target, share, lambda _: None) for (source, target), share in pairs]

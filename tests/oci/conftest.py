@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.oci.runtimes import locate
 from atoll.settings import Settings
+from needs import missing, need
 from oci.remains import remains
 
 NeedRuntime = Callable[[str], None]
@@ -22,14 +22,12 @@ NeedRuntime = Callable[[str], None]
 def need_runtime() -> NeedRuntime:
     """`need_runtime(name)` goes on if it is here and we are root: else a skip on a laptop, a failure in CI."""
 
-    def need(name: str) -> None:
-        explain = pytest.fail if os.environ.get("CI") else pytest.skip
-        if os.geteuid() != 0:
-            explain("needs root")
+    def need_one(name: str) -> None:
+        need("root", "mkfs.btrfs")
         if locate(name, Path("/nonexistent")) is None:
-            explain(f"needs {name}: run 'make setup-test'")
+            missing(f"needs {name}: run 'make setup-test'")
 
-    return need
+    return need_one
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from atoll.images import Recipe
 from atoll.model import SandboxSpec
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
+from needs import need
 from oci.benches import RUNTIMES
 from oci.conftest import NeedRuntime, empty
 
@@ -43,7 +43,6 @@ ANYWHERE = {
     "ping": "command -v ping || exit 0; ping -c 1 -W 2 127.0.0.1",
     "port 80": "python3 -c \"import socket; s = socket.socket(); s.bind(('127.0.0.1', 80)); s.listen()\"",
 }
-NEEDED = {"gcc": "gcc", "git": "git", "pip": "pip3"}
 DEBIAN = {
     "apt-get install ./file": "cp /packages/hello*.deb . && apt-get install -y ./hello*.deb && hello",
     "dpkg": "dpkg -i /packages/hello*.deb && dpkg -r hello",
@@ -100,9 +99,9 @@ async def failures(sandbox: AsyncSandbox, commands: dict[str, str]) -> list[str]
 async def test_on_the_host_image(runtime: str, settings: Settings, need_runtime: NeedRuntime, tmp_path: Path) -> None:
     need_runtime(runtime)
     _wheel(tmp_path)
-    commands = {name: text for name, text in ANYWHERE.items() if name not in NEEDED or shutil.which(NEEDED[name])}
+    need("gcc", "git", "pip3")
     async with sandbox_for(settings, runtime, tmp_path) as sandbox:
-        assert await failures(sandbox, commands) == []
+        assert await failures(sandbox, ANYWHERE) == []
 
 
 @pytest.mark.slow

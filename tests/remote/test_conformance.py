@@ -7,6 +7,7 @@ import pytest
 from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
 from atoll.engines import registry
 from atoll.settings import Settings
+from needs import not_applicable
 
 
 def as_parameter(check: Check) -> object:
@@ -21,7 +22,7 @@ async def test_promise(check: Check, session_settings: Settings) -> None:
     try:
         result = await run_one(Bench(engine, session_settings), check)
         if result.outcome is Outcome.SKIPPED:
-            pytest.skip(result.reason)
+            not_applicable(result.reason)
         left = await engine.list()
         for handle in left:
             await engine.delete(handle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -14,13 +13,12 @@ from typing import Any
 import pytest
 
 from atoll.settings import Settings
+from needs import needs
 from server.running import RunningServer, running_server
 from unit.images.archives import file, small_root, tar
 from unit.images.registries import Front, Pusher, registry
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("docker-registry") is None, reason="no registry to test with: apt-get install docker-registry"
-)
+pytestmark = needs("docker-registry")
 PATIENCE_S = 40.0
 SIZE = 3 << 20
 

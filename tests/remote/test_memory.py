@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from atoll.engines.linux.oci.runtimes import locate
 from atoll.model import State
 from atoll.settings import Settings
 from checkpoints.test_memory import COUNTER, counting
+from needs import missing
 from server.running import RunningServer, running_server
 
 
@@ -23,7 +23,7 @@ def oci_server(
 ) -> Iterator[RunningServer]:
     need_engine("oci", session_settings)
     if locate("runsc", Path("/nonexistent")) is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs runsc: run 'make setup-test'")
+        missing("needs runsc: run 'make setup-test'")
     with running_server(session_folder / "memory", "oci") as running:
         yield running
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from atoll.engines.process import ProcessEngine
 from atoll.model import ExecutionResult
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
+from needs import missing, need
 from security import host_state
 from security.canaries import Canaries, WatchedSandbox
 from security.weak import Weak
@@ -41,13 +41,6 @@ WITH_GVISOR = pytest.mark.parametrize("target", ["native", "runc", "crun", "proc
 left to the slow suite."""
 
 _GET_RUNSC = Path(__file__).parents[2] / "scripts" / "get-runsc"
-
-
-def missing(reason: str) -> None:
-    """A skip with its reason on a laptop, a failure in CI."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +80,7 @@ class Target:
 
 @pytest.fixture(scope="session")
 def root() -> None:
-    if os.geteuid() != 0:
-        missing("the attack suite needs root")
+    need("root")
     if not Hierarchy.find().writable():
         missing("the attack suite needs control groups that can be written to")
 
@@ -130,8 +122,7 @@ def host_secret(folder: Path, canaries: Canaries) -> Path:
 @pytest.fixture(scope="session")
 def weak(root: None, folder: Path, host_secret: Path) -> Weak:
     """The positive control. A payload that does not fire here proves nothing elsewhere."""
-    if shutil.which("crun") is None:
-        missing("the weak control needs crun")
+    need("crun")
     path = folder / "w"
     path.mkdir()
     return Weak(path, host_secret)
@@ -189,8 +180,7 @@ async def target(
     """`@pytest.mark.parametrize("target", [...], indirect=True)` names engines: a runtime, `native` or `process`."""
     name: str = request.param
     if name == "process":
-        if shutil.which("bwrap") is None:
-            missing("needs bubblewrap")
+        need("bwrap")
         engine: Engine = ProcessEngine(settings)
     elif name == "native":
         engine = NativeEngine(settings)

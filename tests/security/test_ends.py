@@ -17,6 +17,7 @@ from atoll.engines.linux.cgroups import Group
 from atoll.errors import SandboxError, SandboxGoneError
 from atoll.model import Cause, SandboxSpec, State
 from atoll.sandbox import AsyncSandbox
+from needs import not_applicable
 from security.conftest import EVERY, NAMESPACES, PRELUDE, PYTHON, RUNC, WITH_GVISOR, Target, inside
 
 pytestmark = pytest.mark.timeout(120)
@@ -196,7 +197,7 @@ async def test_e06_a_lifetime_that_passes_while_nobody_watches_counts(target: Ta
 @EVERY
 async def test_e07_a_paused_sandbox_can_be_deleted(target: Target) -> None:
     if target.name == "process":
-        pytest.skip("this engine cannot pause")
+        not_applicable("this engine cannot pause")
     sandbox = await target.sandbox().create()
     group = target.oci._places.group(sandbox.id)
     await sandbox.start("while :; do :; done")

@@ -18,15 +18,13 @@ from atoll.engines.linux.oci.runtimes import locate
 from atoll.model import SandboxSpec
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
+from needs import missing, not_applicable
 from security import host_state, probe
 from security.canaries import Canaries
-from security.conftest import PIDS, missing
+from security.conftest import PIDS
 from security.weak import Weak
 
-pytestmark = [
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="the probe knows the system calls of x86-64"),
-    pytest.mark.timeout(150),
-]
+pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("known_machine")]
 
 PROGRAM = Path(probe.__file__).read_text()
 Verdicts = dict[str, tuple[str, str]]
@@ -50,6 +48,12 @@ CANNOT_FIRE = {
     "D17.oom_score": "needs CAP_SYS_RESOURCE, which this machine's root may not have",
     "M01.tiocsti": "needs legacy_tiocsti=1",
 }
+
+
+@pytest.fixture(scope="session")
+def known_machine() -> None:
+    if platform.machine() != "x86_64":
+        not_applicable("the probe knows the system calls of x86-64")
 
 
 def read(output: str) -> Verdicts:

@@ -20,6 +20,7 @@ from atoll.errors import EngineError, ImageError, SandboxError, SpecError
 from atoll.images import Image, ImageConfig, Kind
 from atoll.model import SandboxSpec, Volume
 from atoll.sandbox import AsyncSandbox
+from needs import need, not_applicable
 from security.conftest import EVERY, IDS, NAMESPACES, OCI, PRELUDE, PYTHON, RUNC, WITH_GVISOR, Target, inside
 from security.weak import Weak
 from unit.images import archives
@@ -131,7 +132,7 @@ def test_b01_control(weak: Weak, place: Path) -> None:
     SPOILED["dev"](root, victim)
     weak.run(["/bin/true"], root=root, devices=False)
     if not os.listdir(victim):
-        pytest.skip("this crun resolves an image's /dev inside the image")
+        not_applicable("this crun resolves an image's /dev inside the image")
 
 
 @RUNC
@@ -336,8 +337,8 @@ def trap(place: Path) -> dict[str, str]:
         "#include <fcntl.h>\n__attribute__((constructor)) static void evil(void) "
         f'{{ open("{mark}", O_CREAT | O_WRONLY, 0666); }}\n'
     )
-    if shutil.which("gcc"):
-        subprocess.run(["gcc", "-shared", "-fPIC", "-o", place / "evil.so", source], check=True, timeout=60)
+    need("gcc")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", place / "evil.so", source], check=True, timeout=60)
     bin_folder.mkdir()
     for name in ("runc", "crun", "runsc", "bwrap", "sh", "bash", "mount", "umount", "btrfs", "mkfs.btrfs", "losetup"):
         (bin_folder / name).write_text(f"#!/bin/sh\n: > {mark}\nexit 1\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from atoll.server.settings import PREFIX, ServerSettings
+from needs import needs
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 KNOWN = {PREFIX + name.upper() for name in ServerSettings.model_fields} | {"ATOLL_DATABASE_PASSWORD"}
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@needs("systemd-analyze")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "atoll.service").read_text()
     program = re.search(r"^ExecStart=(\S+) serve$", text, re.M)

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from needs import need
 from server.conftest import Person
 from server.running import RunningServer, running_server
 from server.vanishing import ask, until
@@ -101,8 +102,7 @@ def test_a_client_that_is_killed_leaves_nothing(server: RunningServer, ann: Pers
 @pytest.fixture
 def far_away() -> Iterator[str]:
     """A network namespace behind a cable that can be cut."""
-    if os.geteuid() != 0:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs root")
+    need("root", "ip")
     name, link = f"atoll-far-{os.getpid()}", f"far{os.getpid()}"[:15]
     ip("netns", "add", name)
     try:

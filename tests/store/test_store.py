@@ -25,6 +25,7 @@ from atoll.errors import LimitReachedError
 from atoll.store import AlreadyThereError, ApiKey, Quotas, Role, Store, StoredSpec, StoreError, User
 from atoll.store.store import _MIGRATIONS, LATEST
 from atoll.store.tables import metadata
+from needs import missing
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -34,7 +35,7 @@ def postgres() -> Iterator[str]:
     """A PostgreSQL of our own: its files and its socket are in a temporary directory."""
     found = sorted(glob.glob("/usr/lib/postgresql/*/bin"))
     if not found:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("PostgreSQL is not installed: apt install postgresql")
+        missing("PostgreSQL is not installed: run 'scripts/setup test'")
     folder = Path(tempfile.mkdtemp(prefix="at-pg-", dir="/tmp"))
     as_user: list[str] = []
     if os.geteuid() == 0:  # it refuses to run as root

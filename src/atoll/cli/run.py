@@ -118,20 +118,25 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
-    """The first Ctrl-C or TERM cancels, so that everything is cleaned up; the next ones change nothing."""
+    """The first Ctrl-C or TERM cancels, so that everything is cleaned up; the next ones change nothing.
+
+    A signal that our parent has us ignore stays ignored: `nohup` does that, and so do scripts that start us with `&`.
+    """
     loop = asyncio.get_running_loop()
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heeded = [number for number in stopping if signal.getsignal(number) is not signal.SIG_IGN]
 
     def stop(number: int) -> None:
         if not received:
             received.append(number)
             task.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in heeded:
         loop.add_signal_handler(number, stop, number)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in heeded:
             loop.remove_signal_handler(number)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 from atoll.engines.process import ProcessEngine
 from atoll.settings import Settings
 from leftovers import leftovers
+from needs import missing
 
 
 @pytest.fixture
@@ -33,8 +33,7 @@ def engine(settings: Settings) -> Iterator[ProcessEngine]:
     """A working engine, which must have nothing left when the test ends."""
     found = ProcessEngine.probe(settings, thorough=True)
     if not found.available:
-        explain = pytest.fail if os.environ.get("CI") else pytest.skip
-        explain("; ".join(found.reasons))
+        missing("; ".join(found.reasons))
     engine = ProcessEngine(settings)
     yield engine
     left = leftovers(settings)

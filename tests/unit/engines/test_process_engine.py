@@ -18,9 +18,10 @@ from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
 from inside import run
 from leftovers import leftovers
+from needs import needs
 from user_switch import as_user
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+root_only = needs("root")
 
 
 async def test_a_sandbox_can_be_made_reached_listed_and_deleted(engine: ProcessEngine) -> None:

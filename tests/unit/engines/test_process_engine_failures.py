@@ -21,6 +21,7 @@ from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableEr
 from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
 from inside import run
+from needs import needs
 
 
 def pretend_bubblewrap(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -93,7 +94,7 @@ async def test_cancelling_a_real_start_at_any_moment_leaves_nothing(engine: Proc
                 await engine.delete(outcome)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives sandboxes users of their own")
+@needs("root")
 async def test_a_data_directory_that_is_closed_to_sandboxes_says_so(open_folder: Path) -> None:
     (open_folder / "closed").mkdir(mode=0o700)
     engine = ProcessEngine(Settings(open_folder / "closed/data", open_folder / "run"))

@@ -10,6 +10,7 @@ from atoll.engines.base import Engine
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
 from atoll.model import Capability
 from atoll.settings import Settings
+from needs import missing
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -47,7 +48,7 @@ def test_auto_never_picks_an_engine_without_isolation(settings: Settings, monkey
 def test_auto_picks_the_first_that_works_and_says_why_not_those_before(settings: Settings) -> None:
     works = {name: registry.probe(name, settings).available for name in registry._STRONGEST_FIRST}
     if not any(works.values()):
-        pytest.skip("no engine with isolation works here")
+        missing("no engine with isolation works here")
     expected = next(name for name, available in works.items() if available)
     engine, reasons = registry.auto(settings)
     assert engine.name == expected

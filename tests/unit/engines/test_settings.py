@@ -7,6 +7,7 @@ import pytest
 
 from atoll.errors import EngineUnavailableError
 from atoll.settings import Settings, owned_directory
+from needs import needs
 
 
 def test_root_uses_the_system_directories() -> None:
@@ -69,7 +70,7 @@ def test_a_directory_that_somebody_else_prepared_is_not_used(tmp_path: Path) -> 
             owned_directory(tmp_path / name, 0o700)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@needs("root")
 def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", 12345, 12345)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,12 +14,11 @@ import pytest
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
 from atoll.images import Images, Progress, Recipe
 from atoll.images.recipes import BUILT_IN, Recipes
+from needs import needs
 from unit.images.conftest import start, until
 
-needs_mmdebstrap = pytest.mark.skipif(
-    shutil.which("mmdebstrap") is None, reason="nothing to build with: apt-get install mmdebstrap"
-)
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can look into the result with chroot")
+needs_mmdebstrap = needs("mmdebstrap")
+needs_root = needs("root")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import lzma
 import resource
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from atoll.errors import ImageError
 from atoll.images.limits import MIB, ImageLimits
+from needs import needs
 from unit.images.archives import file, small_root, tar
 from unit.images.conftest import Unpack
 
@@ -27,7 +27,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "bzip2": bz2.compress,
     "zstd": _zstd,
 }
-needs_zstd = pytest.mark.skipif(shutil.which("zstd") is None, reason="the program zstd is not installed")
+needs_zstd = needs("zstd")
 packers = pytest.mark.parametrize(
     "packer", [pytest.param(name, marks=needs_zstd if name == "zstd" else ()) for name in PACKERS]
 )

@@ -11,10 +11,11 @@ import pytest
 
 from atoll.errors import ImageError
 from atoll.images.limits import ImageLimits
+from needs import needs
 from unit.images.archives import END, block, directory, file, hard_link, long_name, padded, pax, special, symlink, tar
 from unit.images.conftest import Unpack
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+as_root = needs("root")
 
 
 def _chain(depth: int = 16) -> list[bytes]:

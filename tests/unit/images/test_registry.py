@@ -4,7 +4,6 @@ import asyncio
 import base64
 import gzip
 import json
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images import ImageLimits, Images, Progress
 from atoll.images.credentials import credentials_for
 from atoll.images.oci import machine
+from needs import needs
 from unit.images.archives import digest, file, oci_config, small_root, tar
 from unit.images.registries import PASSWORD, TOKEN, USER, Front, Pusher, registry
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("docker-registry") is None, reason="no registry to test with: apt-get install docker-registry"
-)
+pytestmark = needs("docker-registry")
 LAYERS = [
     small_root(file("etc/old", b"1"), file("data", bytes(range(256)) * 4000)),
     tar(file("etc/.wh.old"), file("etc/new", b"2")),
@@ -70,9 +68,7 @@ def assert_nothing(images: Images) -> None:
     [
         (bytes, ""),
         (gzip.compress, "+gzip"),
-        pytest.param(
-            _zstd, "+zstd", marks=pytest.mark.skipif(shutil.which("zstd") is None, reason="zstd is not installed")
-        ),
+        pytest.param(_zstd, "+zstd", marks=needs("zstd")),
     ],
     ids=["plain", "gzip", "zstd"],
 )

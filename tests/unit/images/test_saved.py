@@ -1,18 +1,16 @@
-"""Images in archives, as `docker save` and OCI tools write them, and a real Docker engine where there is one."""
+"""Images in archives, as `docker save` and OCI tools write them."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images import Images
+from needs import needs
 from unit.images.archives import digest, file, hard_link, oci_config, small_root, symlink, tar
 
 BASE, TOP = small_root(file("etc/old", b"1")), tar(file("etc/.wh.old"), file("etc/new", b"2"))
@@ -123,7 +121,7 @@ async def test_without_docker_the_error_says_so(images: Images, monkeypatch: pyt
         await images.ensure("docker:some/image")
 
 
-@pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
+@needs("docker")
 async def test_an_engine_that_does_not_run_is_an_error(
     images: Images, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -131,29 +129,3 @@ async def test_an_engine_that_does_not_run_is_an_error(
     with pytest.raises(ImageError, match="did not give us") as caught:
         await images.ensure("docker:some/image")
     assert not isinstance(caught.value, ImageNotFoundError)
-
-
-def _docker_runs() -> bool:
-    return (
-        shutil.which("docker") is not None
-        and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
-    )
-
-
-@pytest.fixture
-def docker_image() -> Iterator[str]:
-    if not _docker_runs():
-        pytest.skip("no Docker engine answers")
-    name = "atoll-test/tiny:1"
-    subprocess.run(["docker", "import", "--change", "ENV A=1", "-", name], input=BASE, check=True)
-    yield name
-    subprocess.run(["docker", "rmi", "-f", name], check=False)
-
-
-async def test_an_image_of_the_docker_engine_is_taken_over(images: Images, docker_image: str) -> None:
-    image = await images.ensure(f"docker:{docker_image}")
-    assert image.root is not None
-    assert (image.root / "etc/old").read_bytes() == b"1"
-    assert image.config.env["A"] == "1"
-    with pytest.raises(ImageNotFoundError):
-        await images.ensure("docker:atoll-test/absent:1")

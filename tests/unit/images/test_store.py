@@ -19,6 +19,7 @@ from atoll.errors import ImageError, ImageNotFoundError, SpecError
 from atoll.images import Image, ImageLimits, Images, Kind, Progress
 from atoll.images.saved import import_stream
 from atoll.images.work import Work
+from needs import missing, needs
 from unit.images.archives import directory, file, fingerprint, small_root, symlink, tar
 from unit.images.conftest import start, until
 
@@ -285,13 +286,13 @@ async def test_a_data_directory_that_cannot_be_used_is_an_error_with_a_reason(ar
     assert await images.ls() == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@needs("root")
 async def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, archive: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     mount = await asyncio.create_subprocess_exec("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(data))
     if await mount.wait():
-        pytest.skip("tmpfs cannot be mounted here")
+        missing("tmpfs cannot be mounted here")
     try:
         archive.write_bytes(small_root(file("big", os.urandom(8 << 20))))
         images = Images(data)
@@ -311,7 +312,7 @@ def test_gc_does_not_touch_what_a_living_process_makes(images: Images) -> None:
     assert leftovers(images) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becoming an ordinary user needs root")
+@needs("root")
 def test_an_ordinary_user_can_import_and_remove_read_only_directories(passable: Path) -> None:
     """In a process of its own, since a user cannot be taken back."""
     data = passable / "data"

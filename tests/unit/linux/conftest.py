@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,19 +11,12 @@ import pytest
 from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.linux.plan import HostFacts, IdRange, Plan, Root, make_plan
 from atoll.model import SandboxSpec
-
-
-def _missing(reason: str) -> None:
-    """A skip with its reason on a laptop, a failure in CI."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+from needs import missing, need
 
 
 @pytest.fixture
 def root() -> None:
-    if os.geteuid() != 0:
-        _missing("needs root")
+    need("root")
 
 
 @pytest.fixture
@@ -32,7 +24,7 @@ def group(root: None) -> Iterator[Group]:
     """A control group of its own on the real hierarchy. Nothing of it stays."""
     hierarchy = Hierarchy.find()
     if not hierarchy.writable():
-        _missing("control groups are not writable here")
+        missing("control groups are not writable here")
     group = Group(hierarchy, f"/atoll-test-{secrets.token_hex(4)}")
     yield group
     group.remove()

@@ -7,10 +7,9 @@ import subprocess
 import sys
 import textwrap
 
-import pytest
-
 from atoll.engines.linux import bpf
 from atoll.engines.linux.seccomp import default_profile
+from needs import not_applicable
 
 PRELUDE = """
 import ctypes, errno, os, socket, sys, threading
@@ -29,7 +28,7 @@ def refused(number, *arguments):
 
 def inside(body: str) -> subprocess.CompletedProcess[str]:
     if platform.machine() != "x86_64":
-        pytest.skip("the numbers below are those of x86-64")
+        not_applicable("the numbers below are those of x86-64")
     code = bpf.assemble(default_profile(), "x86_64").hex()
     script = PRELUDE + textwrap.dedent(body)
     return subprocess.run([sys.executable, "-c", script, code], capture_output=True, text=True, timeout=30, check=False)

@@ -28,16 +28,12 @@ from atoll.guest import Guest, StartRequest
 from atoll.images import Image, Kind
 from atoll.model import Cause, Handle, Observation, SandboxSpec, State
 from atoll.settings import Settings
-
-
-def _need(reason: str) -> None:
-    pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+from needs import missing, need
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    if os.geteuid() != 0:
-        _need("needs root")
+    need("root")
     return Settings(tmp_path / "data", tmp_path / "run")
 
 
@@ -45,7 +41,7 @@ def settings(tmp_path: Path) -> Settings:
 async def engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[OciEngine]:
     found = locate(request.param, settings.data_dir)
     if found is None:
-        _need(f"needs {request.param}")
+        missing(f"needs {request.param}")
     made = OciEngine(settings, None if request.param == "runsc" else request.param)
     made.isolation = "gvisor" if request.param == "runsc" else "namespaces"  # type: ignore[attr-defined]
     yield made
@@ -59,7 +55,7 @@ async def engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIte
 @pytest.fixture
 async def runc(settings: Settings) -> AsyncIterator[OciEngine]:
     if locate("runc", settings.data_dir) is None:
-        _need("needs runc")
+        missing("needs runc")
     made = OciEngine(settings, "runc")
     yield made
     for handle in await made.list():

@@ -13,13 +13,12 @@ import pytest
 
 from atoll.errors import EngineError
 from atoll.storage import BtrfsLayers, Layers, PlainLayers, btrfs, open_layers
+from needs import need, needs
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[BtrfsLayers]:
-    if os.geteuid() != 0 or shutil.which("mkfs.btrfs") is None:
-        reason = "a pool needs root and btrfs-progs"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    need("root", "mkfs.btrfs")
     found = BtrfsLayers(tmp_path)
     yield found
     for layer_id in found.list():
@@ -154,7 +153,7 @@ def test_a_half_made_layer_is_found_and_removed(pool: BtrfsLayers) -> None:
     assert pool.list() == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@needs("root")
 def test_root_gets_a_pool_where_one_can_be_made(tmp_path: Path) -> None:
     expected = BtrfsLayers if shutil.which("mkfs.btrfs") else PlainLayers
     assert isinstance(open_layers(tmp_path), expected)

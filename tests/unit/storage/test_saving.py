@@ -9,8 +9,9 @@ import pytest
 
 from atoll.errors import EngineError, UnsupportedError
 from atoll.storage import BtrfsLayers, PlainLayers
+from needs import needs
 
-needs_pool = pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/loop-control").exists(), reason="needs root")
+needs_pool = needs("root", "mkfs.btrfs")
 
 
 @pytest.fixture

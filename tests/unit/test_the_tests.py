@@ -1,0 +1,93 @@
+"""What runs the tests: whatever is missing is noticed, and whoever starts them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _pytest.outcomes import Skipped
+
+from needs import missing, need
+
+TREE = Path(__file__).parents[2]
+SYNC_USE = "tests/sandbox/test_sync_use.py"
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # those that a test does not need take seconds to load
+}
+
+
+def test_what_is_missing_is_a_skip_on_a_laptop_and_a_failure_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(Skipped, match="needs no-such-program: run 'scripts/setup test'"):
+        need("no-such-program")
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="needs no-such-program"):
+        need("no-such-program")
+    with pytest.raises(pytest.fail.Exception, match="no such privilege"):
+        missing("no such privilege")
+    need("sh")
+
+
+def test_every_program_that_a_test_needs_is_installed_by_setup() -> None:
+    scripts = "".join((TREE / "scripts" / name).read_text() for name in ("setup", "test-docker"))
+    installed = set(re.findall(r"\bhave ([\w.-]+)", scripts)) | set(re.findall(r"([\w.-]+):[\w.-]+", scripts))
+    texts = "".join(path.read_text() for path in (TREE / "tests").rglob("*.py") if path != Path(__file__))
+    calls = re.findall(r"\bneeds?\(([^()]*)\)", texts)
+    named = {name for call in calls for name in re.findall(r'"([\w.-]+)"', call)} - {"root"}
+    assert {"newuidmap", "newgidmap", "zstd", "docker-registry"} <= named
+    assert named - installed == set()
+
+
+FLAKY = """
+from pathlib import Path
+
+def test_good(): pass
+
+def test_race():
+    mark = Path(__file__).with_name("mark")
+    if not mark.exists():
+        mark.touch()
+        assert mark.name == "the first reason"
+
+def test_bad():
+    raise ValueError("the second reason")
+"""
+
+
+def test_what_was_tried_twice_is_listed_with_its_first_reason(tmp_path: Path) -> None:
+    """In a small tree of its own."""
+    shutil.copytree(TREE / "scripts", tmp_path / "scripts")
+    (tmp_path / ".venv").symlink_to(TREE / ".venv")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_flaky.py").write_text(FLAKY)
+    done = subprocess.run([tmp_path / "scripts/run-tests"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    listed = done.stdout.partition("run-tests: tried twice")[2]
+    assert re.search(r"::test_race: passed the second time\n +E .*assert 'mark' == 'the first reason'", listed)
+    assert re.search(r"::test_bad: failed again\n +E +ValueError: the second reason\n +test_flaky.py:\d+:", listed)
+    assert "test_good" not in listed
+
+
+def test_the_tests_may_be_started_with_interrupts_ignored() -> None:
+    """As a script does with `&`."""
+    test = f"{SYNC_USE}::test_ctrl_c_kills_the_command_and_cleans_up"
+    pytest_ = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_asyncio.plugin",
+        "-p",
+        "pytest_timeout",
+    ]
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *pytest_, test]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=TREE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
