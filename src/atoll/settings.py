@@ -27,35 +27,24 @@ _DOCKER_IMAGE = "python:3.12-slim"
 class Settings:
     data_dir: Path
     run_dir: Path
-<<<<<<< HEAD
     resources: Resources = field(default_factory=Resources.of_machine)
-
-    @classmethod
-    def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
-        """From `ATOLL_DATA_DIR` and `ATOLL_RUN_DIR`, else what is customary for this user; the ceilings from
-        `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…`, else what suits this machine."""
-        environ = os.environ if environ is None else environ
-        uid = os.geteuid() if uid is None else uid
-        data, run = _customary(environ, uid)
-        data = _absolute(environ, "ATOLL_DATA_DIR") or data
-        run = _absolute(environ, "ATOLL_RUN_DIR") or run
-        return cls(data, run, Resources.load(environ, data))
-=======
     docker_image: str = _DOCKER_IMAGE
     """What a sandbox of engine `docker` starts from if it names no image: there is no `host` there."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
-        """From `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE`, else what is customary for this user."""
+        """From `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE`, else what is customary for this user; the
+        ceilings from `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…`, else what suits this machine."""
         environ = os.environ if environ is None else environ
         uid = os.geteuid() if uid is None else uid
         data, run = _customary(environ, uid)
+        data = _absolute(environ, "ATOLL_DATA_DIR") or data
         return cls(
-            data_dir=_absolute(environ, "ATOLL_DATA_DIR") or data,
+            data_dir=data,
             run_dir=_absolute(environ, "ATOLL_RUN_DIR") or run,
+            resources=Resources.load(environ, data),
             docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
         )
->>>>>>> docker
 
     def engine_data_dir(self, engine: str) -> Path:
         """The engine's part of the data directory, made if missing.

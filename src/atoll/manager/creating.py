@@ -173,13 +173,9 @@ class Creating:
         handle = await core.tasks.bounded(work, core.rules.create_s, f"create {member.id}")
         member.sandbox.adopt(handle)
         await core.tasks.bounded(member.sandbox.answer(), ANSWER_S, f"hear from {member.id}")
-<<<<<<< HEAD
         life = expiry(core, member.record.lifetime_s)  # from now on, however long it took
-        await core.ledger.change(member, State.RUNNING, update={"details": handle.details, **life})
-=======
         spec = member.record.spec.model_copy(update={"image": handle.spec.image})  # an engine may have its own default
-        await core.ledger.change(member, State.RUNNING, update={"details": handle.details, "spec": spec})
->>>>>>> docker
+        await core.ledger.change(member, State.RUNNING, update={"details": handle.details, "spec": spec, **life})
 
     async def _adapt(self, member: Member) -> None:
         """Give a spare the limits and the policy that its record says."""

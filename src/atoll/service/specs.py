@@ -24,13 +24,9 @@ from atoll.store import AlreadyThereError, Store, StoredSpec
 from atoll.workers import Shares
 
 DEFAULT_ID = "default"
-<<<<<<< HEAD
+_HOST = "host"
 _FETCHES = 16
 _FETCHES_OF_ONE = 2
-=======
-_HOST = "host"
-_FETCHES = 4
->>>>>>> docker
 _AHEAD = 1000
 _MAX_BODY = 256 << 10
 _OF_THE_MACHINE = ("tar:", "docker:")
@@ -64,12 +60,8 @@ class SandboxSpecService:
         """A catalogue is never empty: `default` is a sandbox over this machine's own /usr, or of the engine's default
         image where there is no such thing. Images of the specs that
         are there are fetched in the background, which is quick if they are here."""
-<<<<<<< HEAD
-        if await self._store.spec(self._default_id, None) is None:
-=======
         self._default_image = await self._manager.default_image()
-        if await self._store.spec(self._default_id) is None:
->>>>>>> docker
+        if await self._store.spec(self._default_id, None) is None:
             body = Recipe().model_dump_json()
             now = datetime.now(UTC)
             await self._store.add_spec(StoredSpec(id=self._default_id, owner_id=None, body=body, created_at=now))
