@@ -6,8 +6,7 @@ import pytest
 
 from atoll.engines import registry
 from atoll.engines.doctor import diagnose
-from atoll.engines.machine import look
-from atoll.engines.machine import cgroup_mode
+from atoll.engines.machine import cgroup_mode, look
 from atoll.settings import Settings
 
 V1 = "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
