@@ -182,15 +182,21 @@ class AsyncSandbox:
     ) -> Self:
         """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
         sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
-        engine = await sandbox._the_engine()
-        found = [await engine.find(sandbox_id)] if isinstance(engine, Finding) else await engine.list()
-        for handle in found:
-            if handle is not None and handle.sandbox_id == sandbox_id:
+        for name in registry.auto_names() if sandbox._engine_name == "auto" else [sandbox._engine_name]:
+            sandbox._engine_name = name
+            handle = await sandbox._find(sandbox_id)
+            if handle is not None:
                 sandbox.id, sandbox.spec, sandbox._handle = handle.sandbox_id, handle.spec, handle
                 sandbox._undo = _undo_of(handle.spec)
                 return sandbox
-        sandbox._let_go_of_engine()
+            sandbox._let_go_of_engine()
+            sandbox._engine = None
         raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
+
+    async def _find(self, sandbox_id: str) -> Handle | None:
+        engine = await self._the_engine()
+        found = [await engine.find(sandbox_id)] if isinstance(engine, Finding) else await engine.list()
+        return next((handle for handle in found if handle is not None and handle.sandbox_id == sandbox_id), None)
 
     async def cleanup(self) -> None:
         """Delete the sandbox and everything in it. May be called again."""
@@ -258,7 +264,8 @@ class AsyncSandbox:
     def engine_name(self) -> str:
         """The engine it runs on."""
         if self._engine is None:
-            return registry.auto(self._settings)[0].name if self._engine_name == "auto" else self._engine_name
+            name = self._wanted_engine()
+            return registry.auto(self._settings)[0].name if name == "auto" else name
         return self._engine.name
 
     async def __aenter__(self) -> Self:
@@ -638,9 +645,12 @@ class AsyncSandbox:
 
     async def _the_engine(self) -> Engine:
         if self._engine is None:
-            self._held = await shared.acquire(self._engine_name, self._settings, self._server, self._api_key)
+            self._held = await shared.acquire(self._wanted_engine(), self._settings, self._server, self._api_key)
             self._engine = self._held.engine
         return self._engine
+
+    def _wanted_engine(self) -> str:
+        return registry.auto_for(self.spec.isolation) if self._engine_name == "auto" else self._engine_name
 
     def _let_go_of_engine(self) -> None:
         """One that was handed to us belongs to whoever made it. Ours is shared with other sandboxes."""

@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
 from atoll.network.decision import Judge
-from atoll.network.names import closed_for_all, is_private, normal_name, parse_address, unwrapped
+from atoll.network.names import closed_for_all, is_private, name_of_words, normal_name, parse_address, unwrapped
 from atoll.network.policy import NetworkRules
 
 
@@ -25,13 +25,41 @@ def judge(network: Any) -> Judge:
         ("EXAMPLE.com", "example.com"),
         ("example.com.", "example.com"),
         ("ex_ample.com", "ex_ample.com"),
-        ("bücher.example", "xn--bcher-kva.example"),
-        ("\uff25\uff38\uff21\uff2d\uff30\uff2c\uff25\u3002com", "example.com"),
         ("a" * 63 + ".test", "a" * 63 + ".test"),
     ],
 )
 def test_names_are_compared_in_one_spelling(text: str, name: str) -> None:
-    assert normal_name(text) == name
+    assert normal_name(text) == name_of_words(text) == name
+
+
+@pytest.mark.parametrize("text", ["bücher.example", "BÜCHER.example", "xn--bcher-kva.example"])
+def test_a_policy_may_name_hosts_in_any_language(text: str) -> None:
+    assert name_of_words(text) == "xn--bcher-kva.example"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\uff25xample.com",  # a full-width letter
+        "example\u3002com",  # an ideographic full stop
+        "example\uff0ecom",
+        "exam\u00adple.com",  # a soft hyphen, which nobody sees
+        "exam\u200bple.com",
+        "bü\u00adcher.example",
+        "bücher\u200d.example",
+        "ﬁle.example",
+        "bücher\u00a0.example",
+    ],
+)
+def test_look_alikes_are_no_names(text: str) -> None:
+    for read in (normal_name, name_of_words):
+        with pytest.raises(ValueError, match="it "):
+            read(text)
+
+
+def test_a_name_on_the_wire_is_ascii() -> None:
+    with pytest.raises(ValueError, match="no name"):
+        normal_name("bücher.example")
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,9 @@ def test_headers_are_added_for_one_host_and_never_seen_inside(make: Make, kind: 
     other = run(sandbox, ask.format("a.w.test"))
     assert '"at": "WEB"' in other
     assert SECRET not in other
-    traced = run(sandbox, "connect('203.0.113.10', 80, get('allowed.test').replace(b'GET', b'TRACE'))")
-    assert traced.startswith("HTTP/1.1 403")
+    for method in ("TRACE", "TRACK"):
+        traced = run(sandbox, f"connect('203.0.113.10', 80, get('allowed.test').replace(b'GET', b'{method}'))")
+        assert traced.startswith("HTTP/1.1 403")
     untouched = sandbox.exec("curl -sSk -m 20 --http1.1 https://allowed.test/").stdout
     assert '"at": "WEB"' in untouched
     assert SECRET not in untouched, "TLS passes as it is"

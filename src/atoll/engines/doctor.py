@@ -31,4 +31,4 @@ def diagnose(settings: Settings) -> Diagnosis:
         picked: str | None = engine.name
     except EngineUnavailableError as error:
         picked, reasons = None, [error.reason]
-    return Diagnosis(look(), settings, engines, picked, tuple(reasons))
+    return Diagnosis(look(settings.data_dir), settings, engines, picked, tuple(reasons))

@@ -24,6 +24,8 @@ _TOOLS = {
     "nft": "--version",
 }
 _TOOL_S = 5
+_SHARED_PROGRAMS = "/var/lib/atoll/programs"
+"""Where `scripts/get-runsc` puts them unless told otherwise; installations with other data directories use it too."""
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_VERSION = 1
 
@@ -54,7 +56,16 @@ class Machine:
     tools: tuple[Tool, ...]
 
 
-def look() -> Machine:
+def locate(name: str, data_dir: Path) -> Path | None:
+    """`ATOLL_RUNC`, `ATOLL_RUNSC` … name a program; else our own directory of programs, else the PATH."""
+    given = os.environ.get(f"ATOLL_{name.upper().replace('-', '_')}")
+    path = f"{data_dir / 'programs'}:{_SHARED_PROGRAMS}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
+    found = given or shutil.which(name, path=path)
+    return Path(found).absolute() if found and os.access(found, os.X_OK) else None
+
+
+def look(data_dir: Path) -> Machine:
+    """`data_dir` is where programs of our own may be, besides the customary places."""
     filesystems = _read("/proc/filesystems").split()
     return Machine(
         kernel=platform.release(),
@@ -70,7 +81,7 @@ def look() -> Machine:
         seccomp="Seccomp:" in _read("/proc/self/status"),
         landlock_abi=_landlock_abi(),
         kvm=os.access("/dev/kvm", os.R_OK | os.W_OK),
-        tools=tuple(_tool(name, option) for name, option in _TOOLS.items()),
+        tools=tuple(_tool(name, option, data_dir) for name, option in _TOOLS.items()),
     )
 
 
@@ -92,10 +103,11 @@ def _landlock_abi() -> int:
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)))
 
 
-def _tool(name: str, option: str) -> Tool:
-    path = shutil.which(name)
-    if path is None:
+def _tool(name: str, option: str, data_dir: Path) -> Tool:
+    found = locate(name, data_dir)
+    if found is None:
         return Tool(name, None)
+    path = str(found)
     try:
         said = subprocess.run([path, option], capture_output=True, text=True, timeout=_TOOL_S, errors="replace")
     except (OSError, subprocess.TimeoutExpired):

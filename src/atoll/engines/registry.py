@@ -29,6 +29,8 @@ _ONLY_BY_NAME = {
     "docker": "atoll.engines.docker:DockerEngine",
     "unsafe-none": "atoll.engines.unsafe:UnsafeEngine",
 }
+_BY_ISOLATION = {"gvisor": "oci", "vm": "oci"}
+"""Which of those that `auto` may pick can give more than namespaces."""
 _ENGINES = _STRONGEST_FIRST | _ONLY_BY_NAME
 _ELSEWHERE = {
     "remote": "atoll.engines.remote:RemoteEngine",
@@ -54,6 +56,17 @@ def remote(settings: Settings, url: str | None, api_key: str | None, **options: 
             f"using a server needs more packages: {error}", hint="pip install 'atoll[client]'"
         ) from error
     return cast(Engine, RemoteEngine(settings, url=url, api_key=api_key, **options))  # type: ignore[arg-type]
+
+
+def auto_for(isolation: str | None) -> str:
+    """The name of the engine that `auto` means for this isolation: `auto` itself, or the only one that may have it.
+    Whether it does have it here shows when it is used; another kind of isolation is never taken instead."""
+    return _BY_ISOLATION.get(isolation or "", "auto")
+
+
+def auto_names() -> list[str]:
+    """Where a sandbox may be that was made on `auto`, with any isolation."""
+    return ["auto", *dict.fromkeys(_BY_ISOLATION.values())]
 
 
 def auto(settings: Settings, *, thorough: bool = False) -> tuple[Engine, list[str]]:

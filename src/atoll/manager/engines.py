@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from atoll.engines import registry
 from atoll.engines.base import Engine
+from atoll.model import SandboxSpec
 from atoll.settings import Settings
 
 
@@ -15,10 +16,16 @@ class Engines:
     def __init__(self, default: str | Engine, settings: Settings) -> None:
         self._settings = settings
         self._given = default if not isinstance(default, str) else None
+        self._is_auto = default == "auto"
         if isinstance(default, str):
             default = registry.auto(settings)[0] if default == "auto" else registry.get(default, settings)
         self.default: Engine = default
         self._by_name: dict[str, Engine] = {default.name: default}
+
+    def name_for(self, spec: SandboxSpec) -> str:
+        """The engine for a sandbox that asks for none by name."""
+        name = registry.auto_for(spec.isolation) if self._is_auto else "auto"
+        return self.default.name if name == "auto" else name
 
     def get(self, name: str) -> Engine:
         """Raises EngineNotFoundError."""

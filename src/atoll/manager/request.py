@@ -168,7 +168,7 @@ class Request:
         limits = self.spec.limits.model_copy(update={"lifetime_s": None})
         record = Record(
             id=new_sandbox_id(),
-            engine=self.engine or core.engine.name,
+            engine=self.engine or core.engines.name_for(self.spec),
             spec=self.spec.model_copy(update={"labels": labels, "limits": limits}),
             act=Act.CREATE,
             pool=self.pool,

@@ -17,6 +17,8 @@ _TOKEN = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"host", b"connection", b"upgrade"))
 _DROPPED = frozenset((b"proxy-connection", b"proxy-authorization", b"http2-settings", b"te", b"trailer"))
 
 
@@ -40,10 +42,10 @@ class Request:
 
     def write(self, *, keep_upgrade: bool) -> bytes:
         lines = [b"%s %s HTTP/1.%s" % (self.method, self.target, self.version)]
-        replaced = {name.lower() for name, _ in self.added}
+        replaced = {_variable(name) for name, _ in self.added}
         for name, value in self.headers:
             lower = name.lower()
-            if lower in _DROPPED or lower in replaced or (lower == b"upgrade" and not keep_upgrade):
+            if lower in _DROPPED or _variable(name) in replaced or (lower == b"upgrade" and not keep_upgrade):
                 continue
             if lower == b"connection" and not keep_upgrade:
                 value = b"close" if b"close" in value.lower() else b"keep-alive"
@@ -84,7 +86,14 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     # A line that begins with a space would continue the one before: its name is no token.
     if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
         raise BadRequestError("a header is malformed")
+    if _variable(name) in _FRAMING and name.lower() not in _FRAMING:
+        raise BadRequestError("a header is another in disguise")
     return name, value
+
+
+def _variable(name: bytes) -> bytes:
+    """What many servers make of a header's name: a variable, in which `X_Api_Key` and `X-Api-Key` are the same."""
+    return re.sub(rb"[^a-z0-9]", b"-", name.lower())
 
 
 def _origin_form(method: bytes, target: bytes, host: bytes) -> bytes:
@@ -101,7 +110,7 @@ def _split(host: bytes) -> tuple[str, int | None]:
     text = host.decode("latin-1")
     name, colon, port = text.rpartition(":")
     if colon and not text.endswith("]"):
-        if not port.isascii() or not port.isdigit() or len(port) > 5:
+        if not _PORT.fullmatch(port) or int(port) > 65_535:
             raise BadRequestError("the Host is malformed")
         return name, int(port)
     return text, None

@@ -6,6 +6,7 @@ Pure: nothing here asks a resolver.
 from __future__ import annotations
 
 import re
+import unicodedata
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Address = IPv4Address | IPv6Address
@@ -20,21 +21,35 @@ _ISATAP = 0x5EFE
 
 
 def normal_name(text: str) -> str:
-    """Lower case, ASCII, without the final dot. ValueError for whatever is no name of a host, addresses included."""
-    if not text or len(text) > 4 * _LONGEST_NAME or "\0" in text or "%" in text:
+    """Lower case, without the final dot. ValueError for whatever is no name of a host, addresses included.
+
+    For names as they are sent, which are ASCII: whoever gets one with other letters may read it differently.
+    """
+    if not text or len(text) > _LONGEST_NAME + 1 or not text.isascii():
         raise ValueError("it is no name of a host")
-    try:
-        # Nameprep maps look-alikes of letters and dots to those they stand for, before anything is compared.
-        name = text.encode("idna").decode() if not text.isascii() else text
-    except UnicodeError:
-        raise ValueError("it is no name of a host") from None
-    name = name.lower().removesuffix(".")
+    name = text.lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError("it is no name of a host")
     if _NUMBER.fullmatch(labels[-1]):
         raise ValueError("it is an address")
     return name
+
+
+def name_of_words(text: str) -> str:
+    """As `normal_name`, for names as people write them in a policy: in any language, in the one spelling that IDNA has
+    for it. Invisible characters and look-alikes of letters and dots are refused rather than replaced."""
+    if text.isascii():
+        return normal_name(text)
+    lower = text.lower()
+    if len(text) > _LONGEST_NAME or unicodedata.normalize("NFKC", lower) != lower:
+        raise ValueError("it has letters that only look like others")
+    if "\u3002" in text or any(unicodedata.category(char)[0] in "CZ" for char in text):
+        raise ValueError("it has characters that no name has")
+    try:
+        return normal_name(lower.encode("idna").decode())
+    except UnicodeError:
+        raise ValueError("it is no name of a host") from None
 
 
 def parse_address(text: str) -> Address | None:

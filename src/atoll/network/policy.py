@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from atoll.network.names import normal_name, within_private
+from atoll.network.names import name_of_words, within_private
 
 Protocol = Literal["web", "tcp", "udp"]
 WEB_PORTS = ((80, 80), (443, 443))
@@ -31,7 +31,7 @@ def _domain(value: object) -> str:
         return value
     star, rest = ("*.", value[2:]) if value.startswith("*.") else ("", value)
     try:
-        return star + normal_name(rest)
+        return star + name_of_words(rest)
     except ValueError as error:
         raise ValueError(f"{value!r} is not a domain: {error}") from None
 

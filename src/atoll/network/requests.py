@@ -18,6 +18,7 @@ _HEAD_S = 10.0
 _IDLE_S = 300.0
 _PIECE = 64 * 1024
 _LONGEST_LINE = 4096
+_ECHOING = (b"TRACE", b"TRACK")
 
 Reach = Callable[[Member, TcpFlow, str], Awaitable[None]]
 
@@ -113,8 +114,8 @@ class Requests:
             raise self._refused(decision.rule, host)
         injection = self._member.injection(host, tls=self._tls)
         if injection is not None:
-            if request.method == b"TRACE":
-                raise self._refused("TRACE would show the headers that are added", host)
+            if request.method in _ECHOING:
+                raise self._refused(f"{request.method.decode()} would show the headers that are added", host)
             request.added = [(name.encode(), value.encode()) for name, value in injection.headers.items()]
         return host
 

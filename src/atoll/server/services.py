@@ -61,7 +61,7 @@ async def services(
         settings.max_num_sandboxes,
         settings.close_delay,
         min(300.0, settings.close_delay),
-        engine=engine,
+        engine="auto" if settings.engine == "auto" else engine,  # it has another for some isolations
         settings=installation,
         state_dir=settings.state_dir / "manager",
         at_cap=settings.at_cap,

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.engines import registry
 from atoll.engines.doctor import diagnose
-from atoll.engines.machine import cgroup_mode
+from atoll.engines.machine import cgroup_mode, look
 from atoll.settings import Settings
 
 V1 = "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
@@ -66,3 +66,17 @@ def test_a_bubblewrap_that_does_not_work_is_found_out(
 
 def test_cgroup_modes_are_told_apart() -> None:
     assert [cgroup_mode(text) for text in (V1, V2, f"{V1}\n{V2}", "")] == ["v1", "v2", "hybrid", "none"]
+
+
+def test_programs_are_found_where_the_engines_find_them(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In our own directory of programs, by a variable, and in directories that an ordinary PATH leaves out."""
+    program = settings.data_dir / "programs" / "runsc"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\necho runsc version 20250101.0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("ATOLL_CRUN", str(program))
+    monkeypatch.setenv("PATH", "/nowhere")
+    tools = {tool.name: tool for tool in look(settings.data_dir).tools}
+    assert tools["runsc"].path == tools["crun"].path == str(program)
+    assert tools["runsc"].version == "20250101.0"
+    assert tools["runc"].path, "from a directory that this PATH leaves out"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from atoll.engines.machine import locate as locate
 from atoll.errors import EngineUnavailableError
 
 Isolation = Literal["namespaces", "gvisor", "vm"]
@@ -28,8 +28,6 @@ _HINTS = {
     "kata-runtime": "Install Kata Containers.",
 }
 _LONGEST_LOG = 64 * 1024
-_SHARED_PROGRAMS = "/var/lib/atoll/programs"
-"""Where `scripts/get-runsc` puts them unless told otherwise; installations with other data directories use it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +84,6 @@ def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Run
     raise EngineUnavailableError(
         f"isolation '{isolation}' needs {' or '.join(names)}, which is not installed", hint=_HINTS.get(names[0])
     )
-
-
-def locate(name: str, data_dir: Path) -> Path | None:
-    """`ATOLL_RUNC`, `ATOLL_RUNSC` … name a program; else our own directory of programs, else the PATH."""
-    given = os.environ.get(f"ATOLL_{name.upper().replace('-', '_')}")
-    path = f"{data_dir / 'programs'}:{_SHARED_PROGRAMS}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
-    found = given or shutil.which(name, path=path)
-    return Path(found).absolute() if found and os.access(found, os.X_OK) else None
 
 
 def version(data_dir: Path) -> str:
