@@ -69,6 +69,8 @@ from atoll.terminal import AsyncTerminal
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_OUTPUT_BYTES = 8 << 20
 _SLACK_S = 15.0
+_LAST_WORDS = 64 << 10
+"""So much of what a failed command wrote last is searched for the limit that it hit."""
 """How much longer than a command's own deadline we wait for the agent to say that it is over."""
 
 _UNDO = "before: "
@@ -517,10 +519,15 @@ class AsyncSandbox:
         await self._files().write(self._path(path), data, mode=mode)
 
     async def write_stream(
-        self, path: str, pieces: AsyncIterable[bytes] | Iterable[bytes], *, mode: int | None = None
+        self,
+        path: str,
+        pieces: AsyncIterable[bytes] | Iterable[bytes],
+        *,
+        mode: int | None = None,
+        append: bool = False,
     ) -> None:
-        """As `write_file`, from pieces."""
-        await self._files().write_stream(self._path(path), pieces, mode=mode)
+        """As `write_file`, from pieces; or as `append_file`."""
+        await self._files().write_stream(self._path(path), pieces, mode=mode, append=append)
 
     async def append_file(self, path: str, content: str | bytes) -> None:
         """Add to the end of a file, which is made if missing."""
@@ -695,8 +702,9 @@ class AsyncSandbox:
         if before is None or result.success or result.cause not in (Cause.EXIT, Cause.SIGNAL):
             return result
         after = await self._limit_events()
-        cause = after.cause_since(before, result.stderr) if after is not None else None
-        return result if cause is None else dataclasses.replace(result, cause=cause)
+        last_words = result.stderr_bytes[-_LAST_WORDS:].decode(errors="replace")
+        cause = after.cause_since(before, last_words) if after is not None else None
+        return result if cause is None else result.with_cause(cause)
 
     async def _limit_events(self) -> LimitEvents | None:
         """None if there is no limit that could be hit, or nobody to ask."""

@@ -59,7 +59,10 @@ def session_court(session_folder: Path, need_engine: Callable[[str, Settings], N
     folder = session_folder / "fair"
     need_engine("native", Settings(data_dir=folder / "data", run_dir=folder / "run"))
     steps = session_folder / "steps"
-    variables = {"ATOLL_TEST_STEPS": str(steps), "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])}
+    variables = {
+        "ATOLL_TEST_STEPS": str(steps),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")]),
+    }
     with (
         running_server(folder, "native", module="fairness.watched_server", **variables) as server,
         server.client() as admin,

@@ -67,16 +67,19 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def post(court: Court, path: str, body: object = None, method: str = "POST") -> socket.socket:
-    """A request of Mallory's that nobody waits for."""
+def post(
+    court: Court, path: str, body: object = None, method: str = "POST", *, data: bytes = b"", missing: int = 0
+) -> socket.socket:
+    """A request of Mallory's that nobody waits for. So many bytes of its body never come."""
     address = urlsplit(court.server.url)
     sock = socket.create_connection((address.hostname or "", address.port or 80), timeout=PATIENCE_S)
-    data = json.dumps(body).encode() if body is not None else b""
+    data = json.dumps(body).encode() if body is not None else data
     head = (
         f"{method} /api/v1{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {court.mallory_key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data) + missing}\r\n\r\n"
     )
-    sock.sendall(head.encode() + data)
+    with contextlib.suppress(ConnectionError):  # it may be refused before all of it was sent
+        sock.sendall(head.encode() + data)
     return sock
 
 
