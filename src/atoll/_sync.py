@@ -583,9 +583,11 @@ class Sandbox:
         """Write a file; parents are made. Readers see the old content or the new, never a part."""
         self._portal.call(self._async.write_file(path, content, mode=mode))
 
-    def write_stream(self, path: str, pieces: Iterable[bytes], *, mode: int | None = None) -> None:
-        """As `write_file`, from pieces."""
-        self._portal.call(self._async.write_stream(path, pieces, mode=mode))
+    def write_stream(
+        self, path: str, pieces: Iterable[bytes], *, mode: int | None = None, append: bool = False
+    ) -> None:
+        """As `write_file`, from pieces; or as `append_file`."""
+        self._portal.call(self._async.write_stream(path, pieces, mode=mode, append=append))
 
     def append_file(self, path: str, content: str | bytes) -> None:
         """Add to the end of a file, which is made if missing."""

@@ -46,15 +46,13 @@ def shell_exit_code(exit: ProcessExit) -> int:
 
 def execution_result(exit: ProcessExit, stdout: Capture, stderr: Capture) -> ExecutionResult:
     out, err = stdout.value(), stderr.value()
-    return ExecutionResult(
-        stdout=out.decode(errors="replace"),
-        stderr=err.decode(errors="replace"),
+    return ExecutionResult.captured(
+        out,
+        err,
         exit_code=shell_exit_code(exit),
         duration_s=exit.duration_s,
         cause=exit.cause,
         truncated=stdout.truncated or stderr.truncated,
-        stdout_bytes=out,
-        stderr_bytes=err,
         cpu_s=exit.cpu_s,
         max_rss_bytes=exit.max_rss_bytes,
     )

@@ -9,7 +9,7 @@ import enum
 import posixpath
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
@@ -186,6 +186,31 @@ class ExecutionResult:
     @property
     def success(self) -> bool:
         return self.exit_code == 0 and self.cause is Cause.EXIT
+
+    @classmethod
+    def captured(cls, stdout_bytes: bytes, stderr_bytes: bytes, **rest: Any) -> ExecutionResult:
+        """Of what was really written. `stdout` and `stderr` are decoded when somebody first looks at them: of many
+        megabytes that takes long, and whoever passes on the bytes never does."""
+        made = object.__new__(cls)
+        values = {"truncated": False, "cpu_s": 0.0, "max_rss_bytes": 0, **rest}
+        for name, value in {**values, "stdout_bytes": stdout_bytes, "stderr_bytes": stderr_bytes}.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def with_cause(self, cause: Cause) -> ExecutionResult:
+        rest = {
+            name: getattr(self, name) for name in ("exit_code", "duration_s", "truncated", "cpu_s", "max_rss_bytes")
+        }
+        return ExecutionResult.captured(self.stdout_bytes, self.stderr_bytes, cause=cause, **rest)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> str:
+            if name not in ("stdout", "stderr"):
+                raise AttributeError(name)
+            text = getattr(self, f"{name}_bytes").decode(errors="replace")
+            object.__setattr__(self, name, text)
+            return text
 
 
 class Capability(enum.StrEnum):

@@ -73,9 +73,11 @@ DEFAULT_OUTPUT_BYTES = 8 << 20
 MOST_LEASE_S = 86400.0
 """A lease that somebody forgot ends within a day; whoever needs more takes another."""
 _SLACK_S = 15.0
+"""How much longer than a command's own deadline we wait for the agent to say that it is over."""
 _KILLED = 137
 """What a shell says of a program that SIGKILL ended."""
-"""How much longer than a command's own deadline we wait for the agent to say that it is over."""
+_LAST_WORDS = 64 << 10
+"""So much of what a failed command wrote last is searched for the limit that it hit."""
 
 _UNDO = "before: "
 """What `made_by` of the checkpoints begins with that `undo` goes back to."""
@@ -553,10 +555,15 @@ class AsyncSandbox:
         await self._files().write(self._path(path), data, mode=mode)
 
     async def write_stream(
-        self, path: str, pieces: AsyncIterable[bytes] | Iterable[bytes], *, mode: int | None = None
+        self,
+        path: str,
+        pieces: AsyncIterable[bytes] | Iterable[bytes],
+        *,
+        mode: int | None = None,
+        append: bool = False,
     ) -> None:
-        """As `write_file`, from pieces."""
-        await self._files().write_stream(self._path(path), pieces, mode=mode)
+        """As `write_file`, from pieces; or as `append_file`."""
+        await self._files().write_stream(self._path(path), pieces, mode=mode, append=append)
 
     async def append_file(self, path: str, content: str | bytes) -> None:
         """Add to the end of a file, which is made if missing."""
@@ -734,8 +741,9 @@ class AsyncSandbox:
         if before is None or result.success or result.cause not in (Cause.EXIT, Cause.SIGNAL):
             return result
         after = await self._limit_events(killed=result.cause is Cause.SIGNAL or result.exit_code == _KILLED)
-        cause = after.cause_since(before, result.stderr) if after is not None else None
-        return result if cause is None else dataclasses.replace(result, cause=cause)
+        last_words = result.stderr_bytes[-_LAST_WORDS:].decode(errors="replace")
+        cause = after.cause_since(before, last_words) if after is not None else None
+        return result if cause is None else result.with_cause(cause)
 
     async def _limit_events(self, *, killed: bool = False) -> LimitEvents | None:
         """None if there is no limit that could be hit, or nobody to ask."""

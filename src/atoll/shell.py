@@ -146,15 +146,13 @@ class AsyncShell:
             code = shell_exit_code(ended.exit)
             cause = ended.exit.cause
             self._stream = None
-        output = capture.value()
-        return ExecutionResult(
-            stdout=output.decode(errors="replace"),
-            stderr="",
+        return ExecutionResult.captured(
+            capture.value(),
+            b"",
             exit_code=code,
             duration_s=clock() - started,
             cause=cause,
             truncated=capture.truncated,
-            stdout_bytes=output,
         )
 
     async def _status(self, capture: Capture) -> str:

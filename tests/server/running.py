@@ -47,8 +47,10 @@ class RunningServer:
         return self.process.wait(30)
 
 
-def launch(folder: Path, engine: str = "process", port: int = 0, **variables: str) -> subprocess.Popen[str]:
-    """Returns at once. Its messages go to the file `log`."""
+def launch(
+    folder: Path, engine: str = "process", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+) -> subprocess.Popen[str]:
+    """Returns at once. Its messages go to the file `log`. `module` is what is run instead of the command line."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     environment = {
@@ -58,16 +60,18 @@ def launch(folder: Path, engine: str = "process", port: int = 0, **variables: st
         "ATOLL_STATE_DIR": str(folder / "state"),
         **variables,
     }
-    command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "serve", "--engine", engine, "--port", str(port)]
+    command = [sys.executable, "-W", "ignore", "-m", module, "serve", "--engine", engine, "--port", str(port)]
     log = (folder / "log").open("a")
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/")
     log.close()
     return process
 
 
-def start_server(folder: Path, engine: str = "process", port: int = 0, **variables: str) -> RunningServer:
+def start_server(
+    folder: Path, engine: str = "process", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+) -> RunningServer:
     """Returns when it listens."""
-    process = launch(folder, engine, port, **variables)
+    process = launch(folder, engine, port, module=module, **variables)
     assert process.stdout is not None
     url = key = None
     deadline = time.monotonic() + START_S
@@ -98,9 +102,9 @@ def everything(client: httpx.Client, limit: int = 100) -> list[dict[str, Any]]:
 
 @contextmanager
 def running_server(
-    folder: Path, engine: str = "process", port: int = 0, /, **variables: str
+    folder: Path, engine: str = "process", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
 ) -> Iterator[RunningServer]:
-    server = start_server(folder, engine, port, **variables)
+    server = start_server(folder, engine, port, module=module, **variables)
     try:
         yield server
     finally:

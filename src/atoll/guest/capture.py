@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from atoll.buffers import holding
+
+_SLACK = 4096
+
 
 class Capture:
-    """Keeps all of it up to `limit` bytes; beyond that the first and the last half of the limit."""
+    """Keeps all of it up to `limit` bytes; beyond that the first and the last half of the limit.
 
-    __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "missing", "total")
+    The limit shrinks to what is kept already when the request that it is for may hold no more in memory.
+    """
+
+    __slots__ = ("_head", "_head_limit", "_holding", "_tail", "_tail_limit", "missing", "total")
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit - limit // 2
         self._tail_limit = limit // 2
         self._head = bytearray()
         self._tail = bytearray()
+        self._holding = holding.get()
         self.total = 0
         """Bytes that were written, kept or not."""
         self.missing = 0
@@ -22,13 +30,27 @@ class Capture:
         self.total += len(data)
         room = self._head_limit - len(self._head)
         if room > 0:
-            self._head += data[:room]
-            data = data[room:]
-        if data:
-            self._tail += data[-self._tail_limit :] if self._tail_limit else b""
-            # Cut only now and then, so that a flood costs one copy of each byte and not many.
-            if len(self._tail) > 2 * self._tail_limit:
-                del self._tail[: -self._tail_limit]
+            granted = self._granted(min(room, len(data)))
+            if granted < min(room, len(data)):
+                self._head_limit, self._tail_limit = len(self._head) + granted, 0
+            self._head += data[:granted]
+            data = data[granted:]
+        if data and self._tail_limit:
+            more = min(len(data), self._tail_limit - len(self._tail))
+            if more > 0 and (granted := self._granted(more)) < more:
+                self._tail_limit = len(self._tail) + granted
+            self._keep_last(data)
+
+    def _keep_last(self, data: memoryview) -> None:
+        if not self._tail_limit:
+            return
+        self._tail += data[-self._tail_limit :]
+        # Cut only now and then, so that a flood costs few copies of each byte and not many.
+        if len(self._tail) > self._tail_limit + max(self._tail_limit // 4, min(self._tail_limit, _SLACK)):
+            del self._tail[: -self._tail_limit]
+
+    def _granted(self, size: int) -> int:
+        return size if self._holding is None else self._holding.take(size)
 
     def miss(self, size: int) -> None:
         self.missing += size
@@ -43,8 +65,8 @@ class Capture:
         return self.dropped > 0
 
     def value(self) -> bytes:
-        tail = self._tail[max(0, len(self._tail) - self._tail_limit) :]
-        parts = [bytes(self._head), bytes(tail)]
+        tail = memoryview(self._tail)[max(0, len(self._tail) - self._tail_limit) :]
+        parts: list[bytes | bytearray | memoryview] = [self._head, tail]
         if between := self.dropped - self.missing:
             parts.insert(1, _marker(between))
         if self.missing:

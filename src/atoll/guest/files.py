@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from atoll import buffers, workers
 from atoll.errors import ProtocolError, SandboxResourceError
 from atoll.guest.channel import Channel
 from atoll.guest.contents import fits, read_pieces, write_pieces, write_whole
@@ -22,6 +24,10 @@ __all__ = ["FileEvent", "FileEventKind", "FileInfo", "Files", "Kind", "Watch"]
 
 _READ_LIMIT = 1 << 30
 _LIST_LIMIT = 100_000
+_MANY = 5_000
+_ENTRY_BYTES = 512
+"""What one entry takes in memory, about."""
+_path_of = operator.attrgetter("path")
 _FOLLOW = _PARENTS = _RECURSIVE = 1
 _MISSING_OK = _IN_PLACE = 2
 _EXCLUSIVE = 4
@@ -60,7 +66,11 @@ class Files:
             found.append(record.info())
             if len(found) > limit:
                 raise SandboxResourceError(f"{text(path)!r} has more than {limit} entries")
-        return sorted(found, key=lambda info: info.path)
+            if len(found) % _MANY == 0:
+                buffers.need(_MANY * _ENTRY_BYTES)
+        if len(found) < _MANY:
+            return sorted(found, key=_path_of)
+        return await workers.run(workers.TRANSFER, sorted, found, key=_path_of)
 
     async def walk(
         self, path: GuestPath, limit: int = _LIST_LIMIT, on_error: Callable[[OSError], None] | None = None

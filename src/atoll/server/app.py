@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.errors import SandboxError
 from atoll.server import problems
+from atoll.server.admission import Leaving
 from atoll.server.auth import SCHEMES
 from atoll.server.exposed.hosts import Hosts
 from atoll.server.limits import BodyLimits
@@ -43,6 +45,7 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
                 app.state.failure = error
                 raise
             app.state.services = made
+            await run_in_threadpool(bool)  # what streaming needs is imported now, not in the middle of a request
             yield
 
     app = bare_app(lifespan)
@@ -64,6 +67,7 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
     app.add_middleware(
         Hosts, domain=settings.ports_domain, max_upload_bytes=settings.max_upload_bytes, slow_s=settings.slow_s
     )
+    app.add_middleware(Leaving)
     app.add_middleware(Counting)
     return app
 

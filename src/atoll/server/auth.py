@@ -9,10 +9,10 @@ from fastapi import Depends, Request, WebSocket
 from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
+from atoll.server.admission import admission_of
 from atoll.server.problems import respond
 from atoll.server.services import Services
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
-from atoll.workers import account
 
 SESSION_HEADER = "X-Session-API-Key"
 BEARER = "atoll.bearer."
@@ -32,7 +32,9 @@ def services_of(connection: HTTPConnection) -> Services:
 
 
 async def identify(connection: HTTPConnection) -> Caller:
-    """Raises NotAuthenticatedError, or RateLimitedError."""
+    """Raises NotAuthenticatedError, or RateLimitedError. The request is the caller's from here on."""
+    if (known := admission_of(connection.scope)) is not None:
+        return known.caller
     services = services_of(connection)
     kind, _, credential = connection.headers.get("authorization", "").partition(" ")
     session = connection.headers.get(SESSION_HEADER)
@@ -48,7 +50,7 @@ async def identify(connection: HTTPConnection) -> Caller:
             "this needs a credential", hint="Send 'Authorization: Bearer' with an API key or a token."
         )
     services.rate.count(caller)
-    account.set(caller.user_id)
+    services.admissions.admit(connection.scope, caller)
     return caller
 
 

@@ -6,11 +6,20 @@ import asyncio
 import re
 
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atoll.server.problems import respond
+from atoll.errors import SandboxError
+from atoll.server.admission import admission_of
+from atoll.server.auth import identify
+from atoll.server.problems import Refusal, respond
+from atoll.service import RateLimitedError
 
-_UPLOADS = re.compile(r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|ports/.*)|snapshots/[^/]+/content$)")
+_UPLOADS = re.compile(
+    r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|commands/[^/]+/stdin$|ports/.*)|snapshots/[^/]+/content$)"
+)
+_SMALL = 64 << 10
+"""So much of a body is taken from anybody, before it is known who sends it."""
 
 
 class BodyLimits:
@@ -32,6 +41,7 @@ class BodyLimits:
             await respond(_too_large(most))(scope, receive, send)
             return
         seen, over = 0, False
+        streamed = bool(_UPLOADS.match(scope["path"]))
 
         async def limited() -> Message:
             nonlocal seen, over
@@ -47,9 +57,26 @@ class BodyLimits:
                 over = not message.get("more_body", False)
                 if seen > most:
                     raise _too_large(most)
+                if not streamed and seen > _SMALL:
+                    await _account(scope, len(message.get("body", b"")))
             return message
 
         await self._app(scope, limited, send)
+
+
+async def _account(scope: Scope, size: int) -> None:
+    """A body that the route gets as a whole is held in memory on behalf of a user, who has to be known before."""
+    try:
+        caller = await identify(HTTPConnection(scope))
+        admission = admission_of(scope)
+        if admission is None or admission.holding.take(size) < size:
+            raise RateLimitedError(
+                f"the requests of user {caller.user_id!r} hold too much memory at once",
+                retry_after_s=1,
+                hint="Send large bodies one after another, or as files.",
+            )
+    except SandboxError as error:
+        raise Refusal(error) from error
 
 
 def _too_large(most: int) -> HTTPException:

@@ -125,6 +125,14 @@ class Problem(BaseModel):
     errors: list[dict[str, Any]] | None = None
 
 
+class Refusal(HTTPException):
+    """An error of ours that is raised while a body is read: FastAPI lets nothing pass there but its own kind."""
+
+    def __init__(self, error: SandboxError) -> None:
+        self.error = error
+        super().__init__(of(error).status)
+
+
 def problem(status: int, code: str, detail: str, **more: object) -> Problem:
     title = _TITLES.get(status, "Error")
     return Problem.model_validate(
@@ -134,6 +142,8 @@ def problem(status: int, code: str, detail: str, **more: object) -> Problem:
 
 def of(error: BaseException) -> Problem:
     """Every error that can leave a route, also one of a stream that has begun."""
+    if isinstance(error, Refusal):
+        error = error.error
     if isinstance(error, SandboxError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError) else None
@@ -154,6 +164,8 @@ def of(error: BaseException) -> Problem:
 
 
 def respond(error: BaseException) -> JSONResponse:
+    if isinstance(error, Refusal):
+        error = error.error
     body = of(error)
     headers: dict[str, str] = {}
     if body.status == 401:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -16,6 +18,8 @@ from atoll.server.protocol import BoundedProtocol, BoundedSocket
 from atoll.server.settings import ServerSettings
 
 _MOST_MESSAGE = 4 << 20
+_SWITCH_S = 0.001
+"""A thread that computes lets the event loop go on after this time."""
 
 
 def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str, str | None], None]) -> None:
@@ -66,4 +70,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            gc.collect()
+            gc.freeze()  # what is there now stays: to look at all of it again and again would delay every request
+            sys.setswitchinterval(_SWITCH_S)
             self.on_ready()

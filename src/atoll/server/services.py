@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.buffers import Budgets
 from atoll.command import AsyncCommand
 from atoll.engines import registry
 from atoll.engines.base import Engine, Reachable
 from atoll.images import tree
 from atoll.manager import SandboxManager
+from atoll.server.admission import Admissions
 from atoll.server.bell import Bell
 from atoll.server.metrics import Figures
 from atoll.server.secret import load_secret
@@ -38,6 +40,7 @@ class Services:
     bell: Bell
     """Rings whenever something happens to a sandbox."""
     webhooks: Webhooks
+    admissions: Admissions
     figures: Figures = field(default_factory=Figures)
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
     """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
@@ -88,7 +91,12 @@ async def services(
         owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
         webhooks = Webhooks(sandboxes, identities, bell, settings.webhook_hosts)
-        made = Services(settings, engine, store, manager, identities, specs, sandboxes, rate, bell, webhooks)
+        admissions = Admissions(
+            settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
+        )
+        made = Services(
+            settings, engine, store, manager, identities, specs, sandboxes, rate, bell, webhooks, admissions
+        )
         made.first_key = await identities.first_run()
         try:
             yield made

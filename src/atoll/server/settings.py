@@ -71,6 +71,13 @@ class ServerSettings(BaseModel):
     requests_per_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="For each user who has no rate of their own."
     )
+    max_requests: Annotated[int, Field(ge=1)] = Field(
+        256, description="The most requests and WebSockets of one user that are under way at a time."
+    )
+    max_buffered_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        96 << 20,
+        description="The most bytes that wait in memory for one user: outputs, lists, bodies. Twice that for all.",
+    )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 << 20, description="The largest body of a request.")
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(4 << 30, description="The largest file or tree.")
     slow_s: Annotated[float, Field(gt=0)] = Field(

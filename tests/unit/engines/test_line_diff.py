@@ -6,6 +6,7 @@ import difflib
 import random
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_patch_makes_one_of_the_other(tmp_path: Path) -> None:
             continue
         (tmp_path / "file").write_text("".join(old))
         (tmp_path / "patch").write_text(unified_diff(old, new, "file"))
-        command = ["patch", "-s", "-o", "-", tmp_path / "file", tmp_path / "patch"]
+        command = ["patch", "-s", "-o", "-", str(tmp_path / "file"), str(tmp_path / "patch")]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "".join(new)
 
 
@@ -68,13 +69,13 @@ def test_a_small_change_looks_as_everywhere_else() -> None:
 def test_hostile_texts_take_no_time(kind: str) -> None:
     choice = random.Random(1)
     size = 5_000
-    make = {
+    kinds: dict[str, Callable[[], list[str]]] = {
         "alternating": lambda: [f"{number % 2}\n" for number in range(size)],
         "few words": lambda: [f"{choice.randint(0, 3)}\n" for _ in range(size)],
         "reversed": lambda: [f"{number}\n" for number in range(size)],
         "all the same": lambda: ["a\n"] * size,
-    }[kind]
-    old, new = make(), make()[::-1] if kind == "reversed" else make()[1:]
+    }
+    old, new = kinds[kind](), kinds[kind]()[::-1] if kind == "reversed" else kinds[kind]()[1:]
     began = time.thread_time()
     unified_diff(old, new, "x")
     assert time.thread_time() - began < QUICK_S

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Query, Request
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll import checkpoint as states
+from atoll.server import results
 from atoll.server.auth import SandboxReader, SandboxUser, Services_
 from atoll.server.routes.sandboxes import SandboxId
 from atoll.server.streaming import while_connected
@@ -64,6 +66,10 @@ class ChangeInfo(BaseModel):
     omitted: states.Omitted | None = None
     """Why there is no text, if texts were asked for."""
 
+    @classmethod
+    def of(cls, found: states.Change) -> ChangeInfo:
+        return cls(path=printable(found.path), kind=found.kind, text=found.text, omitted=found.omitted)
+
 
 @router.post("/checkpoints", operation_id="make_checkpoint")
 async def make(
@@ -97,7 +103,7 @@ async def delete(
     return Success()
 
 
-@router.get("/checkpoints/{checkpoint_id}/diff", operation_id="diff_checkpoint")
+@router.get("/checkpoints/{checkpoint_id}/diff", operation_id="diff_checkpoint", response_model=list[ChangeInfo])
 async def diff(
     caller: SandboxReader,
     services: Services_,
@@ -106,14 +112,12 @@ async def diff(
     request: Request,
     to: Annotated[str | None, Query(max_length=64, description="Another checkpoint; default: now.")] = None,
     text: bool = False,
-) -> list[ChangeInfo]:
+) -> Response:
     """What was added, changed and removed since. Texts have a budget of time and size; what is beyond it says so in
     `omitted`. The comparison ends if the client goes away."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     changes = await while_connected(request, sandbox.diff(checkpoint_id, to, text=text))
-    return [
-        ChangeInfo(path=printable(each.path), kind=each.kind, text=each.text, omitted=each.omitted) for each in changes
-    ]
+    return results.listing(changes, ChangeInfo.of)
 
 
 @router.post("/checkpoints/{checkpoint_id}/rollback", operation_id="rollback_sandbox")

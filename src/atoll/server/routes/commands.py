@@ -9,17 +9,19 @@ import contextlib
 import hashlib
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.command import AsyncCommand
 from atoll.errors import SandboxTimeoutError
 from atoll.manager import Event, ManagedSandbox
 from atoll.model import Cause, ExecutionResult
+from atoll.server import results
 from atoll.server.auth import SandboxReader, SandboxUser, Services_
+from atoll.server.results import Encoding
 from atoll.server.routes.sandboxes import IdempotencyKey, SandboxId
 from atoll.server.services import Services
 from atoll.server.streaming import NDJSON, SSE, EventStream, Happening, while_connected
@@ -28,7 +30,6 @@ from atoll.service.models import Variables
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["commands"])
 CommandId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-Encoding = Literal["utf-8", "base64"]
 Argument = Annotated[str, Field(max_length=131072)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 Offset = Annotated[int, Query(ge=0, le=1 << 53)]
@@ -103,7 +104,7 @@ _STREAMS: dict[int | str, dict[str, object]] = {
 }
 
 
-@router.post("/exec", operation_id="exec")
+@router.post("/exec", operation_id="exec", response_model=ExecResult)
 async def execute(
     caller: SandboxUser,
     services: Services_,
@@ -111,14 +112,14 @@ async def execute(
     wanted: ExecRequest,
     request: Request,
     key: IdempotencyKey = None,
-) -> ExecResult:
+) -> Response:
     """Run a command to its end. If the client goes away it is killed, unless there is an idempotency key."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     data = _input(wanted)
     if key is not None and data is None:
         command = await _start(services, sandbox, wanted, key=key, max_output_bytes=wanted.max_output_bytes)
         with contextlib.closing(_Leaving(command)):
-            return _result(await while_connected(request, command.wait()), wanted.encoding)
+            return results.execution(await while_connected(request, command.wait()), wanted.encoding)
     result = await while_connected(
         request,
         sandbox.exec(
@@ -131,7 +132,7 @@ async def execute(
             max_output_bytes=wanted.max_output_bytes,
         ),
     )
-    return _result(result, wanted.encoding)
+    return results.execution(result, wanted.encoding)
 
 
 @router.post("/exec/stream", operation_id="exec_stream", response_class=EventStream, responses=_STREAMS)
@@ -140,7 +141,7 @@ async def execute_streaming(
 ) -> EventStream:
     """Run a command and see what it writes as it comes. If the client goes away it is killed."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    command = await _start(services, sandbox, wanted)
+    command = await _start(services, sandbox, wanted, max_output_bytes=0)  # all of it is sent, nothing kept
 
     async def end() -> None:
         if command._exit is None:
@@ -149,14 +150,16 @@ async def execute_streaming(
     return EventStream(request, _follow(services, sandbox_id, command, wanted.encoding), on_close=end)
 
 
-@router.post("/shell", operation_id="run_command")
+@router.post("/shell", operation_id="run_command", response_model=ExecResult)
 async def run_command(
     caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: ShellRequest, request: Request
-) -> ExecResult:
+) -> Response:
     """Type a command into a shell that remembers directory, variables and functions."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     seconds = wanted.timeout_s or services.settings.timeout
-    return _result(await while_connected(request, sandbox.shell(wanted.shell).run(wanted.command, seconds)), "utf-8")
+    return results.execution(
+        await while_connected(request, sandbox.shell(wanted.shell).run(wanted.command, seconds)), "utf-8"
+    )
 
 
 @router.post("/commands", operation_id="start_command", status_code=201)
@@ -165,7 +168,7 @@ async def start(
 ) -> CommandInfo:
     """Start a command in the background. Without a timeout it runs as long as the sandbox."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    command = await _start(services, sandbox, wanted, key=key, background=True)
+    command = await _start(services, sandbox, wanted, key=key, background=True, max_output_bytes=0)
     await command.detach()
     return CommandInfo(id=command.id, pid=command.pid)
 
@@ -190,12 +193,12 @@ async def follow(
     """What it writes, from these offsets on, until its end. It goes on if the client goes away: come back with the
     `offset`s that the last events had."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    command = await sandbox.command(command_id, offsets=(stdout, stderr))
+    command = await sandbox.command(command_id, offsets=(stdout, stderr), max_output_bytes=0)
     command._keep = True
     return EventStream(request, _follow(services, sandbox_id, command, encoding), on_close=command.detach)
 
 
-@router.get("/commands/{command_id}/result", operation_id="wait_for_command")
+@router.get("/commands/{command_id}/result", operation_id="wait_for_command", response_model=ExecResult)
 async def wait(
     caller: SandboxReader,
     services: Services_,
@@ -204,7 +207,7 @@ async def wait(
     request: Request,
     timeout: Annotated[float, Query(gt=0, le=3600)] = 60,
     encoding: Encoding = "utf-8",
-) -> ExecResult:
+) -> Response:
     """Wait for its end; all of the output that is kept. 504 if it takes longer: it goes on."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     command = await sandbox.command(command_id)
@@ -218,7 +221,7 @@ async def wait(
             raise SandboxTimeoutError(f"command {command_id} still runs after {timeout:g} s") from None
 
     with contextlib.closing(_Leaving(command)):
-        return _result(await while_connected(request, end()), encoding)
+        return results.execution(await while_connected(request, end()), encoding)
 
 
 @router.post("/commands/{command_id}/kill", operation_id="kill_command")
@@ -247,15 +250,14 @@ async def send_stdin(
     end: Annotated[bool, Query(description="There is no more after this.")] = False,
 ) -> Success:
     """Write to its input, which it was started with."""
-    data = await request.body()
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     command = services.followed.get(f"{sandbox_id}/{command_id}")
     if command is not None:
-        await _send(command, data, end)
+        await _send(command, request, end)
         return Success()
-    command = await sandbox.command(command_id)
+    command = await sandbox.command(command_id, max_output_bytes=0)
     with contextlib.closing(_Leaving(command)):
-        await _send(command, data, end)
+        await _send(command, request, end)
     return Success()
 
 
@@ -306,9 +308,10 @@ async def _start(
     return command
 
 
-async def _send(command: AsyncCommand, data: bytes, end: bool) -> None:
-    if data:
-        await command.send_stdin(data)
+async def _send(command: AsyncCommand, request: Request, end: bool) -> None:
+    async for piece in request.stream():
+        if piece:
+            await command.send_stdin(piece)
     if end:
         await command.close_stdin()
 
@@ -348,23 +351,6 @@ async def _events(command: AsyncCommand, encoding: Encoding) -> AsyncGenerator[H
         "duration_s": result.duration_s,
         "success": result.success,
     }
-
-
-def _result(result: ExecutionResult, encoding: Encoding) -> ExecResult:
-    def shown(text: str, data: bytes) -> str:
-        return base64.b64encode(data).decode() if encoding == "base64" else text
-
-    return ExecResult(
-        success=result.success,
-        stdout=shown(result.stdout, result.stdout_bytes),
-        stderr=shown(result.stderr, result.stderr_bytes),
-        exit_code=result.exit_code,
-        cause=result.cause,
-        duration_s=result.duration_s,
-        truncated=result.truncated,
-        cpu_s=result.cpu_s,
-        max_rss_bytes=result.max_rss_bytes,
-    )
 
 
 def _input(wanted: ExecRequest) -> bytes | None:

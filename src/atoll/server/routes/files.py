@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from atoll.guest.files import FileInfo, Watch
+from atoll.server import results
 from atoll.server.auth import SandboxReader, SandboxUser, Services_
 from atoll.server.routes.sandboxes import SandboxId
 from atoll.server.services import Services
@@ -114,7 +115,7 @@ async def append(
 ) -> FileEntry:
     """Add to the end of a file, which is made if missing."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    await sandbox.append_file(path, await request.body())
+    await sandbox.write_stream(path, _body(request), append=True)
     return _entry(await sandbox.stat(path))
 
 
@@ -143,13 +144,13 @@ async def upload(
     return Success()
 
 
-@router.get("", operation_id="list_files")
+@router.get("", operation_id="list_files", response_model=list[FileEntry])
 async def listing(
-    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, path: FilePath = "."
-) -> list[FileEntry]:
+    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, request: Request, path: FilePath = "."
+) -> Response:
     """What is in a directory, by name."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    return [_entry(info) for info in await sandbox.list_files(path)]
+    return results.listing(await while_connected(request, sandbox.list_files(path)), _entry)
 
 
 @router.get("/stat", operation_id="stat_file")

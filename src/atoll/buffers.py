@@ -1,0 +1,78 @@
+"""How many bytes may wait in memory for one account: outputs, lists and bodies that are not streamed.
+
+A server opens a `Holding` for each request. What gathers bytes on its behalf asks for room first, and does with less if
+there is none: an output is then cut in the middle, as one beyond its own limit is, and a list is refused. Without a
+server nobody counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextvars import ContextVar
+
+from atoll.errors import SandboxResourceError
+
+_FLOOR = 2 << 20
+"""So much an account gets in any case, however much all others hold."""
+holding: ContextVar[Holding | None] = ContextVar("holding", default=None)
+
+
+class Budgets:
+    """What all accounts hold right now."""
+
+    def __init__(self, of_one: int, of_all: int) -> None:
+        self.of_one, self.of_all = of_one, of_all
+        self._held: Counter[str] = Counter()
+        self._total = 0
+
+    def open(self, account: str) -> Holding:
+        return Holding(self, account)
+
+    def held_by(self, account: str) -> int:
+        return self._held[account]
+
+    def take(self, account: str, size: int) -> int:
+        """As much of it as there is room for."""
+        mine = self._held[account]
+        room = min(self.of_one - mine, max(self.of_all - self._total, _FLOOR - mine))
+        granted = max(0, min(size, room))
+        self._held[account] += granted
+        self._total += granted
+        return granted
+
+    def give_back(self, account: str, size: int) -> None:
+        self._total -= size
+        self._held[account] -= size
+        if not self._held[account]:
+            del self._held[account]
+
+
+class Holding:
+    """What one request holds, until it is over."""
+
+    def __init__(self, budgets: Budgets, account: str) -> None:
+        self.account = account
+        self._budgets = budgets
+        self._size = 0
+        self._open = True
+
+    def take(self, size: int) -> int:
+        """As much of it as there is room for; nothing once the request is over."""
+        granted = self._budgets.take(self.account, size) if self._open else 0
+        self._size += granted
+        return granted
+
+    def close(self) -> None:
+        """May be repeated."""
+        if self._open:
+            self._open = False
+            self._budgets.give_back(self.account, self._size)
+
+
+def need(size: int) -> None:
+    """Room for something that is there in whole or not at all. Raises SandboxResourceError."""
+    mine = holding.get()
+    if mine is not None and mine.take(size) < size:
+        raise SandboxResourceError(
+            "the answers that you wait for hold too much memory at once", hint="Ask for fewer of them at a time."
+        )
