@@ -33,6 +33,8 @@ class History:
     """Somebody was told that it is gone."""
     ending: set[str] = field(default_factory=set)
     """Somebody asked for that, and may not have been answered."""
+    hit: set[str] = field(default_factory=set)
+    """Somebody killed a process of it."""
     verbs: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -40,6 +42,7 @@ class History:
 
     @classmethod
     def read(cls, log: Path, killed: set[int]) -> History:
+        """`killed` are the processes whose callers cannot have been answered."""
         history = cls()
         open_calls: dict[tuple[int, int], dict[str, Any]] = {}
         lines = log.read_text().splitlines() if log.exists() else []
@@ -50,6 +53,8 @@ class History:
                 history.verbs[entry["verb"]] += 1
                 if entry["verb"] == "delete":
                     history.ending.add(entry["id"])
+                elif entry["verb"] == "kill":
+                    history.hit.add(entry["id"])
             elif "answered" in entry:
                 del open_calls[entry["by"], entry["answered"]]
                 history._answer(entry)
@@ -67,6 +72,8 @@ class History:
         self.outcomes[f"{verb}: {error or 'hung' if 'result' not in entry else 'done'}"] += 1
         if entry.get("hung"):
             self.faults.append(f"hung: {entry}")
+        elif error == "EngineError" and "while it was being made" in entry["text"] and self._may_have_hit(entry):
+            return
         elif entry.get("unexpected") or (error is not None and error not in _EXPECTED):
             self.faults.append(f"unexpected: {entry}")
         elif error is None and verb in ("create", "claim"):
@@ -75,6 +82,10 @@ class History:
             self.made.update(entry["result"])
         elif error is None and verb == "delete" and entry["result"] is not False:
             self.deleted.add(entry["id"])
+
+    def _may_have_hit(self, entry: dict[str, Any]) -> bool:
+        """Whether a process of what was being made may have been killed on purpose. What a fork makes has other ids."""
+        return bool(self.hit) if entry["verb"] in ("fork", "create", "claim") else entry["id"] in self.hit
 
 
 async def compare(manager: SandboxManager, engine: OciEngine, history: History) -> list[str]:
