@@ -22,6 +22,8 @@ _EXPECTED = {
     "CheckpointNotFoundError",
     "AgentUnreachableError",  # somebody killed the agent
 }
+_LATER = 10
+"""The lines after an answer in which a kill may be logged that came before it."""
 
 
 @dataclass
@@ -33,8 +35,6 @@ class History:
     """Somebody was told that it is gone."""
     ending: set[str] = field(default_factory=set)
     """Somebody asked for that, and may not have been answered."""
-    hit: set[str] = field(default_factory=set)
-    """Somebody killed a process of it."""
     verbs: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -46,18 +46,17 @@ class History:
         history = cls()
         open_calls: dict[tuple[int, int], dict[str, Any]] = {}
         lines = log.read_text().splitlines() if log.exists() else []
-        for line in lines:
-            entry = json.loads(line)
+        for number, line in enumerate(lines):
+            entry = {**json.loads(line), "line": number}
             if "asked" in entry:
                 open_calls[entry["by"], entry["asked"]] = entry
                 history.verbs[entry["verb"]] += 1
                 if entry["verb"] == "delete":
                     history.ending.add(entry["id"])
-                elif entry["verb"] == "kill":
-                    history.hit.add(entry["id"])
             elif "answered" in entry:
-                del open_calls[entry["by"], entry["answered"]]
-                history._answer(entry)
+                asked = open_calls.pop((entry["by"], entry["answered"]))
+                meanwhile = lines[asked["line"] : number + _LATER]
+                history._answer(entry, any(_hits(json.loads(other), entry) for other in meanwhile))
             elif entry["failed"]:
                 history.faults.append(f"could not be settled: {entry['failed']}")
         for (by, _), entry in open_calls.items():
@@ -66,13 +65,13 @@ class History:
         history.faults += [f"{id} was made {times} times" for id, times in history.made.items() if times > 1]
         return history
 
-    def _answer(self, entry: dict[str, Any]) -> None:
+    def _answer(self, entry: dict[str, Any], was_hit: bool) -> None:
         verb, error = entry["verb"], entry.get("error")
         self.slowest[verb] = max(self.slowest.get(verb, 0.0), entry["seconds"])
         self.outcomes[f"{verb}: {error or 'hung' if 'result' not in entry else 'done'}"] += 1
         if entry.get("hung"):
             self.faults.append(f"hung: {entry}")
-        elif error == "EngineError" and "while it was being made" in entry["text"] and self._may_have_hit(entry):
+        elif error == "EngineError" and was_hit:
             return
         elif entry.get("unexpected") or (error is not None and error not in _EXPECTED):
             self.faults.append(f"unexpected: {entry}")
@@ -83,9 +82,11 @@ class History:
         elif error is None and verb == "delete" and entry["result"] is not False:
             self.deleted.add(entry["id"])
 
-    def _may_have_hit(self, entry: dict[str, Any]) -> bool:
-        """Whether a process of what was being made may have been killed on purpose. What a fork makes has other ids."""
-        return bool(self.hit) if entry["verb"] in ("fork", "create", "claim") else entry["id"] in self.hit
+
+def _hits(other: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Whether a process of what was being started was killed on purpose. What is being made has an id yet unknown."""
+    is_kill = other.get("verb") == "kill" and bool(other.get("result"))
+    return is_kill and (entry["verb"] in ("create", "claim", "fork") or other["id"] == entry["id"])
 
 
 async def compare(manager: SandboxManager, engine: OciEngine, history: History) -> list[str]:
