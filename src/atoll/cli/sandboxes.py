@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated
 
@@ -46,7 +47,8 @@ async def _gc() -> None:
     for name in registry.names():
         engine = (await shared.acquire(name, settings)).engine
         if isinstance(engine, Collecting):
-            removed += [f"{name}: {text}" for text in await engine.gc()]
+            with suppress(EngineUnavailableError):  # an engine that is not here has nothing of ours
+                removed += [f"{name}: {text}" for text in await engine.gc()]
     from atoll.images import Images
 
     collected = await Images(settings.data_dir).gc()

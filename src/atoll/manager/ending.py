@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from atoll.errors import EngineError, SandboxError, StateError
 from atoll.manager.core import Core
@@ -15,6 +16,7 @@ from atoll.model import Cause, State
 
 FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 300.0
+_PATIENCE_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +44,8 @@ class Ending:
                 member.making.task.cancel()
                 await asyncio.wait({member.making.task})
             while member.record.act in (Act.PAUSE, Act.RESUME):
-                await member.changed()
+                if not await _changes(member, _PATIENCE_S):
+                    await self._interrupt(member)
             if self._core.members.find(member.id) is not member:
                 return  # it was never finished, and has been undone
             await self._destroy(member, cause, reason)
@@ -50,6 +53,13 @@ class Ending:
             member.ending = None
             if member.tries:
                 self.on_failure()
+
+    async def _interrupt(self, member: Member) -> None:
+        """What is being done to it takes long. The engine gives that up for a deletion, which is then done once more,
+        in order."""
+        work = self._core.engine_of(member).delete(member.record.handle())
+        with suppress(SandboxError, OSError):
+            await self._core.tasks.bounded(work, self._core.rules.delete_s, f"interrupt {member.id}")
 
     async def _destroy(self, member: Member, cause: Cause, reason: str) -> None:
         core, record = self._core, member.record
@@ -73,6 +83,16 @@ class Ending:
         if record.state not in (State.STOPPED, State.STARTING):  # else its death was counted, or it never lived
             core.metrics.deaths[cause] += 1
         await _written(core.ledger.end(member, cause, reason), core)
+
+
+async def _changes(member: Member, seconds: float) -> bool:
+    """Wait for a change of its record. False: there was none in that time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await member.changed()
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _written(writing: asyncio.Future[None], core: Core) -> None:

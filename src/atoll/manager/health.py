@@ -48,7 +48,7 @@ class Health:
             await ledger.change(member, State.STOPPED, cause=cause, reason=seen.reason)
             await member.sandbox.let_go()
         elif seen.state is State.STARTING:
-            await ledger.change(member, State.ERROR, cause=seen.cause, reason="it has not finished starting")
+            return  # somebody is just starting it again, and knows best what comes of that
         else:
             await ledger.change(member, seen.state, cause=seen.cause, reason=seen.reason)
 

@@ -18,6 +18,7 @@ from atoll.manager.health import Health
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger, OnEvent
 from atoll.manager.members import Members
+from atoll.manager.orphans import Orphans
 from atoll.manager.pausing import Pausing
 from atoll.manager.pool import PoolSettings
 from atoll.manager.pools import Pools
@@ -58,6 +59,7 @@ class Parts:
         core.forking = Forking(core, room, self.creating)
         self.reaper = Reaper(core, self.pools)
         self.queries = Queries(core, self.pools)
+        self.orphans = Orphans(core)
 
     async def open(self, on_event: OnEvent | None) -> None:
         """Either everything is open and recovered afterwards, or nothing is held."""
@@ -72,6 +74,7 @@ class Parts:
             raise
         self.pools.start()
         self.core.tasks.spawn(Refusals(self.core).run(), "refusals")
+        self.core.tasks.spawn(self.orphans.run(), "orphans")
         for engine in self.core.engines:
             if isinstance(engine, Announcing):
                 engine.announce(self._happened)

@@ -6,6 +6,7 @@
 | being deleted           | deleted                             | ended, with the cause written down  |
 | waiting in a pool       | back to its pool, if it lives       | ended: lost                         |
 | anything else           | adopted as the engine sees it       | ended: lost, or the machine restarted |
+| it has ended            | deleted: it has outlived its end    |                                     |
 | nothing, with our mark  | adopted: never deleted on doubt     |                                     |
 | nothing, without it     | left alone: it is somebody else's   |                                     |
 """
@@ -19,8 +20,9 @@ from dataclasses import dataclass, field
 
 from atoll.engines import registry
 from atoll.errors import EngineNotFoundError, SandboxError
-from atoll.manager.core import MARK, Core
+from atoll.manager.core import Core
 from atoll.manager.members import Member
+from atoll.manager.orphans import has_ended, is_marked
 from atoll.manager.pools import Pools
 from atoll.manager.record import Act, Record
 from atoll.manager.request import LIFETIME, expiry
@@ -64,11 +66,14 @@ class Recovery:
         records, damaged = await core.journal.living()
         handles = await self._list_all({record.engine for record in records})
         known = {record.id for record in records}
-        strangers = [
-            self._from_engine(handle)
-            for id, handle in handles.items()
-            if id not in known and (handle.spec.labels.get(MARK) == core.mark or id in damaged)
-        ]
+        strangers = []
+        for id, handle in handles.items():
+            if id in known or not (id in damaged or is_marked(core, handle)):
+                continue
+            if id not in damaged and await has_ended(core, handle):
+                self._report.deleted.append(id)  # by `Orphans`, which comes next
+            else:
+                strangers.append(self._from_engine(handle))
         for record in (
             *self._of_known_engines(records),
             *strangers,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 from atoll.errors import EngineUnavailableError, StateError, StateInUseError
 from atoll.settings import owned_directory
+
+_TRIES, _RETRY_S = 10, 0.01
 
 
 class StateDirectory:
@@ -27,7 +30,7 @@ class StateDirectory:
         except (OSError, EngineUnavailableError) as error:
             raise StateError(f"the state directory cannot be used: {error}") from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
         except OSError as error:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
@@ -64,3 +67,15 @@ class StateDirectory:
             os.fsync(file.fileno())
         os.replace(draft, path)
         return name
+
+
+def _lock(fd: int) -> None:
+    """Raises BlockingIOError if somebody else has it, and not only a child of theirs that is just being started: that
+    holds a copy of the descriptor for a moment."""
+    for tries_left in range(_TRIES - 1, -1, -1):
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not tries_left:
+                raise
+        time.sleep(_RETRY_S)

@@ -23,11 +23,12 @@ from atoll.engines.docker import agent_volume, counters, endpoint, facts, images
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.links import ContainerLinks
+from atoll.engines.docker.makers import maker_label
 from atoll.engines.docker.making import Maker
 from atoll.engines.docker.plan import Identity
 from atoll.engines.docker.states import NEXT, ORIGIN, DockerStates, snapshot_of
 from atoll.engines.docker.streams import NotVisibleError, Streams, Target
-from atoll.engines.local.waiting import finish
+from atoll.engines.local.waiting import Deadline, finish
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
@@ -47,6 +48,9 @@ _CONNECT_S = 10.0
 _ENDING_S = 5.0
 _ENDING_PAUSE_S = 0.01
 _SILENT_S = 5.0
+_DELETE_S = 60.0
+_PATIENCE_S = 2.0
+"""How long a deletion waits for what is being done to the sandbox before it takes the container away."""
 HOST_IMAGE = "host"
 _ALWAYS = frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
 
@@ -113,7 +117,8 @@ class DockerEngine(DockerStates):
                 hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
             )
         try:
-            body = await self._body(who, spec, image, created_at, {ORIGIN: image.id} if prepare is not None else {})
+            origin = {ORIGIN: image.id} if prepare is not None else {}
+            body = await self._body(who, spec, image, created_at, {**origin, **maker_label()})
             target = await finish(self._maker.make(who.container, body, agent_volume.packed(), spec, prepare))
             if spec.network != "none":
                 await finish(self._link(who, target, spec.network))
@@ -178,7 +183,22 @@ class DockerEngine(DockerStates):
         return Stats() if found is None else observing.usage(found)
 
     async def delete(self, handle: Handle) -> None:
-        await finish(self._remove(self._who(handle.sandbox_id)))
+        await finish(self._delete(self._who(handle.sandbox_id)))
+
+    async def _delete(self, who: Identity) -> None:
+        """Whatever else is being done to it is given up, after a moment."""
+        began, deadline = time.monotonic(), Deadline.after(_DELETE_S)
+
+        async def interrupt() -> None:
+            if time.monotonic() > began + _PATIENCE_S:
+                await self._containers.remove(who.container)
+
+        async with self._exclusion.deleting(who.sandbox_id, deadline, interrupt):
+            await self._remove(who)
+
+    async def gc(self, *, shared: bool = True) -> Sequence[str]:
+        """Remove what processes of this installation that died left with the engine. Says what it removed."""
+        return await finish(self._collect())
 
     async def aclose(self) -> None:
         """End the bridges of this event loop. The API needs no closing: every request has its own connection."""
@@ -196,12 +216,13 @@ class DockerEngine(DockerStates):
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         known = await facts.learn(self._http)
         self._links.check(handle.spec.model_copy(update={"network": policy}), known)
-        if await finish(self._links.change(handle.sandbox_id, policy)) or policy == "none":
-            return
-        found = await self._containers.inspect(self._who(handle.sandbox_id).container)
-        if found is None or not found["State"]["Running"]:
-            raise _gone(handle, await self.inspect(handle))
-        await finish(self._links.attach(handle.sandbox_id, Target.of(found), policy))
+        async with self._alone(handle):
+            if await finish(self._links.change(handle.sandbox_id, policy)) or policy == "none":
+                return
+            found = await self._containers.inspect(self._who(handle.sandbox_id).container)
+            if found is None or not found["State"]["Running"]:
+                raise _gone(handle, await self.inspect(handle))
+            await finish(self._links.attach(handle.sandbox_id, Target.of(found), policy))
 
     async def refusals(self, handle: Handle) -> Sequence[Refusal]:
         return await self._links.refusals(handle.sandbox_id)
@@ -309,7 +330,9 @@ class DockerEngine(DockerStates):
 
     async def _linked(self, handle: Handle, target: Target, stream: ByteStream) -> ByteStream:
         try:
-            await self._links.renew(handle.sandbox_id, target, handle.spec.network)
+            if self._links.may_be_linked(handle.sandbox_id, handle.spec.network):
+                async with self._alone(handle):  # nothing gives a link to one that is being deleted
+                    await self._links.renew(handle.sandbox_id, target, handle.spec.network)
         except BaseException:
             stream.close()
             raise
@@ -337,6 +360,10 @@ class DockerEngine(DockerStates):
             await asyncio.sleep(_ENDING_PAUSE_S)
 
     async def _switch(self, handle: Handle, verb: str, wanted: State) -> None:
+        async with self._alone(handle):
+            await self._switch_alone(handle, verb, wanted)
+
+    async def _switch_alone(self, handle: Handle, verb: str, wanted: State) -> None:
         try:
             await self._containers.switch(self._who(handle.sandbox_id).container, verb)
         except RefusedError as error:

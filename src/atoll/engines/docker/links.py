@@ -88,10 +88,13 @@ class ContainerLinks:
         self._gateway.need_authority(sandbox_id, policy)
         return await workers.run(workers.ENGINE, self._gateway.change, sandbox_id, policy)
 
+    def may_be_linked(self, sandbox_id: str, policy: NetworkPolicy) -> bool:
+        return policy != "none" or self._gateway.places.is_member(sandbox_id)
+
     async def renew(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
         """Before anybody uses it: the gateway runs, and its link leads to the container that it is now. `policy` is for
         one that the gateway does not know."""
-        if policy != "none" or self._gateway.places.is_member(sandbox_id):
+        if self.may_be_linked(sandbox_id, policy):
             await workers.run(workers.ENGINE, self._renew, sandbox_id, target, policy)
 
     def _renew(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import os
 import tempfile
 import time
@@ -27,20 +28,22 @@ from atoll.engines.docker.commits import Commits, Saved
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.images import Image
+from atoll.engines.docker.makers import is_abandoned, maker_label
 from atoll.engines.docker.making import Prepare
-from atoll.engines.docker.plan import Identity
+from atoll.engines.docker.plan import INSTALLATION, SANDBOX, Identity
+from atoll.engines.local import exclusion
+from atoll.engines.local.exclusion import Exclusion
 from atoll.engines.local.states import all_or_none, checked_name, checked_snapshot
 from atoll.engines.local.waiting import finish
 from atoll.errors import (
     CheckpointNotFoundError,
     ConflictError,
     EngineError,
-    SandboxGoneError,
     SnapshotNotFoundError,
     SpecError,
     UnsupportedError,
 )
-from atoll.model import Cause, Handle, SandboxSpec
+from atoll.model import Handle, SandboxSpec
 from atoll.settings import Settings
 
 ORIGIN, RESTORED = "atoll.origin", "atoll.restored"
@@ -79,6 +82,10 @@ class DockerStates(abc.ABC):
     @abc.abstractmethod
     async def _make(self, sandbox_id: str, spec: SandboxSpec, image: Image | None) -> Handle: ...
 
+    @functools.cached_property
+    def _exclusion(self) -> Exclusion:
+        return Exclusion(lambda sandbox_id: self._settings.engine_run_dir("docker") / sandbox_id, lasting=False)
+
     @property
     def _commits(self) -> Commits:
         return Commits(self._http, self._settings.installation_id())
@@ -92,9 +99,10 @@ class DockerStates(abc.ABC):
             raise _no_memory()
         if name:
             checked_name(name)
-        container = await self._container(handle)
-        saved = await self._described(handle, container, name, made_by)
-        return (await finish(self._commits.commit(container, saved, "checkpoint"))).as_checkpoint()
+        async with self._alone(handle):
+            container = await self._container(handle)
+            saved = await self._described(handle, container, name, made_by)
+            return (await finish(self._commits.commit(container, saved, "checkpoint"))).as_checkpoint()
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         await self._container(handle)
@@ -105,12 +113,13 @@ class DockerStates(abc.ABC):
             await finish(self._drop(await self._find(handle, checkpoint_id)))
 
     async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
-        container = await self._container(handle)
-        if checkpoint_id is None:
-            target = await self._origin(handle, container)
-        else:
-            target = (await self._find(handle, checkpoint_id)).as_image()
-        await finish(self._replace(handle, container, target))
+        async with self._alone(handle):
+            container = await self._container(handle)
+            if checkpoint_id is None:
+                target = await self._origin(handle, container)
+            else:
+                target = (await self._find(handle, checkpoint_id)).as_image()
+            await finish(self._replace(handle, container, target))
 
     async def fork(
         self,
@@ -123,15 +132,16 @@ class DockerStates(abc.ABC):
     ) -> Sequence[Handle]:
         if memory:
             raise _no_memory()
-        container = await self._container(handle)
         marks = labels or [handle.spec.labels] * len(sandbox_ids)
         specs = [handle.spec.model_copy(update={"labels": dict(each)}) for each in marks]
         try:
-            if checkpoint_id is None:
-                described = await self._described(handle, container, "", "fork")
-                source = await finish(self._commits.commit(container, described, "origin"))
-            else:
-                source = await self._find(handle, checkpoint_id)
+            async with self._alone(handle):
+                container = await self._container(handle)
+                if checkpoint_id is None:
+                    described = await self._described(handle, container, "", "fork")
+                    source = await finish(self._commits.commit(container, described, "origin"))
+                else:
+                    source = await self._find(handle, checkpoint_id)
             image, wanted = source.as_image(), list(zip(sandbox_ids, specs, strict=True))
             return await all_or_none(wanted, lambda id, spec: self._make(id, spec, image), self.delete, _AT_ONCE)
         except BaseException:
@@ -205,6 +215,32 @@ class DockerStates(abc.ABC):
                 await self._drop(saved, sweep=False)
         await self._sweep()
 
+    async def _collect(self) -> list[str]:
+        """Remove containers whose maker died before it started them, and complete deletions that were killed."""
+        removed, installation = [], self._settings.installation_id()
+        for entry in await self._containers.labelled(f"{INSTALLATION}={installation}"):
+            sandbox_id = str((entry.get("Labels") or {}).get(SANDBOX, ""))
+            if not is_abandoned(entry) or (sandbox_id and await self._is_on_its_way_back(entry, sandbox_id)):
+                continue
+            await self._containers.remove(str(entry["Id"]))
+            removed.append(f"container {str(entry['Id'])[:12]}, which nobody started")
+        for home in self._settings.engine_run_dir("docker").iterdir():
+            if self._exclusion.is_being_deleted(home.name) and not self._exclusion.is_busy(home.name):
+                await self.delete(Handle("docker", home.name, SandboxSpec(), 0.0))
+                removed.append(f"sandbox {home.name}")
+        await self._sweep()
+        return removed
+
+    async def _is_on_its_way_back(self, entry: Mapping[str, Any], sandbox_id: str) -> bool:
+        """Whether it is needed: somebody goes on with it, or it is all that there is of the sandbox."""
+        if self._exclusion.is_busy(sandbox_id):
+            return True
+        if not (entry.get("Labels") or {}).get(RESTORED):
+            return False
+        name = self._who(sandbox_id).container
+        found = await self._containers.inspect(name)
+        return found is None or found["Id"] == entry["Id"]
+
     async def _completed(self, name: str) -> dict[str, Any] | None:
         """The container of that name, after completing a way back that was broken off."""
         found = await self._containers.inspect(name)
@@ -228,8 +264,19 @@ class DockerStates(abc.ABC):
     async def _container(self, handle: Handle) -> dict[str, Any]:
         found = await self._completed(self._who(handle.sandbox_id).container)
         if found is None:
-            raise SandboxGoneError(f"there is no sandbox '{handle.sandbox_id}'", cause=Cause.USER.value)
+            raise exclusion.deleted(handle.sandbox_id)
         return found
+
+    @asynccontextmanager
+    async def _alone(self, handle: Handle) -> AsyncIterator[None]:
+        """Nobody else of this installation changes the sandbox meanwhile. What fails because it is deleted says so."""
+        async with self._exclusion.alone(handle.sandbox_id):
+            try:
+                yield
+            except EngineError as error:
+                if await self._containers.inspect(self._who(handle.sandbox_id).container) is None:
+                    raise exclusion.deleted(handle.sandbox_id) from error
+                raise
 
     async def _all_of(self, handle: Handle) -> list[Saved]:
         return [saved for saved in await self._commits.all("checkpoint") if saved.sandbox_id == handle.sandbox_id]
@@ -275,7 +322,7 @@ class DockerStates(abc.ABC):
         who = self._who(handle.sandbox_id)
         labels = (container.get("Config") or {}).get("Labels") or {}
         origin = str(labels.get(ORIGIN) or container["Image"])
-        more = {ORIGIN: origin, RESTORED: "1"}
+        more = {ORIGIN: origin, RESTORED: "1", **maker_label()}
         body = await self._body(who, handle.spec, image, handle.created_at, more)
         await self._containers.remove(who.container + NEXT)
         try:
@@ -284,7 +331,9 @@ class DockerStates(abc.ABC):
             raise EngineError(f"the Docker engine could not make the container anew: {error.message}") from error
         if ORIGIN in labels and image.id == origin:
             await fresh.freshen(self._http, who.container + NEXT, handle.sandbox_id)
-        await self._containers.remove(who.container)
+        self._exclusion.refuse_deleted(handle.sandbox_id)
+        # By its id: whoever looks at the sandbox meanwhile may give its name to the new one.
+        await self._containers.remove(str(container["Id"]))
         await self._rename(who.container)
         await self._completed(who.container)
         await self._await_again(who.container)
@@ -329,10 +378,16 @@ class DockerStates(abc.ABC):
         if checkpoint is not None:
             yield await self._find(handle, checkpoint)
             return
-        container = await self._container(handle)
-        described = await self._described(handle, container, "", "snapshot")
+        async with self._alone(handle):
+            container = await self._container(handle)
+            described = await self._described(handle, container, "", "snapshot")
+            try:
+                state = await finish(self._commits.commit(container, described, "origin"))
+            except BaseException:
+                await finish(self._commits.untag(described, "origin"))
+                raise
         try:
-            yield await finish(self._commits.commit(container, described, "origin"))
+            yield state
         finally:
             await finish(self._commits.untag(described, "origin"))
 
@@ -340,7 +395,13 @@ class DockerStates(abc.ABC):
     async def _exported(self, saved: Saved) -> AsyncIterator[AsyncIterator[bytes]]:
         """All its files, as a tar archive, from a container that never runs."""
         name = f"{self._who('x').container}-export-{os.urandom(6).hex()}"
-        body = {"Image": saved.image_id, "Entrypoint": ["/none"], "HostConfig": {"NetworkMode": "none"}}
+        labels = {INSTALLATION: self._settings.installation_id(), **maker_label()}
+        body = {
+            "Image": saved.image_id,
+            "Entrypoint": ["/none"],
+            "Labels": labels,
+            "HostConfig": {"NetworkMode": "none"},
+        }
         try:
             await self._containers.make(name, body)
         except RefusedError as error:

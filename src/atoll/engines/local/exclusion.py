@@ -31,27 +31,29 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class Exclusion:
     home: Callable[[str], Path]
     """The directory of a sandbox."""
+    lasting: bool = True
+    """Without, a home is there only while somebody is at work on the sandbox: it is made and removed as needed."""
 
     @asynccontextmanager
     async def alone(self, sandbox_id: str, seconds: float = _WAIT_S) -> AsyncIterator[None]:
         """Nobody else changes this sandbox meanwhile. SandboxGoneError if it is deleted before or during that."""
-        fd = _open(self.home(sandbox_id))
+        deadline = Deadline.after(seconds)
+
+        async def wait() -> None:
+            self.refuse_deleted(sandbox_id)
+            if not deadline.left():
+                raise EngineError(f"sandbox '{sandbox_id}' is busy", hint="Try again when that is over.")
+            await asyncio.sleep(_RETRY_S)
+
+        fd = await self._enter(sandbox_id, wait)
         if fd is None:
             raise deleted(sandbox_id)
-        deadline = Deadline.after(seconds)
         try:
-            while not _lock(fd):
-                self.refuse_deleted(sandbox_id)
-                if not deadline.left():
-                    raise EngineError(f"sandbox '{sandbox_id}' is busy", hint="Try again when that is over.")
-                await asyncio.sleep(_RETRY_S)
-            if not _is_at(fd, self.home(sandbox_id)):
-                raise deleted(sandbox_id)
             with self.explaining(sandbox_id):
                 self.refuse_deleted(sandbox_id)
                 yield
         finally:
-            os.close(fd)
+            self._leave(sandbox_id, fd)
 
     @contextmanager
     def explaining(self, sandbox_id: str) -> Iterator[None]:
@@ -61,7 +63,8 @@ class Exclusion:
         except SandboxGoneError:
             raise
         except (SandboxError, OSError) as error:
-            if not self.home(sandbox_id).exists() or self.is_being_deleted(sandbox_id):
+            gone = self.lasting and not self.home(sandbox_id).exists()
+            if gone or self.is_being_deleted(sandbox_id):
                 raise deleted(sandbox_id) from error
             raise
 
@@ -95,21 +98,61 @@ class Exclusion:
         time is up; nobody can use the sandbox even then.
         """
         home = self.home(sandbox_id)
-        fd = _open(home)
-        if fd is None:  # only parts of it are left, which nobody can be at work on
+        if self.lasting and not home.is_dir():  # only parts of it are left, which nobody can be at work on
             yield True
             return
+
+        async def wait() -> None:
+            self._mark(home)
+            if not deadline.left():
+                raise EngineError(f"sandbox '{sandbox_id}' is still busy", hint="Delete it again later.")
+            await interrupt()
+            await asyncio.sleep(_RETRY_S)
+
+        self._mark(home)
+        fd = await self._enter(sandbox_id, wait)
+        if fd is None:
+            yield False
+            return
         try:
-            with suppress(OSError):  # it is gone, or the disk is full: deleting has to work then too
-                os.close(os.open(home / MARK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            while not _lock(fd):
-                if not deadline.left():
-                    raise EngineError(f"sandbox '{sandbox_id}' is still busy", hint="Delete it again later.")
-                await interrupt()
-                await asyncio.sleep(_RETRY_S)
-            yield _is_at(fd, home)
+            self._mark(home)
+            yield True
+            (home / MARK).unlink(missing_ok=True)
         finally:
+            self._leave(sandbox_id, fd)
+
+    async def _enter(self, sandbox_id: str, wait: Callable[[], Awaitable[None]]) -> int | None:
+        """The lock, after waiting for it. None: the home is gone, and the sandbox with it."""
+        home = self.home(sandbox_id)
+        while True:
+            if not self.lasting:
+                home.mkdir(mode=0o700, exist_ok=True)
+            fd = _open(home)
+            if fd is None and self.lasting:
+                return None
+            if fd is None:
+                continue
+            try:
+                while not _lock(fd):
+                    await wait()
+            except BaseException:
+                os.close(fd)
+                raise
+            if _is_at(fd, home):
+                return fd
             os.close(fd)
+            if self.lasting:
+                return None
+
+    def _leave(self, sandbox_id: str, fd: int) -> None:
+        if not self.lasting:
+            with suppress(OSError):  # not if somebody has begun to delete it
+                self.home(sandbox_id).rmdir()
+        os.close(fd)
+
+    def _mark(self, home: Path) -> None:
+        with suppress(OSError):  # it is gone, or the disk is full: deleting has to work then too
+            os.close(os.open(home / MARK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def is_being_deleted(self, sandbox_id: str) -> bool:
         return os.path.lexists(self.home(sandbox_id) / MARK)

@@ -97,11 +97,13 @@ class NativeEngine(OciEngine):
     async def pause(self, handle: Handle) -> None:
         await self._need_freezer(handle)
         async with self._alone(handle.sandbox_id):
+            self._living(handle)
             await self._places.group(handle.sandbox_id).freeze(Deadline.after(_PAUSE_S))
 
     async def resume(self, handle: Handle) -> None:
         await self._need_freezer(handle)
         async with self._alone(handle.sandbox_id):
+            self._living(handle)
             self._places.group(handle.sandbox_id).thaw()
 
     async def stats(self, handle: Handle) -> Stats:

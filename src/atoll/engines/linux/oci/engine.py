@@ -252,6 +252,7 @@ class OciEngine(Saving):
     async def pause(self, handle: Handle) -> None:
         await self._existing(handle)
         async with self._alone(handle.sandbox_id):
+            self._living(handle)
             await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def resume(self, handle: Handle) -> None:
@@ -261,6 +262,7 @@ class OciEngine(Saving):
             return
         await self._existing(handle)
         async with self._alone(handle.sandbox_id):
+            self._living(handle)
             await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
@@ -305,9 +307,7 @@ class OciEngine(Saving):
             self._limit(handle, limits)
 
     def _limit(self, handle: Handle, limits: Limits) -> None:
-        record = self._record(handle)
-        if not record.is_alive():
-            raise EngineError(f"sandbox '{handle.sandbox_id}' is not ready")
+        record = self._living(handle)
         old = record.spec.limits
         for name in Limits.model_fields:
             if getattr(old, name) not in ((None, getattr(limits, name)) if name in LATER else (getattr(limits, name),)):

@@ -67,7 +67,7 @@ class Saving(abc.ABC):
     ) -> Checkpoint:
         await self._settled(handle, memory=memory)
         async with self._alone(handle.sandbox_id):
-            record = self._record(handle)
+            record = self._living(handle) if memory else self._record(handle)
             dump = await self._dumping(record) if memory else None
             checkpoint = await self._checkpoints.make(record, name, made_by, dump)
             self._places.records.go_to(record.sandbox_id, checkpoint.id)
@@ -116,6 +116,7 @@ class Saving(abc.ABC):
             else:
                 # Of all that are made, each has the state of one moment.
                 async with self._alone(handle.sandbox_id):
+                    record = self._living(handle) if memory else self._record(handle)
                     dump = await self._dumping(record) if memory else None
                     source = await held.enter_async_context(self._checkpoints.branching(record, dump))
             wanted = list(zip(sandbox_ids, specs, strict=True))
@@ -138,7 +139,7 @@ class Saving(abc.ABC):
                     raise SpecError(f"the checkpoint {checkpoint_id!r} has no memory", hint="Make it with memory=True.")
                 return await self._checkpoints.keep(self._record(handle), name, source, memory=memory)
         async with self._alone(handle.sandbox_id):
-            record = self._record(handle)
+            record = self._living(handle) if memory else self._record(handle)
             if not memory:
                 return await self._checkpoints.keep(record, name, None)
             dump = await self._dumping(record)
@@ -171,8 +172,8 @@ class Saving(abc.ABC):
         """Pause it with its memory on the disk. If that fails it goes on."""
         await self._settled(handle, memory=True)
         async with self._alone(handle.sandbox_id):
-            record = self._record(handle)
-            if not record.asleep:
+            if not self._record(handle).asleep:
+                record = self._living(handle)
                 await finish(self._sleep(record, await self._dumping(record)))
 
     async def _sleep(self, record: Record, dump: Dump) -> None:
@@ -203,8 +204,6 @@ class Saving(abc.ABC):
 
     async def _dumping(self, record: Record) -> Dump:
         """How to write its memory down. Says what stands in the way before anything happens."""
-        if not record.is_alive():
-            raise SandboxGoneError(f"sandbox '{record.sandbox_id}' has just ended", cause=Cause.LOST.value)
         if record.runtime != "runsc":
             raise UnsupportedError(
                 f"the memory of a sandbox cannot be saved with '{record.runtime}': CRIU, which would have to, refuses"
@@ -234,6 +233,18 @@ class Saving(abc.ABC):
         record = self._places.records.read(handle.sandbox_id)
         if record is None:
             raise exclusion.deleted(handle.sandbox_id)
+        if record.was_never_made():
+            raise SandboxGoneError(
+                f"sandbox '{handle.sandbox_id}' was never finished: the process that was making it died",
+                cause=Cause.LOST.value,
+            )
+        return record
+
+    def _living(self, handle: Handle) -> Record:
+        """As `_record`, for whoever has the lock and needs its processes."""
+        record = self._record(handle)
+        if not record.is_alive():
+            raise SandboxGoneError(f"sandbox '{handle.sandbox_id}' has just ended", cause=Cause.LOST.value)
         return record
 
     def _alone(self, sandbox_id: str) -> AbstractAsyncContextManager[None]:
