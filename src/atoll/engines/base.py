@@ -261,7 +261,7 @@ class LimitReporting(Protocol):
 class LimitDefaults(Protocol):
     """An engine that limits sandboxes for which nobody asked for limits."""
 
-    def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+    async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
         """What it gives to a sandbox of this spec where that says nothing."""
 
 

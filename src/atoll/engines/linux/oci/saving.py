@@ -288,6 +288,9 @@ class Saving(abc.ABC):
             with suppress(OSError):
                 self._places.records.write(restored.model_copy(update={"ended": ended, "restoring": None}))
             raise
+        finally:
+            # It had a little room to be started, however full its account is.
+            await asyncio.to_thread(self._places.layers.limit, record.sandbox_id, limit_for(restored))
 
     async def _completed(self, record: Record) -> Record:
         """If whoever was restoring it died, go on with that."""
