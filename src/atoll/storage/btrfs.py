@@ -120,7 +120,7 @@ def enable_quota(path: Path) -> None:
             fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE, 0)))
 
 
-# --- accounts: quotas one level above those of subvolumes ---------------------------------------------------------------
+# --- accounts: quotas one level above those of subvolumes ------------------------------------------------------------
 
 
 def create_account(pool: Path, number: int) -> None:

@@ -5,10 +5,11 @@ over a loop device at `<data>/pool`. The mount is the host's, so it survives a r
 first layer is needed and taken down when the last process of ours lets go and no layer is left. The loop device
 frees itself with the mount.
 
-A sandbox has one account: its layer, all that is saved of it, and the layers that it had before, as long as anything of
-them is kept, are counted together, and the limit is for their sum. An extent counts for the subvolume that wrote it until
-the last reference to it is gone, so deleting a state gives back exactly what nothing else holds. Beside each layer lie
-`.<id>.account`, a link that names the account, and `.<id>.kept` once something was saved of the layer as it is now.
+A sandbox has one account: its layer, all that is saved of it, and the layers that it had before, as long as anything
+of them is kept, are counted together, and the limit is for their sum. An extent counts for the subvolume that wrote it
+until the last reference to it is gone, so deleting a state gives back exactly what nothing else holds. Beside each
+layer lie `.<id>.account`, a link that names the account, and `.<id>.kept` once something was saved of the layer that is
+there now.
 
 btrfs counts bytes for each subvolume and refuses a write over the limit at once. It does not count inodes, so a
 limit on inodes is not offered; an empty file costs metadata, which the byte limit counts, so even a flood of them
@@ -272,8 +273,8 @@ class BtrfsLayers:
             return None
 
     def _open_account(self, directory: Path, layer_id: str, disk_bytes: int) -> int:
-        # Random, so nobody has to remember which numbers were used. Named before it is there, so that `sweep` of another
-        # process does not take it for a leftover.
+        # Random, so nobody has to remember which numbers were used. Named before it is there, so that another process
+        # that sweeps does not take it for a leftover.
         number = int.from_bytes(os.urandom(5)) + 1
         try:
             os.symlink(str(number), f"{directory}/.{layer_id}{_ACCOUNT}")
