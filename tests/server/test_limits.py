@@ -97,7 +97,9 @@ def test_one_user_takes_nothing_from_another(limited: RunningServer, chief: http
     """Three bombs of 40 processes in an account of 100; the other user's bomb is as large as its own limit allows."""
     with limited.client(new_user(chief, "dora").key) as greedy, limited.client(new_user(chief, "eve").key) as other:
         boxes = [start(greedy).json()["id"] for _ in range(3)]
-        made = [int(greedy.post(f"/sandboxes/{box}/exec", json={"command": BOMB}).json()["stdout"]) for box in boxes[:2]]
+        made = [
+            int(greedy.post(f"/sandboxes/{box}/exec", json={"command": BOMB}).json()["stdout"]) for box in boxes[:2]
+        ]
         assert all(25 < count < 40 for count in made)
         last = greedy.post(f"/sandboxes/{boxes[2]}/exec", json={"command": BOMB}).json()
         assert int(last["stdout"] or 0) < 25

@@ -264,6 +264,9 @@ class LimitDefaults(Protocol):
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
         """What it gives to a sandbox of this spec where that says nothing."""
 
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        """What it can bound for all sandboxes of an account together: of `memory`, `pids`, `cpu`."""
+
 
 _CAPABILITY_OF = {
     "memory_bytes": Capability.MEMORY,

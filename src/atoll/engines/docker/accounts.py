@@ -23,9 +23,12 @@ class ContainerAccounts:
         self._local = endpoint.may_be_local and os.geteuid() == 0
         self._used = False
 
+    def enforced(self, facts: Facts) -> tuple[str, ...]:
+        return self._groups.enforced() if self._local and facts.cgroup_driver == "cgroupfs" else ()
+
     def parent(self, facts: Facts, account: str) -> str:
         """The group to make a container in; empty: the engine's own choice."""
-        if not self._local or facts.cgroup_driver != "cgroupfs" or not self._groups.enforced():
+        if not self.enforced(facts):
             return ""
         self._used = True
         return self._groups.ensure(account)

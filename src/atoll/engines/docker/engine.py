@@ -120,6 +120,9 @@ class DockerEngine(DockerStates):
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
         return (await facts.learn(self._http)).defaults(self._settings.resources.sandbox, spec)
 
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        return self._accounts.enforced(await facts.learn(self._http))
+
     async def _checked(self, spec: SandboxSpec) -> facts.Facts:
         known = await facts.learn(self._http)
         known.require_usable()

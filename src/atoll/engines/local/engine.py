@@ -133,6 +133,9 @@ class LocalEngine(ABC):
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
         return self._defaults(spec)
 
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        return ()
+
     def _defaults(self, spec: SandboxSpec) -> EffectiveLimits:
         return enforceable_defaults(self._settings.resources.sandbox, self.capabilities, spec.limits)
 

@@ -342,6 +342,9 @@ class OciEngine(Saving):
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
         return self._defaults(spec)
 
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        return self._places.accounts.enforced()
+
     def _defaults(self, spec: SandboxSpec) -> EffectiveLimits:
         isolation = spec.isolation or self._isolation
         plain = isolation == self._isolation
