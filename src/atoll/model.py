@@ -85,8 +85,8 @@ def absolute_path(value: str) -> str:
 
 
 class Limits(BaseModel):
-    """Hard caps. None means that nobody asked for one: the engine's default holds. A cap that was asked for and cannot be
-    enforced is refused; a default that cannot be is left out, and reported."""
+    """Hard caps. None means that nobody asked for one: the engine's default holds. A cap that was asked for and cannot
+    be enforced is refused; a default that cannot be is left out, and reported."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     memory_bytes: Annotated[Size, Field(ge=4 << 20)] | None = None

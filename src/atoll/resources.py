@@ -1,8 +1,8 @@
 """How much of this machine sandboxes may take when nobody asks for more.
 
-Every number is a ceiling, not a reservation: a thousand sandboxes with 4 GiB each are fine as long as they do not all use
-them. What they use together is bounded by the ceilings of their account (one for each user of a server) and of the whole
-installation, which leave enough for the host and for the server itself.
+Every number is a ceiling, not a reservation: a thousand sandboxes with 4 GiB each are fine as long as they do not all
+use them. What they use together is bounded by the ceilings of their account (one for each user of a server) and of the
+whole installation, which leave enough for the host and for the server itself.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ async def bomb(box: AsyncSandbox, processes: int = 100) -> int:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(30):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
@@ -95,7 +95,7 @@ async def test_a_sandbox_that_asks_for_no_limit_has_one(engines: Engines, kind: 
     async with AsyncExitStack() as stack:
         box = await sandbox(engines(kind), stack)
         used_up = await box.exec(["python3", "-c", "bytearray(200 << 20)"], timeout=30)
-        assert used_up.cause in (Cause.OUT_OF_MEMORY, Cause.SIGNAL) and not used_up.success
+        assert used_up.cause is Cause.OUT_OF_MEMORY
         assert (await box.exec("head -c 64m /dev/zero >file", timeout=30)).cause is Cause.DISK_FULL
         assert (await box.exec("ulimit -n", timeout=10)).stdout == "128\n"
         assert 20 < await bomb(box) < 40
@@ -219,7 +219,7 @@ async def test_a_sandbox_is_made_while_the_groups_above_it_are_removed(engines: 
 async def test_a_sandbox_of_an_earlier_version_is_adopted_where_it_is(engines: Engines) -> None:
     """Its control group is directly in that of the installation, and its record knows of no account."""
     engine = engines()
-
+    assert isinstance(engine, NativeEngine)
     handle = await engine.create("a", SandboxSpec(limits=Limits(pids=20)))
     as_it_was = Group(engine._places.hierarchy, f"{engine._places.slice}/a")
     as_it_was.create(CgroupLimits(pids=20))
@@ -234,7 +234,8 @@ async def test_a_sandbox_of_an_earlier_version_is_adopted_where_it_is(engines: E
     (found,) = await later.list()
     assert found.limits().limits == handle.spec.limits
     group = later._places.group("a")
-    assert group.path == f"{later._places.slice}/a" and group.pids()
+    assert group.path == f"{later._places.slice}/a"
+    assert group.pids()
     assert (await later.stats(found)).pids
     await later.delete(found)
     assert not group.exists()

@@ -133,14 +133,14 @@ async def test_a_missing_control_group_is_an_error_with_the_step(
     engine: NativeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if `gc` of another process had been faster."""
-    monkeypatch.setattr(Group, "create", lambda self, limits: None)
+    monkeypatch.setattr(Group, "create", lambda self, limits, parents=True: None)
     with pytest.raises(EngineError, match=r"could not be made: group .*No such file"):
         await engine.create("a", SandboxSpec())
     assert await engine.list() == []
 
 
 async def test_no_room_for_the_first_process_is_an_error(engine: NativeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Group, limits: object) -> None:
+    def refuse(self: Group, limits: object, *, parents: bool = True) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     monkeypatch.setattr(Group, "create", refuse)

@@ -8,6 +8,7 @@ from rich.table import Table
 from atoll.engines.availability import Availability
 from atoll.engines.doctor import Diagnosis, diagnose
 from atoll.engines.machine import Machine
+from atoll.model import EffectiveLimits
 from atoll.settings import Settings
 
 
@@ -53,6 +54,31 @@ def _engines(engines: tuple[Availability, ...]) -> Table:
     return table
 
 
+def _limits(found: Diagnosis, held: EffectiveLimits) -> Table:
+    table = Table(title="\nLimits unless more is asked for", title_justify="left", box=None, padding=(0, 2))
+    for column in ("", "each sandbox", "each user of a server", "all together"):
+        table.add_column(column, header_style="bold")
+    given, user, total = held.limits, found.settings.resources.account, found.settings.resources.installation
+    missing = "[yellow]not enforced here[/]"
+    rows = {
+        "memory": ("memory_bytes", _gib(given.memory_bytes), _gib(user.memory_bytes), _gib(total.memory_bytes)),
+        "processes": ("pids", given.pids, user.pids, total.pids),
+        "CPUs": ("cpus", given.cpus, f"weight {user.cpu_weight}", f"weight {total.cpu_weight}"),
+        "disk": ("disk_bytes", _gib(given.disk_bytes), "", ""),
+        "open files": ("open_files", given.open_files, "", ""),
+    }
+    for name, (field, own, *shared) in rows.items():
+        first = missing if field in held.left_out else str(own or "none")
+        bounded = {"memory": "memory", "processes": "pids", "CPUs": "cpu"}.get(name)
+        rest = [(str(value) if bounded in found.shared else missing) if bounded else "" for value in shared]
+        table.add_row(name, first, *rest)
+    return table
+
+
+def _gib(size: int | None) -> str | None:
+    return None if size is None else f"{size / (1 << 30):.1f} GiB"
+
+
 def _verdict(console: Console, found: Diagnosis) -> None:
     console.print()
     if found.auto is None:
@@ -61,4 +87,6 @@ def _verdict(console: Console, found: Diagnosis) -> None:
         console.print(f"`auto` picks [bold green]{found.auto}[/].")
     for reason in found.auto_reasons:
         console.print(f"  {reason}")
+    if found.limits is not None:
+        console.print(_limits(found, found.limits))
     console.print(f"\nData: {found.settings.data_dir}   Sockets: {found.settings.run_dir}")

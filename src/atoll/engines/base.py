@@ -282,8 +282,11 @@ class LimitReporting(Protocol):
 class LimitDefaults(Protocol):
     """An engine that limits sandboxes for which nobody asked for limits."""
 
-    def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+    async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
         """What it gives to a sandbox of this spec where that says nothing."""
+
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        """What it can bound for all sandboxes of an account together: of `memory`, `pids`, `cpu`."""
 
 
 _CAPABILITY_OF = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from atoll.engines import registry
 from atoll.engines.availability import Availability
+from atoll.engines.base import Engine, LimitDefaults
 from atoll.engines.machine import Machine, look
 from atoll.errors import EngineUnavailableError
+from atoll.model import EffectiveLimits, SandboxSpec
 from atoll.settings import Settings
 
 
@@ -21,6 +24,10 @@ class Diagnosis:
     """The engine that `auto` picks here."""
     auto_reasons: tuple[str, ...]
     """Why that one, and why none before it."""
+    limits: EffectiveLimits | None = None
+    """What that engine gives to a sandbox that asks for nothing."""
+    shared: tuple[str, ...] = ()
+    """What it bounds for all sandboxes of an account and of the installation together."""
 
 
 def diagnose(settings: Settings) -> Diagnosis:
@@ -28,7 +35,14 @@ def diagnose(settings: Settings) -> Diagnosis:
     engines = tuple(registry.probe_all(settings, thorough=True))
     try:
         engine, reasons = registry.auto(settings, thorough=True)
-        picked: str | None = engine.name
+        picked = engine.name
     except EngineUnavailableError as error:
-        picked, reasons = None, [error.reason]
-    return Diagnosis(look(settings.data_dir), settings, engines, picked, tuple(reasons))
+        return Diagnosis(look(settings.data_dir), settings, engines, None, (error.reason,))
+    limits, shared = asyncio.run(_limits(engine))
+    return Diagnosis(look(settings.data_dir), settings, engines, picked, tuple(reasons), limits, shared)
+
+
+async def _limits(engine: Engine) -> tuple[EffectiveLimits | None, tuple[str, ...]]:
+    if not isinstance(engine, LimitDefaults):
+        return None, ()
+    return await engine.default_limits(SandboxSpec()), await engine.shared_ceilings()

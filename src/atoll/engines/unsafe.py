@@ -55,8 +55,8 @@ class UnsafeEngine(LocalEngine):
         for name in ("work", "home"):
             (home / name).mkdir(mode=0o700)
         argv = [str(agent), "--listen-fd", str(listener), "--work-dir", str(home / "work")]
-        if record.spec.limits.open_files is not None:
-            argv += ["--rlimit-nofile", str(record.spec.limits.open_files)]
+        if record.limits.open_files is not None:
+            argv += ["--rlimit-nofile", str(record.limits.open_files)]
         environment = clean_environment(record.sandbox_id, record.spec, str(home / "home"), "user")
         return Launch(argv=argv, env=environment | {_MARK: str(home)}, fds=(), init=lambda monitor: monitor)
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal
 
-from atoll.engines.base import Checkpointing, OnImageProgress
+from atoll.engines.base import Checkpointing, LimitDefaults, OnImageProgress
 from atoll.errors import SandboxNotFoundError
 from atoll.manager.forking import checkpointing
 from atoll.manager.members import Member
@@ -15,7 +15,7 @@ from atoll.manager.opening import Opening
 from atoll.manager.record import Event, OnIdle, Record
 from atoll.manager.request import Config, Request, expiry, fork_key
 from atoll.manager.sandbox import ManagedSandbox
-from atoll.model import Cause, State, Stats
+from atoll.model import Cause, Limits, SandboxSpec, State, Stats
 from atoll.sandbox import lease_seconds
 
 
@@ -225,6 +225,12 @@ class SandboxManager(Opening):
         await (await self._open()).queries.fetch_image(image, engine, on_progress)
 
     # --- knowing --------------------------------------------------------------------------------------------------
+
+    async def default_limits(self, spec: SandboxSpec, *, engine: str | None = None) -> Limits:
+        """What a sandbox of this spec gets where it asks for nothing. SandboxError if its engine cannot say."""
+        parts = await self._open()
+        found = parts.core.engines.get(engine or parts.core.engine.name)
+        return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
 
     async def list_sandboxes(
         self,

@@ -169,13 +169,20 @@ class Request:
         record = Record(
             id=new_sandbox_id(),
             engine=self.engine or core.engines.name_for(self.spec),
-            spec=self.spec.model_copy(update={"labels": labels, "limits": limits}),
+            spec=self.spec.model_copy(update={"labels": labels, "limits": limits, "account": self._account(core)}),
             act=Act.CREATE,
             pool=self.pool,
             created_at=core.clock.wall(),
             boot_id=core.clock.boot_id,
         )
         return record if self.pool is not None else record.model_copy(update=self.belongings(core))
+
+    def _account(self, core: Core) -> str:
+        """Of its owner, whose name nobody can learn from it. What waits in a pool is nobody's, and stays in that
+        account when it is claimed: no process is moved between control groups."""
+        if self.owner is None or self.pool is not None:
+            return ""
+        return fingerprint(core.settings.installation_id(), core.mark, self.owner)[:20]
 
     def belongings(self, core: Core) -> dict[str, object]:
         """What makes a sandbox that of this caller."""

@@ -20,6 +20,7 @@ from atoll.server.secret import load_secret
 from atoll.server.settings import ServerSettings
 from atoll.server.webhooks import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService
+from atoll.service.ceilings import LimitCeilings
 from atoll.service.keys import TokenRules
 from atoll.service.rate import RateLimiter
 from atoll.service.session_keys import SessionKeys
@@ -76,7 +77,10 @@ async def services(
         await store.open()
         await manager.start()
         identities = Identities(store, secret, _token_rules(settings), max_keys=settings.max_keys)
-        specs = SandboxSpecService(store, manager, settings.default_spec_id, max_specs=settings.max_specs)
+        ceilings = LimitCeilings(settings.ceilings(None if settings.engine == "remote" else installation.resources))
+        specs = SandboxSpecService(
+            store, manager, settings.default_spec_id, max_specs=settings.max_specs, ceilings=ceilings
+        )
         await specs.prepare()
         sandboxes = SandboxService(
             manager,

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.errors import SpecError
+from atoll.model import Limits, Size
+from atoll.resources import Resources
 from atoll.settings import Settings
 
 PREFIX = "ATOLL_"
@@ -59,6 +61,21 @@ class ServerSettings(BaseModel):
     )
     max_keys: Annotated[int, Field(ge=0)] = Field(
         100, description="The most API keys that are good at once, of each user who has no quota of their own."
+    )
+    max_sandbox_memory_bytes: Annotated[Size, Field(ge=4 << 20)] | None = Field(
+        None, description="The most memory of one sandbox of a user who is no administrator; half of what all have."
+    )
+    max_sandbox_cpus: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="The most CPUs of one such sandbox; all that the machine has."
+    )
+    max_sandbox_pids: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="The most processes of one such sandbox; half of what all may have."
+    )
+    max_sandbox_disk_bytes: Annotated[Size, Field(ge=1 << 20)] | None = Field(
+        None, description="The largest disk of one such sandbox; four times the default."
+    )
+    max_sandbox_open_files: Annotated[int, Field(ge=16)] | None = Field(
+        65_536, description="The most open files of each process of one such sandbox."
     )
     close_delay: Annotated[float, Field(gt=0)] = Field(
         3600, description="A sandbox that nobody used for so many seconds is deleted."
@@ -115,6 +132,27 @@ class ServerSettings(BaseModel):
         if settings.jwt_algorithm != "HS256" and not (settings.jwt_public_key_file or settings.jwt_jwks_url):
             raise SpecError(f"{settings.jwt_algorithm} needs jwt_public_key_file or jwt_jwks_url")
         return settings
+
+    def ceilings(self, resources: Resources | None) -> Limits:
+        """For one sandbox of a user who is no administrator. `resources` are those of the machine that it runs on, if
+        that is this one; of another only what was set is known."""
+        most = Limits(
+            memory_bytes=self.max_sandbox_memory_bytes,
+            cpus=self.max_sandbox_cpus,
+            pids=self.max_sandbox_pids,
+            disk_bytes=self.max_sandbox_disk_bytes,
+            open_files=self.max_sandbox_open_files,
+        )
+        if resources is None:
+            return most
+        disk = resources.sandbox.disk_bytes
+        machine = Limits(
+            memory_bytes=resources.account.memory_bytes,
+            cpus=float(os.cpu_count() or 1),
+            pids=resources.account.pids,
+            disk_bytes=None if disk is None else 4 * disk,
+        )
+        return most.over(machine)
 
     @property
     def transfers(self) -> Path:

@@ -91,6 +91,11 @@ class SandboxInfo(BaseModel):
     isolation: str | None = None
     work_dir: str
     limits: Limits
+    """Those that were asked for."""
+    effective_limits: Limits = Limits()
+    """Those that are enforced: asked for, or a default."""
+    limits_left_out: list[str] = []
+    """The names of default limits that cannot be enforced on this server."""
     expires_at: datetime | None = None
     ended_at: datetime | None = None
     resources: ResourcesInUse | None = None

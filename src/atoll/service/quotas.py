@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from atoll.manager import LimitReachedError, Record
-from atoll.model import Limits
+from atoll.model import Limits, effective_limits
 from atoll.service.identity import Caller
 
 
 class Reservations:
     """What was granted and is not in the manager's records yet, by owner and idempotency key.
 
-    Every creation has a key. Between granting and the manager's record the reservation counts; from then on the record
-    of the same key does. Nothing is awaited between looking and granting.
+    Every creation has a key. Until it is over the reservation counts, and from then on the record of the same key does.
+    Nothing is awaited between looking and granting. A limit that nobody asked for counts too: the default that holds.
     """
 
     def __init__(self) -> None:
@@ -22,19 +22,24 @@ class Reservations:
 
     @contextmanager
     def reserve(self, caller: Caller, key: str, limits: Limits, records: list[Record]) -> Iterator[None]:
-        """`records` are those of this user right now. Raises LimitReachedError."""
+        """`limits` are those that will hold, `records` are those of this user right now. Raises LimitReachedError."""
         place = (caller.user_id, key)
         if any(record.key == key for record in records) or place in self._pending:
             yield  # the same request again: it was granted
             return
         known = {record.key for record in records}
         waiting = [wanted for (user, other), wanted in self._pending.items() if user == place[0] and other not in known]
-        _check(caller, [*(record.spec.limits for record in records), *waiting], limits)
+        there = [self._pending.get((place[0], record.key or "")) or _held(record) for record in records]
+        _check(caller, [*there, *waiting], limits)
         self._pending[place] = limits
         try:
             yield
         finally:
             self._pending.pop(place, None)
+
+
+def _held(record: Record) -> Limits:
+    return effective_limits(record.spec, record.details).limits
 
 
 def _check(caller: Caller, there: list[Limits], wanted: Limits) -> None:
@@ -46,6 +51,7 @@ def _check(caller: Caller, there: list[Limits], wanted: Limits) -> None:
     for what, most, values, more in (
         ("CPUs", quotas.max_cpus, [limits.cpus for limits in there], wanted.cpus),
         ("bytes of memory", quotas.max_memory_bytes, [limits.memory_bytes for limits in there], wanted.memory_bytes),
+        ("processes", quotas.max_pids, [limits.pids for limits in there], wanted.pids),
         ("bytes of disk", quotas.max_disk_bytes, [limits.disk_bytes for limits in there], wanted.disk_bytes),
     ):
         if most is None:

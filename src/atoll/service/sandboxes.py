@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
-from atoll.model import Cause, State
+from atoll.model import Cause, State, effective_limits
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
 from atoll.service.models import (
@@ -171,7 +171,8 @@ class SandboxService:
             if owner == caller.user_id:  # an administrator is not bound by the quotas of others
                 for number in range(wanted.count):
                     part = fork_key(key, number)
-                    reserved.enter_context(self._reservations.reserve(caller, part, source.spec.limits, mine))
+                    held = effective_limits(source.spec, source.details).limits
+                    reserved.enter_context(self._reservations.reserve(caller, part, held, mine))
             made = await self.manager.fork_sandbox(
                 sandbox_id,
                 wanted.count,
@@ -328,6 +329,7 @@ class SandboxService:
 
     def info(self, caller: Caller, record: Record) -> SandboxInfo:
         running = record.state is State.RUNNING
+        held = effective_limits(record.spec, record.details)
         labels = {name: value for name, value in record.labels.items() if not name.startswith(_OWN_LABELS)}
         return SandboxInfo(
             id=record.id,
@@ -347,6 +349,8 @@ class SandboxService:
             isolation=record.spec.isolation,
             work_dir=record.spec.work_dir,
             limits=record.spec.limits,
+            effective_limits=held.limits,
+            limits_left_out=list(held.left_out),
             expires_at=_moment(record.expires_at),
             ended_at=_moment(record.ended_at),
         )
@@ -363,8 +367,10 @@ class SandboxService:
         key: str,
     ) -> str:
         spec = settings.spec()
+        defaults = await self.manager.default_limits(spec)
+        spec = spec.model_copy(update={"limits": self.specs.ceilings.applied(caller, spec.limits, defaults)})
         mine = await self.manager.list_sandboxes(owner=caller.user_id)
-        with self._reservations.reserve(caller, key, spec.limits, mine):
+        with self._reservations.reserve(caller, key, spec.limits.over(defaults), mine):
             sandbox_id = await self.manager.create_sandbox(
                 spec,
                 name=wanted.name,

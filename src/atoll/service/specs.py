@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from atoll.errors import SandboxError, SpecError
 from atoll.manager import SandboxManager
-from atoll.model import ImageProgress
+from atoll.model import ImageProgress, Limits
 from atoll.network.policy import NetworkPolicy, opens_private
+from atoll.service.ceilings import LimitCeilings
 from atoll.service.identity import Caller
 from atoll.service.models import (
     ExposedPort,
@@ -43,11 +44,18 @@ class Recipe(BaseModel):
 
 class SandboxSpecService:
     def __init__(
-        self, store: Store, manager: SandboxManager, default_spec_id: str = DEFAULT_ID, *, max_specs: int | None = None
+        self,
+        store: Store,
+        manager: SandboxManager,
+        default_spec_id: str = DEFAULT_ID,
+        *,
+        max_specs: int | None = None,
+        ceilings: LimitCeilings | None = None,
     ) -> None:
         """`max_specs` holds for each user who has no quota of their own."""
         self._max_specs = max_specs
         self._store = store
+        self.ceilings = ceilings or LimitCeilings(Limits())
         self._manager = manager
         self._default_id = default_spec_id
         self._default_image = _HOST
@@ -140,12 +148,16 @@ class SandboxSpecService:
         return await self._store.remove_spec(spec_id, found.owner_id)
 
     async def recipe(self, caller: Caller, spec_id: str | None) -> tuple[str, Recipe]:
-        """What to make a sandbox from. Raises SandboxSpecNotFoundError."""
+        """What to make a sandbox from. Raises SandboxSpecNotFoundError, and ForbiddenError if it is one of the caller's
+        own with more than the server's ceilings allow."""
         wanted = spec_id or self._default_id
         found = await self._visible(caller, wanted)
         if found is None:
             raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {wanted[:128]!r}")
-        return wanted, Recipe.model_validate_json(found.body)
+        recipe = Recipe.model_validate_json(found.body)
+        if found.owner_id is not None:  # what administrators share with everybody may have more
+            self.ceilings.check(caller, recipe.settings.limits)
+        return wanted, recipe
 
     def check(self, caller: Caller, settings: SandboxSettings) -> None:
         """Raises ForbiddenError for what only administrators may ask for."""
@@ -156,6 +168,7 @@ class SandboxSpecService:
                 f"only administrators use files of the server's machine as images: {settings.image[:80]!r}"
             )
         self.check_network(caller, settings.network)
+        self.ceilings.check(caller, settings.limits)
 
     def check_network(self, caller: Caller, policy: NetworkPolicy) -> None:
         if opens_private(policy) and not caller.is_admin:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-_SUBVOL_CREATE = 0x5000_940E
 _SNAP_DESTROY = 0x5000_940F
 _INO_LOOKUP = 0xD000_9412
 _SNAP_CREATE = 0x5000_9417
@@ -25,6 +24,13 @@ _READ_ONLY = 2
 _HERE, _EXCHANGE = -100, 2
 _FS_INFO = 0x8400_941F
 _QUOTA_CTL = 0xC010_9428
+_SUBVOL_CREATE_V2 = 0x5000_9418
+_QUOTA_RESCAN = 0x4040_942C
+_START_SYNC = 0x8008_9418
+_INHERIT = 4
+_ACCOUNT = 1 << 48
+"""What the number of an account is added to, which makes it the id of a quota one level above subvolumes."""
+_QGROUP_ASSIGN = 0x4018_9429
 _QGROUP_CREATE = 0x4010_942A
 _QGROUP_LIMIT = 0x8030_942B
 _ENABLE, _ENABLE_SIMPLE = 1, 4
@@ -48,17 +54,31 @@ def is_subvolume(path: Path) -> bool:
         return False
 
 
-def create_subvolume(path: Path) -> None:
-    with _directory(path.parent) as fd:
-        fcntl.ioctl(fd, _SUBVOL_CREATE, _volume_arguments(path.name))
+def create_subvolume(path: Path, account: int | None = None) -> None:
+    """In an account, all that is written to it counts there too."""
+    with _directory(path.parent) as fd, _inheriting(account) as (flags, size, address):
+        name = os.fsencode(path.name)
+        fcntl.ioctl(fd, _SUBVOL_CREATE_V2, bytearray(struct.pack("qQQQQ16x4040s", 0, 0, flags, size, address, name)))
 
 
-def snapshot(source: Path, target: Path, *, read_only: bool = False) -> None:
+def snapshot(source: Path, target: Path, *, read_only: bool = False, account: int | None = None) -> None:
     """All that was written to it before, at one moment. Milliseconds, whatever the size, once that is on the disk."""
     name = os.fsencode(target.name)
-    with _directory(source) as old, _directory(target.parent) as parent:
-        arguments = struct.pack("qQQ32x4040s", old, 0, _READ_ONLY if read_only else 0, name)
+    with _directory(source) as old, _directory(target.parent) as parent, _inheriting(account) as (flags, size, address):
+        flags |= _READ_ONLY if read_only else 0
+        arguments = struct.pack("qQQQQ16x4040s", old, 0, flags, size, address, name)
         fcntl.ioctl(parent, _SNAP_CREATE, bytearray(arguments))
+
+
+@contextmanager
+def _inheriting(account: int | None) -> Iterator[tuple[int, int, int]]:
+    """The flag, and the size and address of what it means, for a new subvolume in an account."""
+    if account is None:
+        yield 0, 0, 0
+        return
+    content = struct.pack("QQQQ5QQ", 0, 1, 0, 0, 0, 0, 0, 0, 0, _ACCOUNT + account)
+    buffer = ctypes.create_string_buffer(content, len(content))
+    yield _INHERIT, len(content), ctypes.addressof(buffer)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -100,9 +120,45 @@ def enable_quota(path: Path) -> None:
             fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE, 0)))
 
 
-def limit(path: Path, referenced_bytes: int) -> None:
+# --- accounts: quotas one level above those of subvolumes ------------------------------------------------------------
+
+
+def create_account(pool: Path, number: int) -> None:
+    """With nothing in it and no limit. Raises FileExistsError."""
+    with _directory(pool) as fd:
+        fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("QQ", 1, _ACCOUNT + number))
+
+
+def remove_account(pool: Path, number: int) -> bool:
+    """False: something is counted in it."""
+    with _directory(pool) as fd:
+        try:
+            fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("QQ", 0, _ACCOUNT + number))
+            return True
+        except OSError as error:
+            return error.errno == errno.ENOENT
+
+
+def assign(path: Path, account: int, *, counted: bool) -> None:
+    """From now on what this subvolume has written counts in the account, or no longer does."""
+    number = subvolume_id(path)
     with _directory(path) as fd:
-        fcntl.ioctl(fd, _QGROUP_LIMIT, struct.pack("QQQQQQ", 0, _LIMIT_REFERENCED, referenced_bytes, 0, 0, 0))
+        arguments = bytearray(struct.pack("QQQ", int(counted), number, _ACCOUNT + account))
+        if fcntl.ioctl(fd, _QGROUP_ASSIGN, arguments) == 1:  # only full accounting has to count anew
+            with suppress(OSError):
+                fcntl.ioctl(fd, _QUOTA_RESCAN, bytearray(64))
+
+
+def limit_account(pool: Path, account: int, referenced_bytes: int) -> None:
+    with _directory(pool) as fd:
+        arguments = struct.pack("QQQQQQ", _ACCOUNT + account, _LIMIT_REFERENCED, referenced_bytes, 0, 0, 0)
+        fcntl.ioctl(fd, _QGROUP_LIMIT, arguments)
+
+
+def free_soon(pool: Path) -> None:
+    """Let the kernel give back the space of removed subvolumes now, without waiting for that."""
+    with _directory(pool) as fd, suppress(OSError):
+        fcntl.ioctl(fd, _START_SYNC, bytearray(8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +170,46 @@ class Quota:
 def quota(path: Path) -> Quota | None:
     """What the subvolume's quota counts, with what is promised to writes that are not on the disk yet. None without
     quotas."""
+    return _quota(_quotas(path) / f"0_{subvolume_id(path)}")
+
+
+def account_quota(pool: Path, account: int) -> Quota | None:
+    return _quota(_quotas(pool) / f"1_{account}")
+
+
+def accounts(pool: Path) -> list[int]:
+    """Numbers of all that there are."""
+    try:
+        names = os.listdir(_quotas(pool))
+    except OSError:
+        return []
+    return [int(name.removeprefix("1_")) for name in names if name.startswith("1_")]
+
+
+def forget_empty_quotas(pool: Path) -> None:
+    """Of removed subvolumes whose last bytes are gone. The kernel refuses for one that is in use."""
+    found = _quotas(pool)
+    with _directory(pool) as fd, suppress(OSError):
+        for name in os.listdir(found):
+            number = name.removeprefix("0_")
+            if (
+                name != number
+                and int(number) >= _FIRST_INODE
+                and (held := _quota(found / name))
+                and not held.used_bytes
+            ):
+                with suppress(OSError):
+                    fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("QQ", 0, int(number)))
+
+
+def _quotas(path: Path) -> Path:
     with _directory(path) as fd:
         buffer = bytearray(1024)
         fcntl.ioctl(fd, _FS_INFO, buffer)
-    folder = Path(f"/sys/fs/btrfs/{UUID(bytes=bytes(buffer[16:32]))}/qgroups/0_{subvolume_id(path)}")
+    return Path(f"/sys/fs/btrfs/{UUID(bytes=bytes(buffer[16:32]))}/qgroups")
+
+
+def _quota(folder: Path) -> Quota | None:
     try:
         used, reserved, most = (
             int((folder / name).read_text()) for name in ("referenced", "rsv_data", "max_referenced")

@@ -46,11 +46,16 @@ class Layers(Protocol):
     def create_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None = None) -> Layer:
         """A new one, empty or with what was saved as `origin`. What comes from there counts as nothing.
 
+        The limit is one for the layer, for what is saved of it as long as that is kept, and for whatever replaces it.
         Raises EngineError if it exists, or when a limit is asked for that is not enforced here.
         """
 
     def replace_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None) -> Replacement:
-        """Prepare another content for a layer; nobody may use it any more when that takes its place."""
+        """Prepare another content for a layer; nobody may use it any more when that takes its place. There is a little
+        room in it however full the account is, until `limit` says otherwise: it has to be started."""
+
+    def limit(self, layer_id: str, disk_bytes: int | None) -> None:
+        """What the layer and all that is kept of it may take from now on."""
 
     def open_layer(self, layer_id: str) -> Layer:
         """One that exists, and that nobody uses, to be mounted once more. Raises EngineError."""
@@ -75,7 +80,14 @@ class Layers(Protocol):
         """With all that is in it. May be repeated."""
 
     def usage(self, layer_id: str) -> int | None:
-        """Bytes in use; None if it is not known without looking at every file."""
+        """Bytes that were written to this layer and are still in use, by it or by what is saved of it; None if it is
+        not known without looking at every file."""
+
+    def account_usage(self, layer_id: str) -> int | None:
+        """Bytes that count against its limit, also those that only saved states hold. None if it has no limit."""
+
+    def sweep(self) -> None:
+        """Remove accounts of layers that are gone."""
 
     def is_full(self, layer_id: str) -> bool:
         """Whether its disk limit is reached. Reads a few lines of the kernel's: quicker than the hop to a thread."""
@@ -168,8 +180,18 @@ class PlainLayers:
             raise _cannot_save()
         return nullcontext(self.open_layer(name).path)
 
+    def limit(self, layer_id: str, disk_bytes: int | None) -> None:
+        if disk_bytes is not None:
+            raise EngineError("a plain directory cannot keep a disk limit")
+
     def usage(self, layer_id: str) -> int | None:
         return None
+
+    def account_usage(self, layer_id: str) -> int | None:
+        return None
+
+    def sweep(self) -> None:
+        """There is nothing to remove."""
 
     def is_full(self, layer_id: str) -> bool:
         return False

@@ -5,6 +5,12 @@ over a loop device at `<data>/pool`. The mount is the host's, so it survives a r
 first layer is needed and taken down when the last process of ours lets go and no layer is left. The loop device
 frees itself with the mount.
 
+A sandbox has one account: its layer, all that is saved of it, and the layers that it had before, as long as anything
+of them is kept, are counted together, and the limit is for their sum. An extent counts for the subvolume that wrote it
+until the last reference to it is gone, so deleting a state gives back exactly what nothing else holds. Beside each
+layer lie `.<id>.account`, a link that names the account, and `.<id>.kept` once something was saved of the layer that is
+there now.
+
 btrfs counts bytes for each subvolume and refuses a write over the limit at once. It does not count inodes, so a
 limit on inodes is not offered; an empty file costs metadata, which the byte limit counts, so even a flood of them
 ends.
@@ -29,6 +35,8 @@ from atoll.storage.layers import Layer, Layers, PlainLayers, checked, make_parts
 _PROGRAM_S = 60.0
 _SMALLEST_POOL = 256 << 20
 _NEARLY_FULL = 0.98
+_ROOM_TO_START = 4 << 20
+_ACCOUNT = ".account"
 _MOUNT_OPTIONS = "loop,nodev,nosuid,noatime,discard=async"
 
 
@@ -71,15 +79,30 @@ class BtrfsLayers:
             path = directory / checked(layer_id)
             if path.exists():
                 raise EngineError(f"there is already a layer '{layer_id}'")
-            self._fill(path, disk_bytes, origin)
+            self._forget_account(directory, layer_id)
+            account = self._open_account(directory, layer_id, disk_bytes) if disk_bytes is not None else None
+            self._fill(path, origin, account)
         return Layer(layer_id, path)
 
     def replace_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None) -> _Replacement:
         with self._pool() as directory:
             draft = directory / f".{checked(layer_id)}.next"
             self._remove(draft)
-            self._fill(draft, disk_bytes, origin)
+            account = self._account(directory, layer_id)
+            if account is None and disk_bytes is not None:  # made by an earlier version
+                account = self._adopt(directory, layer_id, disk_bytes)
+            # What is done to it before it is one of the account's cannot be refused for want of space.
+            self._fill(draft, origin, None)
+            if account is not None:
+                self._make_room(directory, account)
+                btrfs.assign(draft, account, counted=True)
         return _Replacement(self, layer_id)
+
+    def limit(self, layer_id: str, disk_bytes: int | None) -> None:
+        with self._pool() as directory:
+            account = self._account(directory, checked(layer_id))
+            if account is not None and disk_bytes is not None:
+                btrfs.limit_account(directory, account, disk_bytes)
 
     def open_layer(self, layer_id: str) -> Layer:
         with self._pool() as directory:
@@ -94,7 +117,8 @@ class BtrfsLayers:
 
     def save(self, layer_id: str, saved_id: str) -> None:
         with self._pool() as directory:
-            self._keep(directory / checked(layer_id), saved_id)
+            (directory / f".{checked(layer_id)}.kept").touch()
+            self._keep(directory / layer_id, saved_id, self._account(directory, layer_id))
 
     def copy_saved(self, saved_id: str, new_id: str) -> None:
         with self._pool():
@@ -106,7 +130,7 @@ class BtrfsLayers:
             draft = self._saved / f".{checked(saved_id)}.{os.getpid()}"
             self._remove(draft)
             try:
-                self._fill(draft, None, None)
+                self._fill(draft, None)
                 fill(draft)
                 os.rename(draft, self._saved / saved_id)
             except OSError as error:
@@ -117,8 +141,9 @@ class BtrfsLayers:
     def delete_saved(self, saved_id: str) -> None:
         checked(saved_id)
         if self._is_there():
-            with self._pool():
+            with self._pool() as directory:
                 self._remove(self._saved / saved_id)
+                btrfs.free_soon(directory)
 
     def list_saved(self) -> list[str]:
         if not self._is_there():
@@ -131,22 +156,20 @@ class BtrfsLayers:
         with self._pool() as directory:
             yield (self._saved if saved else directory) / checked(name)
 
-    def _keep(self, source: Path, saved_id: str) -> None:
+    def _keep(self, source: Path, saved_id: str, account: int | None = None) -> None:
         try:
             self._saved.mkdir(mode=0o700, exist_ok=True)
-            btrfs.snapshot(source, self._saved / checked(saved_id), read_only=True)
+            btrfs.snapshot(source, self._saved / checked(saved_id), read_only=True, account=account)
         except OSError as error:
             raise EngineError(f"the state of '{source.name}' could not be kept: {error}") from error
 
-    def _fill(self, path: Path, disk_bytes: int | None, origin: str | None) -> None:
+    def _fill(self, path: Path, origin: str | None, account: int | None = None) -> None:
         """Make a subvolume that can be a layer, whole or not at all."""
         try:
             if origin is None:
-                btrfs.create_subvolume(path)
+                btrfs.create_subvolume(path, account)
             else:
-                btrfs.snapshot(self._saved / checked(origin), path)
-            if disk_bytes is not None:
-                btrfs.limit(path, disk_bytes)
+                btrfs.snapshot(self._saved / checked(origin), path, account=account)
             path.chmod(0o700)
             if origin is not None:
                 _forget_work(path)
@@ -166,13 +189,33 @@ class BtrfsLayers:
         with self._pool() as directory:
             self._remove(directory / layer_id)
             self._remove(directory / f".{layer_id}.next")
+            self._forget_account(directory, layer_id)
 
     def usage(self, layer_id: str) -> int | None:
         quota = self._quota(layer_id)
         return quota.used_bytes if quota is not None else None
 
+    def account_usage(self, layer_id: str) -> int | None:
+        account = self._account(self._directory, checked(layer_id))
+        quota = btrfs.account_quota(self._directory, account) if account is not None else None
+        return quota.used_bytes if quota is not None else None
+
+    def sweep(self) -> None:
+        if not self._directory.is_dir():
+            return
+        with self._pool() as directory:
+            btrfs.forget_empty_quotas(directory)
+            # Listed first: whatever is there by then was named before.
+            there = btrfs.accounts(directory)
+            names = [name for name in os.listdir(directory) if name.startswith(".") and name.endswith(_ACCOUNT)]
+            named = {self._account(directory, name[1 : -len(_ACCOUNT)]) for name in names}
+            for number in there:
+                if number not in named:
+                    btrfs.remove_account(directory, number)
+
     def is_full(self, layer_id: str) -> bool:
-        quota = self._quota(layer_id)
+        account = self._account(self._directory, checked(layer_id))
+        quota = self._quota(layer_id) if account is None else btrfs.account_quota(self._directory, account)
         if quota is None or quota.limit_bytes is None:
             return False
         # A write is refused as a whole, so a little may be left.
@@ -222,8 +265,59 @@ class BtrfsLayers:
     def _saved(self) -> Path:
         return self._directory.with_name("saved")
 
+    def _account(self, directory: Path, layer_id: str) -> int | None:
+        """The number of its account. None: it has none."""
+        try:
+            return int(os.readlink(f"{directory}/.{layer_id}{_ACCOUNT}"))
+        except (OSError, ValueError):
+            return None
+
+    def _open_account(self, directory: Path, layer_id: str, disk_bytes: int) -> int:
+        # Random, so nobody has to remember which numbers were used. Named before it is there, so that another process
+        # that sweeps does not take it for a leftover.
+        number = int.from_bytes(os.urandom(5)) + 1
+        try:
+            os.symlink(str(number), f"{directory}/.{layer_id}{_ACCOUNT}")
+            btrfs.create_account(directory, number)
+            btrfs.limit_account(directory, number, disk_bytes)
+        except OSError as error:
+            raise EngineError(f"the disk limit of '{layer_id}' cannot be set: {error}") from error
+        return number
+
+    def _adopt(self, directory: Path, layer_id: str, disk_bytes: int) -> int:
+        """An account for a layer that has none yet, with all that the layer holds."""
+        (directory / f".{layer_id}.kept").touch()
+        number = self._open_account(directory, layer_id, disk_bytes)
+        btrfs.assign(directory / layer_id, number, counted=True)
+        return number
+
+    def _make_room(self, directory: Path, account: int) -> None:
+        quota = btrfs.account_quota(directory, account)
+        if quota is not None and quota.limit_bytes is not None:
+            most = max(quota.limit_bytes, quota.used_bytes + _ROOM_TO_START)
+            btrfs.limit_account(directory, account, most)
+
+    def _forget_account(self, directory: Path, layer_id: str) -> None:
+        """What still counts in it (blocks that forks hold, or that the kernel has not freed yet) is nobody's; `sweep`
+        removes it in the end."""
+        account = self._account(directory, layer_id)
+        for name in (_ACCOUNT, ".kept"):
+            (directory / f".{layer_id}{name}").unlink(missing_ok=True)
+        if account is not None:
+            btrfs.remove_account(directory, account)
+
     def _is_there(self) -> bool:
         return self._directory.is_dir() or (self.data_dir / "pool.btrfs").exists()
+
+    def _discard(self, directory: Path, layer_id: str, old: Path) -> None:
+        """Remove what a layer was before. If nothing was saved of it, its space is free at once, though the kernel
+        takes its time; else the kernel knows what is still held."""
+        account, kept = self._account(directory, layer_id), directory / f".{layer_id}.kept"
+        if account is not None and not kept.exists():
+            btrfs.assign(old, account, counted=False)
+        self._remove(old)
+        kept.unlink(missing_ok=True)
+        btrfs.free_soon(directory)
 
     def _remove(self, path: Path) -> None:
         try:
@@ -309,7 +403,7 @@ class _Replacement:
                 btrfs.exchange(draft, directory / self.layer_id)
             except OSError as error:
                 raise EngineError(f"the layer '{self.layer_id}' could not be replaced: {error}") from error
-            self.layers._remove(draft)
+            self.layers._discard(directory, self.layer_id, draft)
 
     def discard(self) -> None:
         with self.layers._pool() as directory:

@@ -21,6 +21,7 @@ class Quotas(BaseModel):
     max_sandboxes: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     max_cpus: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
     max_memory_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    max_pids: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
     max_disk_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
     max_snapshots: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     max_snapshot_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None

@@ -18,8 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from atoll.engines.availability import Availability
-from atoll.engines.base import ByteStream, LimitEvents, OnImageProgress, refuse_unsupported
+from atoll.engines.base import ByteStream, LimitEvents, OnImageProgress, limit_details, refuse_unsupported
 from atoll.engines.docker import agent_volume, counters, endpoint, facts, images, observing, plan, probing
+from atoll.engines.docker.accounts import ContainerAccounts
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.links import ContainerLinks
@@ -39,7 +40,7 @@ from atoll.errors import (
     SandboxNotFoundError,
     SpecError,
 )
-from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
+from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
 from atoll.network.policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
@@ -130,7 +131,16 @@ class DockerEngine(DockerStates):
             if hangs or await self._containers.inspect(who.container) is None:
                 await self._links.remove(sandbox_id)
             raise
-        return Handle(self.name, sandbox_id, spec, created_at, target.details())
+        given = plan.defaults_of(body["Labels"])
+        details = target.details() | (limit_details(given) if given is not None else {})
+        self._accounts.settle(spec.account)
+        return Handle(self.name, sandbox_id, spec, created_at, details)
+
+    async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+        return (await facts.learn(self._http)).defaults(self._settings.resources.sandbox, spec)
+
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        return self._accounts.enforced(await facts.learn(self._http))
 
     async def _checked(self, spec: SandboxSpec) -> facts.Facts:
         known = await facts.learn(self._http)
@@ -148,7 +158,9 @@ class DockerEngine(DockerStates):
         known, agent = await self._checked(spec), agent_volume.packed()
         await agent_volume.ensure(self._http, agent, image.id)
         trusted = self._links.trusted(who.sandbox_id, self._links.now(who.sandbox_id, spec).network)
-        return plan.container(who, spec, known, image, agent, created_at, trusted, labels)
+        defaults = plan.defaults_of(labels) or known.defaults(self._settings.resources.sandbox, spec)
+        parent = self._accounts.parent(known, spec.account)
+        return plan.container(who, spec, known, image, agent, created_at, trusted, labels, defaults, parent)
 
     async def connect(self, handle: Handle) -> ByteStream:
         try:
@@ -285,6 +297,10 @@ class DockerEngine(DockerStates):
     def _links(self) -> ContainerLinks:
         return ContainerLinks(self._settings, self._http)
 
+    @functools.cached_property
+    def _accounts(self) -> ContainerAccounts:
+        return ContainerAccounts(self._settings, self._http.endpoint)
+
     def _powers(self, known: facts.Facts) -> frozenset[Capability]:
         linked = {Capability.NETWORK} if self._links.problem(known) is None else frozenset()
         return known.capabilities | linked
@@ -301,6 +317,7 @@ class DockerEngine(DockerStates):
         await self._containers.remove(who.container)
         await self._links.remove(who.sandbox_id)
         await self._forget_states(who.sandbox_id)
+        self._accounts.remove_empty()
 
     def _image_name(self, image: str) -> str:
         """A container has no view of this machine's own /usr: `host` is the default image."""
@@ -383,7 +400,8 @@ class DockerEngine(DockerStates):
             self._who(sandbox_id)
         except SpecError:
             return None
-        details = {"container": str(entry.get("Id", ""))}
+        given = plan.defaults_of(labels)
+        details = {"container": str(entry.get("Id", "")), **(limit_details(given) if given is not None else {})}
         try:
             spec = self._links.now(sandbox_id, SandboxSpec.model_validate_json(labels.get(plan.SPEC, "")))
             created_at = float(labels.get(plan.CREATED, ""))

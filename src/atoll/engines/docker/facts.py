@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, TypeVar
 
+from atoll.engines.base import enforceable_defaults
 from atoll.engines.docker import seccomp
 from atoll.engines.docker.http import QUICK_S, Http, RefusedError
 from atoll.errors import EngineUnavailableError, UnsupportedError
-from atoll.model import Capability, SandboxSpec
+from atoll.model import Capability, EffectiveLimits, Limits, SandboxSpec
 
 T = TypeVar("T")
 _FRESH_S = 30.0
@@ -51,6 +52,9 @@ class Facts:
     user_namespace: bool = False
     """Whether root of a container is nobody outside of it."""
     processors: int = 1
+    machine_cpus: int = 4096
+    machine_memory_bytes: int = 1 << 62
+    cgroup_driver: str = ""
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -62,6 +66,15 @@ class Facts:
             Capability.DISK: self.disk,
         }
         return _ALWAYS | {capability for capability, there in asked.items() if there}
+
+    def defaults(self, wanted: Limits, spec: SandboxSpec) -> EffectiveLimits:
+        """The limits of a sandbox that asks for none: never more than the machine has, which may be another one."""
+        found = self.capabilities
+        if has_own_kernel(self.runtime(spec)):
+            found -= {Capability.PIDS}
+        most = {"cpus": float(self.machine_cpus), "memory_bytes": self.machine_memory_bytes}
+        update = {name: min(value, most[name]) for name in most if (value := getattr(wanted, name)) is not None}
+        return enforceable_defaults(wanted.model_copy(update=update), found, spec.limits)
 
     def runtime(self, spec: SandboxSpec) -> str:
         """The name of the runtime that gives the isolation asked for. Raises UnsupportedError."""
@@ -161,6 +174,9 @@ def parse(info: Any) -> Facts:
         seccomp=_has_option(info, "seccomp"),
         user_namespace=_has_option(info, "userns") or _has_option(info, "rootless"),
         processors=int(info.get("NCPU") or 1),
+        machine_cpus=int(info.get("NCPU") or 4096),
+        machine_memory_bytes=int(info.get("MemTotal") or 1 << 62),
+        cgroup_driver=str(info.get("CgroupDriver") or ""),
     )
 
 

@@ -34,13 +34,14 @@ from atoll.engines.docker.images import Image
 from atoll.engines.linux.masks import masked_paths
 from atoll.engines.local.environment import clean_environment
 from atoll.errors import SpecError
-from atoll.model import SandboxSpec, Volume
+from atoll.model import EffectiveLimits, Limits, SandboxSpec, Volume
 from atoll.network.authority import BUNDLE, VARIABLES
 from atoll.network.client import NAME_SERVER
 from atoll.network.policy import without_secrets
 
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
+GIVEN, LEFT_OUT = "atoll.default_limits", "atoll.limits_left_out"
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _RESERVED = (agent_volume.HOME, "/proc", "/sys", "/dev")
 _LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
@@ -97,8 +98,13 @@ def container(
     created_at: float,
     trusted: Path | None = None,
     labels: Mapping[str, str] | None = None,
+    defaults: EffectiveLimits | None = None,
+    cgroup_parent: str = "",
 ) -> dict[str, Any]:
-    """The body of the request that makes it. `trusted` are the certificates that it has to trust, if not its own."""
+    """The body of the request that makes it. `trusted` are the certificates that it has to trust, if not its own;
+    `defaults` are limits that nobody asked for."""
+    asked, defaults = spec, defaults or EffectiveLimits(Limits())
+    spec = spec.model_copy(update={"limits": spec.limits.over(defaults.limits)})
     argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
     if spec.limits.open_files is not None:
         argv += ["--rlimit-nofile", str(spec.limits.open_files)]
@@ -118,12 +124,23 @@ def container(
         "Labels": {
             INSTALLATION: who.installation,
             SANDBOX: who.sandbox_id,
-            SPEC: spec.model_copy(update={"network": without_secrets(spec.network)}).model_dump_json(),
+            SPEC: asked.model_copy(update={"network": without_secrets(spec.network)}).model_dump_json(),
             CREATED: repr(created_at),
+            GIVEN: defaults.limits.model_dump_json(exclude_none=True),
+            LEFT_OUT: " ".join(defaults.left_out),
             **(labels or {}),
         },
-        "HostConfig": _host_config(spec, facts, agent, trusted),
+        "HostConfig": _host_config(spec, facts, agent, trusted)
+        | ({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
     }
+
+
+def defaults_of(labels: Mapping[str, str]) -> EffectiveLimits | None:
+    """Those that a container was made with. None: it was made before there were any."""
+    try:
+        return EffectiveLimits(Limits.model_validate_json(labels[GIVEN]), tuple(labels.get(LEFT_OUT, "").split()))
+    except (KeyError, ValueError):
+        return None
 
 
 def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, trusted: Path | None) -> dict[str, Any]:

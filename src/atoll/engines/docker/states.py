@@ -30,7 +30,7 @@ from atoll.engines.docker.http import Http, RefusedError
 from atoll.engines.docker.images import Image
 from atoll.engines.docker.makers import is_abandoned, maker_label
 from atoll.engines.docker.making import Prepare
-from atoll.engines.docker.plan import INSTALLATION, SANDBOX, Identity
+from atoll.engines.docker.plan import GIVEN, INSTALLATION, LEFT_OUT, SANDBOX, Identity
 from atoll.engines.local import exclusion
 from atoll.engines.local.exclusion import Exclusion
 from atoll.engines.local.states import all_or_none, checked_name, checked_snapshot
@@ -39,6 +39,7 @@ from atoll.errors import (
     CheckpointNotFoundError,
     ConflictError,
     EngineError,
+    SandboxResourceError,
     SnapshotNotFoundError,
     SpecError,
     UnsupportedError,
@@ -102,7 +103,20 @@ class DockerStates(abc.ABC):
         async with self._alone(handle):
             container = await self._container(handle)
             saved = await self._described(handle, container, name, made_by)
+            await self._check_room(handle, saved)
             return (await finish(self._commits.commit(container, saved, "checkpoint"))).as_checkpoint()
+
+    async def _check_room(self, handle: Handle, more: Saved) -> None:
+        """The engine's own limit is for what the container has written; what checkpoints keep of that counts here."""
+        most = handle.limits().limits.disk_bytes
+        if most is None:
+            return
+        kept = sum(saved.size_bytes for saved in await self._all_of(handle))
+        if kept + more.size_bytes > most:
+            raise SandboxResourceError(
+                f"the checkpoints of sandbox '{handle.sandbox_id}' would keep more than its disk of {most} bytes",
+                hint="Delete some first.",
+            )
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
         await self._container(handle)
@@ -322,7 +336,8 @@ class DockerStates(abc.ABC):
         who = self._who(handle.sandbox_id)
         labels = (container.get("Config") or {}).get("Labels") or {}
         origin = str(labels.get(ORIGIN) or container["Image"])
-        more = {ORIGIN: origin, RESTORED: "1", **maker_label()}
+        limits = {name: labels[name] for name in (GIVEN, LEFT_OUT) if name in labels}
+        more = {ORIGIN: origin, RESTORED: "1", **limits, **maker_label()}
         body = await self._body(who, handle.spec, image, handle.created_at, more)
         await self._containers.remove(who.container + NEXT)
         try:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import workers
-from atoll.engines.base import ByteStream, OnImageProgress, refuse_unsupported
+from atoll.engines.base import ByteStream, OnImageProgress, enforceable_defaults, refuse_unsupported
 from atoll.engines.local import erasing, processes, sockets
 from atoll.engines.local.launch import Launch, start
 from atoll.engines.local.observing import observe
@@ -26,7 +26,7 @@ from atoll.errors import (
     SandboxGoneError,
     SpecError,
 )
-from atoll.model import Capability, Handle, Observation, SandboxSpec, State, Stats
+from atoll.model import Capability, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
 
 _CREATE_S = 20.0
@@ -130,6 +130,15 @@ class LocalEngine(ABC):
 
         return [*await workers.run(workers.ENGINE, find)]
 
+    async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+        return self._defaults(spec)
+
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        return ()
+
+    def _defaults(self, spec: SandboxSpec) -> EffectiveLimits:
+        return enforceable_defaults(self._settings.resources.sandbox, self.capabilities, spec.limits)
+
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """There is nothing to fetch."""
         self._check_image(image)
@@ -163,11 +172,14 @@ class LocalEngine(ABC):
     def _write_first(self, sandbox_id: str, spec: SandboxSpec) -> Record:
         creator = ProcessRef.of(os.getpid())
         assert creator is not None
+        defaults = self._defaults(spec)
         record = Record(
             sandbox_id=sandbox_id,
             engine=self.name,
             installation=self._settings.installation_id(),
             spec=spec,
+            defaults=defaults.limits,
+            left_out=defaults.left_out,
             created_at=time.time(),
             boot_id=processes.boot_id(),
             creator=creator,
@@ -221,7 +233,7 @@ class LocalEngine(ABC):
         return await erasing.kill_all(lambda: self._find_processes(sandbox_id), deadline)
 
     def _handle(self, record: Record) -> Handle:
-        details = {"uid": str(record.uid)} if record.uid is not None else {}
+        details = {**({"uid": str(record.uid)} if record.uid is not None else {}), **record.limit_details()}
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at, details)
 
     def _found(self, sandbox_id: str) -> Handle:

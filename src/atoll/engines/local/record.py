@@ -14,9 +14,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from atoll.engines.base import limit_details
 from atoll.engines.local.processes import ProcessRef, boot_id
 from atoll.errors import SpecError
-from atoll.model import Cause, SandboxSpec
+from atoll.model import Cause, EffectiveLimits, Limits, SandboxSpec
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _FILE = "record.json"
@@ -37,6 +38,10 @@ class Record(BaseModel):
     engine: str
     installation: str
     spec: SandboxSpec
+    defaults: Limits = Limits()
+    """What the engine gave where the spec has no limit."""
+    left_out: tuple[str, ...] | None = None
+    """The names of defaults that could not be enforced. None: it was made before there were any."""
     created_at: float
     boot_id: str
     creator: ProcessRef
@@ -48,6 +53,15 @@ class Record(BaseModel):
     init: ProcessRef | None = None
     """The sandbox's own first process; the same as the monitor if there is no namespace between. None: not complete."""
     ended: Ended | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """Those that hold."""
+        return self.spec.limits.over(self.defaults)
+
+    def limit_details(self) -> dict[str, str]:
+        """As its handle carries them."""
+        return {} if self.left_out is None else limit_details(EffectiveLimits(self.defaults, self.left_out))
 
     def is_of_this_boot(self) -> bool:
         return self.boot_id == boot_id()

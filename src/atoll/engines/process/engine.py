@@ -81,7 +81,7 @@ class ProcessEngine(LocalEngine):
         )
         links, directories = _top_level()
         around = Surroundings(home, base_files(home.parent, agent), links, directories, fds)
-        argv = [bubblewrap, *arguments(record.spec, around)]
+        argv = [bubblewrap, *arguments(record.spec.model_copy(update={"limits": record.limits}), around)]
         if record.uid is not None:
             argv = [str(agent), "--as", f"{record.uid}:{record.uid}", "--", *argv]
         return Launch(

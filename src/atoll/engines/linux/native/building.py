@@ -118,7 +118,9 @@ class NativeBuilder(Builder):
         argv = (f"atoll-agent {sandbox_id}", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
         files = places.network_files(sandbox_id, record.spec, root)
         env = {**env, **places.network_variables(record.spec)}
-        plan = make_plan(record.limited_spec(), _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
+        plan = make_plan(
+            record.limited_spec(), _facts(), root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files
+        )
         if self._namespace is not None:
             plan = for_ordinary_user(plan)
             self._launchers.fds = (self._namespace.open(),)

@@ -27,7 +27,7 @@ from atoll.engines.local import processes
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.waiting import Deadline
 from atoll.errors import EngineUnavailableError, SandboxGoneError, UnsupportedError
-from atoll.model import Capability, EffectiveLimits, Handle, SandboxSpec, Stats
+from atoll.model import Capability, Handle, SandboxSpec, Stats
 from atoll.settings import Settings
 
 _CREATE_S = 30.0
@@ -141,9 +141,6 @@ class NativeEngine(OciEngine):
 
     def _handle(self, record: Record) -> Handle:
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at, record.limit_details())
-
-    def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
-        return self._defaults(spec, self.capabilities)
 
     def _is_ours(self, record: Record) -> bool:
         return record.runtime == RUNTIME

@@ -159,7 +159,9 @@ class Builder:
         argv = (AGENT, *reach, "--work-dir", record.spec.work_dir)
         files = places.network_files(sandbox_id, record.spec, root)
         env = {**env, **places.network_variables(record.spec)}
-        plan = make_plan(record.limited_spec(), facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files)
+        plan = make_plan(
+            record.limited_spec(), facts, root, ids, sandbox_id=sandbox_id, argv=argv, env=env, files=files
+        )
         plan = dataclasses.replace(plan, network_path=linked)
         render = oci_bundle.config
         if runtime.virtual_kernel:

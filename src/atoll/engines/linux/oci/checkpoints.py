@@ -2,9 +2,11 @@
 
 Theory of operation. A sandbox's files are an image that nobody changes and a writable layer, a subvolume. A saved
 state is a read-only snapshot of that subvolume: the kernel takes it at one moment, while the sandbox runs, and it
-shares all blocks that are the same. A new layer begins as a snapshot of a saved state. What a layer took over is not
-counted by its quota a second time, so it is subtracted from the limit: a sandbox and all that it came from never hold
-more than the limit allows.
+shares all blocks that are the same. A new layer begins as a snapshot of a saved state.
+
+A sandbox, its checkpoints and the layers that it had before are one account of the storage, with one limit. What a fork
+took over from another's state is not counted there, so it is subtracted from the limit: a sandbox and all that it came
+from never hold more than the limit allows.
 """
 
 from __future__ import annotations
@@ -412,4 +414,4 @@ def layer_for(places: Places, record: Record, below: Path) -> Layer:
 
 def limit_for(record: Record) -> int | None:
     wanted = record.limits.disk_bytes
-    return None if wanted is None else max(_SMALLEST_LIMIT, wanted - record.inherited_bytes)
+    return None if wanted is None else max(_SMALLEST_LIMIT, wanted - record.origin_bytes)

@@ -222,11 +222,17 @@ class OciEngine(Saving):
 
     async def stats(self, handle: Handle) -> Stats:
         seen = self._places.group(handle.sandbox_id).stats()
-        disk = await workers.run(workers.ENGINE, self._places.layers.usage, handle.sandbox_id)
         record = self._places.records.read(handle.sandbox_id)
-        if disk is not None and record is not None:
-            disk += record.inherited_bytes
+        disk = await workers.run(workers.ENGINE, self._disk, handle.sandbox_id, record) if record is not None else None
         return Stats(seen.memory_bytes, seen.cpu_s, seen.pids, disk)
+
+    def _disk(self, sandbox_id: str, record: Record) -> int | None:
+        """All that counts against its limit; without one what its files take."""
+        counted = self._places.layers.account_usage(sandbox_id)
+        if counted is not None:
+            return counted + record.origin_bytes
+        used = self._places.layers.usage(sandbox_id)
+        return None if used is None else used + record.inherited_bytes
 
     async def delete(self, handle: Handle) -> None:
         watcher = self._watchers.pop(handle.sandbox_id, None)
@@ -359,17 +365,22 @@ class OciEngine(Saving):
             raise EngineUnavailableError(f"{name} is no longer installed")
         return Runtime(name, program)
 
-    def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
-        isolation = spec.isolation or self._isolation
-        return self._defaults(spec, _capabilities(self._places, isolation))
+    async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+        return self._defaults(spec)
 
-    def _defaults(self, spec: SandboxSpec, capabilities: frozenset[Capability]) -> EffectiveLimits:
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        return self._places.accounts.enforced()
+
+    def _defaults(self, spec: SandboxSpec) -> EffectiveLimits:
+        isolation = spec.isolation or self._isolation
+        plain = isolation == self._isolation
+        capabilities = self.capabilities if plain else _capabilities(self._places, isolation)
         return enforceable_defaults(self._settings.resources.sandbox, capabilities, spec.limits)
 
     def _first_record(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime, source: Saved | None) -> Record:
         creator = ourselves(os.getpid())
         now = time.time()
-        defaults = self.default_limits(spec)
+        defaults = self._defaults(spec)
         return Record(
             sandbox_id=sandbox_id,
             spec=spec,
@@ -384,6 +395,7 @@ class OciEngine(Saving):
             origin=source.id if source is not None else None,
             base=source.base if source is not None else None,
             inherited_bytes=source.size_bytes if source is not None else 0,
+            origin_bytes=source.size_bytes if source is not None else 0,
             memory=source.id if source is not None and source.memory and source.runtime == runtime.name else None,
         )
 

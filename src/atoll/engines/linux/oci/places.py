@@ -183,6 +183,7 @@ class Places:
     def sweep(self) -> None:
         """Remove what was being written when a process of ours died: its number is the end of a draft's name."""
         self.records.sweep()
+        self.layers.sweep()
         for directory in (self.data / "host", self.data / "programs", self.data / "trusted"):
             for draft in directory.glob(".*.*"):
                 writer = draft.name.rpartition(".")[2]

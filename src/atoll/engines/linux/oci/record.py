@@ -62,7 +62,9 @@ class Record(BaseModel):
     origin: str | None = None
     """The saved state that it began with. None: an empty layer."""
     inherited_bytes: int = 0
-    """What its layer took over from a saved state, which its quota does not count."""
+    """What its layer took over from a saved state, which the layer's own quota does not count."""
+    origin_bytes: int = 0
+    """What it took over from somebody else's state when it was made, which its account does not count."""
     position: str | None = None
     """The checkpoint that it went back to last; `Records.position` knows where it is since."""
     memory: str | None = None

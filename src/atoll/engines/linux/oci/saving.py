@@ -301,6 +301,9 @@ class Saving(abc.ABC):
             with suppress(OSError):
                 self._places.records.write(restored.model_copy(update={"ended": ended, "restoring": None}))
             raise
+        finally:
+            # It had a little room to be started, however full its account is.
+            await workers.run(workers.ENGINE, self._places.layers.limit, record.sandbox_id, limit_for(restored))
 
     async def _completed(self, record: Record) -> Record:
         """If whoever was restoring it died or gave up, go on with that. As it is, if somebody is at work on it."""
