@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import agent_binary
+from atoll.claims import Claims
 from atoll.engines.availability import Availability
 from atoll.engines.local import Launch, LocalEngine, Record, clean_environment
 from atoll.engines.local.processes import ProcessRef
@@ -39,7 +40,8 @@ class ProcessEngine(LocalEngine):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._users = Users(settings.data_dir / self.name / ".users")
+        machine = Claims("users", settings.data_dir) if os.geteuid() == 0 else None
+        self._users = Users(settings.data_dir / self.name / ".users", machine)
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:

@@ -76,6 +76,9 @@ class Ending:
         if await asyncio.to_thread(places.gateway.collect):
             removed.append("the network gateway")
         await asyncio.to_thread(places.sweep)
+        removed += [
+            f"{what} of an installation that is gone" for what in await asyncio.to_thread(places.collect_claims)
+        ]
         await asyncio.to_thread(places.close)
         return removed
 
