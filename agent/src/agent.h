@@ -168,4 +168,11 @@ struct agent {
 };
 extern struct agent agent;
 
+void die(const char *what);
+
+/* --- fresh.c ----------------------------------------------------------------------------------------------------------- */
+
+void leave_session(void);
+void own_files(const char *base);
+
 #endif

@@ -43,7 +43,7 @@
 
 struct agent agent;
 
-static void die(const char *what)
+void die(const char *what)
 {
     fprintf(stderr, "atoll-agent: %s: %s\n", what, strerror(errno));
     exit(1);
@@ -126,13 +126,17 @@ void operation_open(struct stream *stream, unsigned operation, struct fields fie
 
 /* --- the other modes -------------------------------------------------------------------------------------------------------- */
 
-static int give_up_root(int argc, char **argv)
+/* Runs a program as another user, or as the same, without what it has of the session it was started in. `--own-files`: see fresh.c. */
+static int start_fresh(int argc, char **argv)
 {
-    unsigned uid, gid;
+    unsigned uid = 0, gid = 0;
     char rest;
-    if (argc < 5 || sscanf(argv[2], "%u:%u%c", &uid, &gid, &rest) != 2 || strcmp(argv[3], "--") || !uid || !gid
-        || uid == (uid_t)-1 || gid == (gid_t)-1) { /* -1 would mean: stay who you are */
-        fprintf(stderr, "usage: atoll-agent --as UID:GID -- COMMAND...\n");
+    bool same = argc > 2 && strcmp(argv[2], "same") == 0, own = argc > 4 && strcmp(argv[3], "--own-files") == 0;
+    int command = own ? 6 : 4;
+    if (argc <= command || strcmp(argv[command - 1], "--")
+        || (!same && (sscanf(argv[2], "%u:%u%c", &uid, &gid, &rest) != 2 || !uid || !gid
+            || uid == (uid_t)-1 || gid == (gid_t)-1))) { /* -1 would mean: stay who you are */
+        fprintf(stderr, "usage: atoll-agent --as UID:GID|same [--own-files DIRECTORY] -- COMMAND...\n");
         return 2;
     }
     for (int signal = 1; signal < 32; signal++)
@@ -142,10 +146,13 @@ static int give_up_root(int argc, char **argv)
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
-    if (setgroups(0, NULL) < 0 || setresgid(gid, gid, gid) < 0 || setresuid(uid, uid, uid) < 0)
+    if (!same && (setgroups(0, NULL) < 0 || setresgid(gid, gid, gid) < 0 || setresuid(uid, uid, uid) < 0))
         die("cannot give up root");
-    execvp(argv[4], argv + 4);
-    die(argv[4]);
+    leave_session();
+    if (own)
+        own_files(argv[4]);
+    execvp(argv[command], argv + command);
+    die(argv[command]);
     return 127;
 }
 
@@ -359,7 +366,7 @@ static void limit_life(unsigned long lifetime_ms)
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "--as") == 0)
-        return give_up_root(argc, argv);
+        return start_fresh(argc, argv);
     if (argc == 3 && strcmp(argv[1], "connect") == 0)
         return bridge(argv[2]);
     struct options options = parse_options(argc, argv);

@@ -295,9 +295,8 @@ async def test_a_package_with_a_set_uid_program_is_installed_beside_a_volume(tar
 async def test_without_its_supervisor_no_bit_is_set_and_all_else_goes_on(target: Target, place: Path) -> None:
     volume = volume_of(place)
     async with target.sandbox(volumes={str(volume): "/v"}) as sandbox:
-        pids = supervisors()
-        assert len(pids) == 1
-        os.kill(pids[0], 9)
+        (supervisor,) = supervisors(sandbox.id)
+        os.kill(supervisor, 9)
         result = await sandbox.exec("cp /usr/bin/cat /v/cat; chmod 4755 /v/cat; chmod 700 /v/cat && stat -c %a /v/cat")
         assert result.stdout == "700\n", result
         assert "Function not implemented" in result.stderr
@@ -309,11 +308,11 @@ async def test_a_supervisor_ends_with_its_sandbox_however_that_ends(target: Targ
     assert isinstance(target.engine, NativeEngine | OciEngine)
     volume = volume_of(place)
     async with target.sandbox() as plain:
-        assert supervisors() == [], "only a sandbox with a writable volume has one"
+        assert supervisors(plain.id) == [], "only a sandbox with a writable volume has one"
         await plain.exec("true")
     sandbox = target.peer(volumes={str(volume): "/v"})
     await sandbox.create()
-    (supervisor,) = supervisors()
+    (supervisor,) = supervisors(sandbox.id)
     ended = os.pidfd_open(supervisor)
     record = target.engine._places.records.read(sandbox.id)
     assert record is not None and record.init is not None
@@ -325,13 +324,15 @@ async def test_a_supervisor_ends_with_its_sandbox_however_that_ends(target: Targ
     await sandbox.cleanup()
 
 
-def supervisors() -> list[int]:
+def supervisors(sandbox_id: str) -> list[int]:
+    """They are in a control group of their sandbox."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
+            groups = (path / "cgroup").read_text()
         except OSError:
             continue
-        if words[1:2] == [b"supervise"]:
+        if words[1:2] == [b"supervise"] and sandbox_id in groups:
             found.append(int(path.name))
     return found

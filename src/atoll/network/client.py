@@ -131,6 +131,10 @@ class Gateway:
             return False
         found = places.is_router_there()
         router.remove_router(places.router)
+        claims = places.link_claims()
+        for slot, sandbox_id in claims.own().items():
+            claims.release(slot, sandbox_id)
+        claims.collect(lambda slot: False)  # addresses of a router that is gone reach nobody
         shutil.rmtree(places.directory, ignore_errors=True)
         return found
 

@@ -61,6 +61,7 @@ class Worker:
     ) -> None:
         self._places, self._router, self._listeners, self._control = places, router_fd, listeners, control
         self._members = Members(places, most_bytes_per_s)
+        self._claims = places.link_claims()
         self._resolver = resolver
         self._proxy = Proxy(resolver)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,6 +74,7 @@ class Worker:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         self._members.load()
+        self._settle_claims()
         self._next_slot = max(self._members.by_slot, default=0) + 1
         self._datagrams = Datagrams(self._router, self._listeners.udp, self._find)
         loop.add_reader(self._listeners.tcp.fileno(), self._accepted, self._listeners.tcp)
@@ -188,23 +190,25 @@ class Worker:
 
     def _attach(self, sandbox_id: str, policy: Any, network: int) -> dict[str, Any]:
         self._detach(sandbox_id)
-        slot = self._free_slot()
+        slot = self._free_slot(sandbox_id)
         record = MemberRecord(sandbox_id=sandbox_id, slot=slot, policy=policy, network=os.fstat(network).st_ino)
         # The policy is known before the first packet can come.
         self._members.add(record)
         try:
             router.connect(self._links, self._router, network, slot)
         except BaseException:
-            self._members.remove(sandbox_id)
+            self._remove(sandbox_id)
             raise
         return {"address": str(router.addresses(slot)[1])}
 
-    def _free_slot(self) -> int:
-        """Used again as late as possible."""
+    def _free_slot(self, sandbox_id: str) -> int:
+        """Used again as late as possible, and by no other installation on this machine."""
         for _ in router.SLOTS:
             slot = self._next_slot if self._next_slot in router.SLOTS else 1
             self._next_slot = slot + 1
-            if slot not in self._members.by_slot and not self._has_link(slot):
+            if slot in self._members.by_slot or self._has_link(slot):
+                continue
+            if self._claims.take(str(slot), sandbox_id):
                 return slot
         raise RuntimeError("there are no addresses left")
 
@@ -225,8 +229,21 @@ class Worker:
         member.change(record.policy)
         return {}
 
+    def _settle_claims(self) -> None:
+        """Those of sandboxes that are there, whoever attached them, and no others."""
+        for member in self._members.by_id.values():
+            self._claims.take(str(member.slot), member.sandbox_id)
+        for slot, sandbox_id in self._claims.own().items():
+            if int(slot) not in self._members.by_slot:
+                self._claims.release(slot, sandbox_id)
+
+    def _remove(self, sandbox_id: str) -> None:
+        member = self._members.remove(sandbox_id)
+        if member is not None:
+            self._claims.release(str(member.slot), sandbox_id)
+
     def _detach(self, sandbox_id: str) -> None:
-        self._members.remove(sandbox_id)
+        self._remove(sandbox_id)
         self._empty_since = time.monotonic()
 
     async def _look(self) -> None:
@@ -235,7 +252,7 @@ class Worker:
             await asyncio.sleep(min(_LINGER_S, _LOOK_S))
             for member in list(self._members.by_id.values()):
                 if not self._has_link(member.slot):
-                    self._members.remove(member.sandbox_id)
+                    self._remove(member.sandbox_id)
                     self._empty_since = time.monotonic()
             if time.monotonic() - self._empty_since >= _LINGER_S:
                 self._leave()

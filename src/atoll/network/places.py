@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.claims import Claims
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayPlaces:
@@ -36,6 +38,10 @@ class GatewayPlaces:
     @property
     def members(self) -> Path:
         return self.directory / "members"
+
+    def link_claims(self) -> Claims:
+        """Which links, and with them which addresses, are whose on this machine."""
+        return Claims("links", self.directory)
 
     def log(self, sandbox_id: str) -> Path:
         return self.members / f"{sandbox_id}.log"

@@ -16,7 +16,7 @@ AROUND = Surroundings(
     base=Path("/data/process/.base/1"),
     links={"/bin": "usr/bin", "/lib": "usr/lib"},
     directories=("/lib64",),
-    fds=Descriptors(listener=5, info=6, hidden=7, hosts=None),
+    fds=Descriptors(listener=5, info=6, hidden=7, hosts=None, filter=8),
 )
 
 
@@ -53,7 +53,7 @@ def test_only_the_sandboxs_own_directories_are_writable() -> None:
 def test_of_the_host_only_usr_and_a_small_etc_can_be_seen() -> None:
     words = plan()
     assert {source for kind, source, _ in binds(words) if kind == "--ro-bind"} == {
-        *("/usr", "/lib64", "/data/process/.base/1/etc", "/data/process/.base/1/agent")
+        *("/data/process/.base/1/usr", "/lib64", "/data/process/.base/1/etc", "/data/process/.base/1/agent")
     }
     assert has(words, "--symlink", "usr/bin", "/bin")
     assert has(words, "--proc", "/proc", "--dev", "/dev")
@@ -87,7 +87,7 @@ def test_the_environment_is_cleared_and_never_on_the_command_line() -> None:
 
 
 def test_a_host_name_of_its_own_gets_an_entry_in_hosts() -> None:
-    other = Surroundings(AROUND.home, AROUND.base, {}, (), Descriptors(5, 6, 7, hosts=8))
+    other = Surroundings(AROUND.home, AROUND.base, {}, (), Descriptors(5, 6, 7, hosts=8, filter=9))
     assert has(plan(), "--hostname", "sandbox")
     assert "--ro-bind-data" not in plan()
     assert has(plan(other, hostname="other"), "--ro-bind-data", "8", "/etc/hosts")

@@ -149,7 +149,7 @@ class DockerEngine(DockerStates):
         self._links.check(spec, known)
         refuse_unsupported(self.name, self.capabilities, spec)
         plan.check(spec, self._private(known))
-        known.runtime(spec)
+        plan.check_set_id(spec, known.runtime(spec))
         return known
 
     async def _body(

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.engines.docker import agent_volume, seccomp
-from atoll.engines.docker.facts import Facts, is_gvisor
+from atoll.engines.docker.facts import Facts, has_own_kernel, is_gvisor
 from atoll.engines.docker.images import Image
 from atoll.engines.linux.masks import masked_paths
 from atoll.engines.local.environment import clean_environment
@@ -87,6 +87,15 @@ def check(spec: SandboxSpec, private: list[str]) -> None:
                 raise SpecError(
                     f"the volume '{volume.host}' would show '{path}', and with it other sandboxes or the host itself"
                 )
+
+
+def check_set_id(spec: SandboxSpec, runtime: str) -> None:
+    """Raise SpecError for a writable volume where our filter, which keeps set-uid programs off it, has no effect."""
+    if spec.has_writable_volume and has_own_kernel(runtime):
+        raise SpecError(
+            f"under {runtime} the Docker engine cannot keep set-uid programs off a writable volume",
+            hint="Mount it read-only, or choose engine 'oci' with isolation 'gvisor'.",
+        )
 
 
 def container(

@@ -53,6 +53,8 @@ _WRITTEN = {
     "resolv.conf": "",
     "shells": "/bin/sh\n/bin/bash\n",
 }
+_LAYOUT = 2
+"""Counted up with what else is made."""
 _LINKED = {"ssl/cert.pem": "certs/ca-certificates.crt"}
 """Where OpenSSL looks first. The directory of single certificates is left out: hundreds of links to copy."""
 
@@ -62,7 +64,8 @@ def hosts(hostname: str) -> str:
 
 
 def base_files(engine_dir: Path, agent: Path, host_etc: Path = Path("/etc")) -> Path:
-    """A directory with `etc` and `agent` as they are on this host now. Made if there is none yet."""
+    """A directory with `etc` and `agent` as they are on this host now, and with an empty `usr` where the agent's `--own-files`
+    shows the host's. Made if there is none yet."""
     parent = engine_dir / ".base"
     path = parent / f"{boot_id()[:8]}-{_state(agent, host_etc)}"
     if not path.is_dir():
@@ -75,7 +78,7 @@ def base_files(engine_dir: Path, agent: Path, host_etc: Path = Path("/etc")) -> 
         finally:
             remove_tree(draft)
         _remove_those_of_earlier_boots(parent)
-    return path
+    return path / "files"
 
 
 def sweep(engine_dir: Path) -> None:
@@ -88,7 +91,7 @@ def sweep(engine_dir: Path) -> None:
 
 def _state(agent: Path, host_etc: Path) -> str:
     """Differs whenever one of the originals was changed, or this module was."""
-    digest = hashlib.blake2b(repr((_COPIED, _WRITTEN, _LINKED)).encode(), digest_size=8)
+    digest = hashlib.blake2b(repr((_LAYOUT, _COPIED, _WRITTEN, _LINKED)).encode(), digest_size=8)
     for path in [agent, *(host_etc / name for name in _COPIED)]:
         with suppress(OSError):
             found = os.stat(path)
@@ -97,9 +100,11 @@ def _state(agent: Path, host_etc: Path) -> str:
 
 
 def _make(draft: Path, agent: Path, host_etc: Path) -> None:
-    etc = draft / "etc"
+    etc = draft / "files" / "etc"
     etc.mkdir(parents=True)
-    shutil.copyfile(agent, draft / "agent")
+    for name in ("files/usr", "empty"):
+        (draft / name).mkdir()
+    shutil.copyfile(agent, draft / "files" / "agent")
     for name in _COPIED:
         with suppress(FileNotFoundError, PermissionError):
             _copy(host_etc / name, etc / name)
@@ -114,7 +119,7 @@ def _make(draft: Path, agent: Path, host_etc: Path) -> None:
         for file in files:
             if not os.path.islink(f"{folder}/{file}"):
                 os.chmod(f"{folder}/{file}", 0o644)
-    os.chmod(draft / "agent", 0o755)  # noqa: S103
+    os.chmod(draft / "files" / "agent", 0o755)  # noqa: S103
 
 
 def _copy(source: Path, target: Path) -> None:

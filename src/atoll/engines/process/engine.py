@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import agent_binary
+from atoll.claims import Claims
 from atoll.engines.availability import Availability
 from atoll.engines.local import Launch, LocalEngine, Record, clean_environment
 from atoll.engines.local.processes import ProcessRef
-from atoll.engines.process import probing, searching
+from atoll.engines.process import call_filter, probing, searching
 from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
 from atoll.engines.process.plan import (
     Descriptors,
@@ -39,7 +40,8 @@ class ProcessEngine(LocalEngine):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._users = Users(settings.data_dir / self.name / ".users")
+        machine = Claims("users", settings.data_dir) if os.geteuid() == 0 else None
+        self._users = Users(settings.data_dir / self.name / ".users", machine)
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
@@ -78,18 +80,19 @@ class ProcessEngine(LocalEngine):
             info=_memory_file(b"", resources),
             hidden=_memory_file(hidden_arguments(environment), resources),
             hosts=_memory_file(hosts(record.spec.hostname).encode(), resources) if other_name else None,
+            filter=_memory_file(call_filter.rendered(refuses_set_id=record.spec.has_writable_volume), resources),
         )
         links, directories = _top_level()
         around = Surroundings(home, base_files(home.parent, agent), links, directories, fds)
-        argv = [bubblewrap, *arguments(record.spec.model_copy(update={"limits": record.limits}), around)]
-        if record.uid is not None:
-            argv = [str(agent), "--as", f"{record.uid}:{record.uid}", "--", *argv]
+        limited = record.spec.model_copy(update={"limits": record.limits})
+        user = "same" if record.uid is None else f"{record.uid}:{record.uid}"
+        fresh = [str(agent), "--as", user, "--own-files", str(around.base), "--"]
         return Launch(
-            argv=argv,
+            argv=[*fresh, bubblewrap, *arguments(limited, around)],
             env={"PATH": os.defpath, "LANG": "C.UTF-8"},
-            fds=[fd for fd in (fds.info, fds.hidden, fds.hosts) if fd is not None],
+            fds=[fd for fd in (fds.info, fds.hidden, fds.hosts, fds.filter) if fd is not None],
             init=lambda monitor: _first_inside(fds.info),
-            session=record.uid is None,
+            session=False,
         )
 
     def _make_directories(self, home: Path, uid: int | None) -> None:

@@ -5,7 +5,11 @@ Theory of operation. The sandbox's root is an empty, read-only tmpfs of bubblewr
 directories, its volumes and a bounded `/dev/shm`. Every namespace is new, so there is no network but a loopback, no
 process, no message queue and no host name of others to see. The one user inside is an ordinary one, who has no
 capability and cannot get any: `no_new_privs` is set by bubblewrap, file systems are mounted `nosuid`, and further user
-namespaces are disabled.
+namespaces are disabled. It has the filter of system calls of the other engines. Where it may write to a volume, it cannot
+make a file set-uid, because that would be a program of the host.
+
+bubblewrap itself is started by the agent's `--as`, which leaves the keys of the session behind, turns core dumps off and
+gives `/usr` and `/etc` inodes of their own (`agent/src/fresh.c`).
 
 The environment may hold secrets, and the command line of a process can be read by everybody on the host. So the
 environment goes through a descriptor (`hidden_arguments`), the rest over the command line.
@@ -57,6 +61,8 @@ class Descriptors:
     """Where it reads the hidden arguments."""
     hosts: int | None
     """Where it reads an /etc/hosts, if the usual one does not fit."""
+    filter: int
+    """Where it reads the filter of system calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class Surroundings:
     home: Path
     """The sandbox's directory, with `work`, `home` and `tmp`."""
     base: Path
-    """The directory with `etc` and `agent`."""
+    """The directory with `etc` and `agent`, and with the host's `/usr` for whom it is started by."""
     links: Mapping[str, str]
     """Top-level links of the host that lead into /usr, such as /lib → usr/lib."""
     directories: tuple[str, ...]
@@ -83,6 +89,7 @@ def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
         *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"),
         *("--disable-userns", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID)),
         *("--as-pid-1", "--hostname", spec.hostname, "--info-fd", str(around.fds.info)),
+        *("--seccomp", str(around.fds.filter)),
         *_system(around),
         *_binds(_own_directories(spec, around)),
         *_binds(volumes(spec)),
@@ -100,7 +107,7 @@ def hidden_arguments(environment: Mapping[str, str]) -> bytes:
 
 
 def _system(around: Surroundings) -> list[str]:
-    words = ["--ro-bind", "/usr", "/usr"]
+    words = ["--ro-bind", f"{around.base}/usr", "/usr"]
     for path in around.directories:
         words += ["--ro-bind", path, path]
     for path, target in around.links.items():

@@ -79,7 +79,7 @@ class NativeEngine(OciEngine):
         linking: list[asyncio.Future[int | None]] = []
         try:
             deadline = Deadline.after(_CREATE_S)
-            async with self._places.claims.one(deadline):
+            async with self._places.group_lock.claimed(deadline):
                 await self._ready(record.spec).make(record, complete, deadline, link)
         finally:
             linked = await asyncio.gather(*linking, return_exceptions=True)

@@ -103,6 +103,8 @@ class Ending:
     async def collect_shared(self) -> list[str]:
         """Let go of what sandboxes share and none uses."""
         removed = ["the network gateway"] if await workers.run(workers.ENGINE, self._places.gateway.collect) else []
+        claimed = await workers.run(workers.ENGINE, self._places.collect_claims)
+        removed += [f"{what} of an installation that is gone" for what in claimed]
         await workers.run(workers.ENGINE, self._places.close)
         return removed
 

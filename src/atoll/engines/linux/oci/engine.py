@@ -154,7 +154,7 @@ class OciEngine(Saving):
     async def _launch(self, record: Record, runtime: Runtime) -> Record:
         """Make what the record says. Returns it complete, as it is written down."""
         deadline = Deadline.after(_CREATE_S)
-        async with self._places.claims.one(deadline):
+        async with self._places.group_lock.claimed(deadline):
             built = await self._builder.build(record, runtime, deadline)
         record = record.model_copy(update={"init": built.init, "restoring": None, "memory": None, "asleep": False})
         if not runtime.virtual_kernel:

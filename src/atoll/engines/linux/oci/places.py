@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 
 from atoll import agent_binary
+from atoll.claims import Claims
 from atoll.engines.linux.accounts import AccountGroups
 from atoll.engines.linux.cgroups import Group, Hierarchy
-from atoll.engines.linux.claims import Claims
+from atoll.engines.linux.group_lock import GroupLock
 from atoll.engines.linux.oci.record import Record, Records
 from atoll.engines.linux.plan import Bind, CgroupLimits, Root
 from atoll.engines.linux.users import IdRanges
@@ -38,8 +39,8 @@ class Places:
         self.data = settings.data_dir / "oci"
         self.records = Records(self.data / "sandboxes")
         self.exclusion = Exclusion(self.records.home)
-        self.claims = Claims(self.data / "groups.lock")
-        self.ids = IdRanges(self.data / "ids")
+        self.group_lock = GroupLock(self.data / "groups.lock")
+        self.ids = IdRanges(self.data / "ids", self._claims("ids"))
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
         self.gateway = Gateway(settings)
@@ -49,7 +50,28 @@ class Places:
     @functools.cached_property
     def slice(self) -> str:
         """The parent of all our control groups. Named after this installation: others are never touched."""
-        return f"/atoll-{self.settings.installation_id()[:12]}"
+        name = f"atoll-{self.settings.installation_id()[:12]}"
+        claims = self._claims("groups")
+        other = claims.take_over(name, "groups") if claims is not None else None
+        if other is not None:
+            raise EngineUnavailableError(
+                f"'{self.settings.data_dir}' is a copy of '{other.home}', which is in use on this machine",
+                hint=f"Remove '{self.settings.data_dir}/installation-id', and the sandboxes that were copied with it.",
+            )
+        return f"/{name}"
+
+    def collect_claims(self) -> list[str]:
+        """Give back what installations that are gone have claimed on this machine, and that nothing uses."""
+        found = [f"ids from {first}" for first in self.ids.collect()]
+        claims = self._claims("groups")
+        if claims is not None:
+            mounts = set(self.hierarchy.controllers.values())
+            claims.collect(lambda name: any((mount / name).exists() for mount in mounts))
+        return found
+
+    def _claims(self, kind: str) -> Claims | None:
+        """Those of this machine. An ordinary user has ids and groups that the machine gave to nobody else."""
+        return Claims(kind, self.settings.data_dir) if os.geteuid() == 0 else None
 
     @functools.cached_property
     def accounts(self) -> AccountGroups:
@@ -193,7 +215,7 @@ class Places:
     def close(self) -> None:
         """Let go of what is shared by sandboxes of which there are none any more."""
         self.layers.close()
-        with self.claims.none() as nobody:
+        with self.group_lock.unclaimed() as nobody:
             if nobody:
                 self.accounts.remove_empty()
 

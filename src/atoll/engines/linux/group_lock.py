@@ -23,11 +23,11 @@ _RETRY_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class GroupLock:
     path: Path
 
     @asynccontextmanager
-    async def one(self, deadline: Deadline) -> AsyncIterator[None]:
+    async def claimed(self, deadline: Deadline) -> AsyncIterator[None]:
         """Nobody removes a group that sandboxes share meanwhile."""
         fd = self._open()
         try:
@@ -40,7 +40,7 @@ class Claims:
             os.close(fd)
 
     @contextmanager
-    def none(self) -> Iterator[bool]:
+    def unclaimed(self) -> Iterator[bool]:
         """Nobody starts a sandbox meanwhile. False: somebody does, and does not wait for us."""
         if not self.path.parent.is_dir():
             yield True

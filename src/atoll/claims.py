@@ -1,0 +1,163 @@
+"""What only one installation on this machine may have at a time, such as a range of host ids, whatever its data directory.
+
+Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named after
+what is claimed, and its text says for whom: the claiming installation's directory (by device and inode, so a copy of a
+directory is another one), the PID namespace it was made in, the owner, and the directory's path. Making a link is one step
+that only one process can win. The directory is below `/run`: it is empty after a restart of the machine, as are the claims.
+
+Installations that vanish leave claims behind. One is only taken away if it is old, its directory is gone, it was made where
+we would see its processes, and none of them is left. Whoever does that holds a lock, so nobody removes a claim twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.settings import owned_directory
+
+MACHINE = Path("/run/atoll-claims")
+_YOUNG_S = 600.0
+"""What was claimed just now may not be in use yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    home_id: str
+    pid_namespace: str
+    owner: str
+    home: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.home_id} {self.pid_namespace} {self.owner} {self.home}"
+
+    @classmethod
+    def parse(cls, text: str) -> Claim | None:
+        parts = text.split(" ", 3)
+        return cls(*parts) if len(parts) == 4 else None
+
+    def is_deserted(self) -> bool:
+        """Its installation's directory is gone, or is another one now."""
+        return identity(Path(self.home)) != self.home_id
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Those of one kind, as the installation with this directory sees them."""
+
+    kind: str
+    home: Path
+    machine: Path | None = None
+    """Where the machine's claims are; None: where they are for everybody."""
+
+    @property
+    def directory(self) -> Path:
+        return (self.machine or MACHINE) / self.kind
+
+    def take(self, name: str, owner: str) -> bool:
+        """Whether it is this owner's now. False if somebody else has it, or this installation has it for another."""
+        made = Claim(identity(self.home) or "", _pid_namespace(), owner, str(self.home))
+        try:
+            os.symlink(made.text, self.directory / name)
+            return True
+        except FileExistsError:
+            found = self.find(name)
+            return found is not None and (found.home_id, found.owner) == (made.home_id, owner)
+        except FileNotFoundError:
+            owned_directory(self.machine or MACHINE, 0o700)
+            owned_directory(self.directory, 0o700)
+            return self.take(name, owner)
+
+    def take_over(self, name: str, owner: str) -> Claim | None:
+        """As `take`, also from an installation that is gone. Whoever else has it, or None."""
+        if self.take(name, owner):
+            return None
+        with self._alone():
+            found = self.find(name)
+            if found is not None and found.is_deserted():
+                (self.directory / name).unlink(missing_ok=True)
+        return None if self.take(name, owner) else self.find(name)
+
+    def release(self, name: str, owner: str) -> None:
+        """Only what this installation claimed for that owner. May be repeated."""
+        found = self.find(name)
+        if found is not None and found.owner == owner and found.home_id == identity(self.home):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def own(self) -> dict[str, str]:
+        """What this installation has, and for whom."""
+        mine = identity(self.home)
+        return {name: claim.owner for name, claim in self._all() if claim.home_id == mine}
+
+    def find(self, name: str) -> Claim | None:
+        try:
+            return Claim.parse(os.readlink(self.directory / name))
+        except OSError:
+            return None
+
+    def collect(self, used: Callable[[str], bool]) -> list[str]:
+        """Remove claims of installations that are gone. `used` says whether something still uses what is claimed."""
+        removed = []
+        with self._alone():
+            for name, claim in self._all():
+                if not (claim.is_deserted() and claim.pid_namespace == _pid_namespace() and self._is_old(name)):
+                    continue
+                if not used(name):
+                    (self.directory / name).unlink(missing_ok=True)
+                    removed.append(name)
+        return removed
+
+    def _all(self) -> Iterator[tuple[str, Claim]]:
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return
+        for name in names:
+            claim = self.find(name)
+            if claim is not None:
+                yield name, claim
+
+    def _is_old(self, name: str) -> bool:
+        try:
+            return time.time() - os.lstat(self.directory / name).st_mtime > _YOUNG_S
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        owned_directory(self.machine or MACHINE, 0o700)
+        owned_directory(self.directory, 0o700)
+        with open(self.directory / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def identity(directory: Path) -> str | None:
+    """What tells it from all others on this machine; None if it is not there."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return None
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def uids_in_use() -> set[int]:
+    """Of all processes that we can see."""
+    found: set[int] = set()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError, ValueError):
+                for line in Path("/proc", name, "status").read_text(errors="replace").splitlines():
+                    if line.startswith("Uid:"):
+                        found.update(map(int, line.split()[1:]))
+    return found
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid").removeprefix("pid:")
