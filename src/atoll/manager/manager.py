@@ -202,8 +202,9 @@ class SandboxManager(Opening):
 
     async def keep_alive(self, sandbox_id: str, seconds: float) -> Record:
         """It counts as used for so long from now on, at most a day, and never beyond its lifetime."""
+        wanted = lease_seconds(seconds)
         member = await self._member(sandbox_id)
-        await (await self._open()).core.lease(member, lease_seconds(seconds))
+        await (await self._open()).core.lease(member, wanted)
         return member.record
 
     async def cleanup_idle(self) -> None:
@@ -255,6 +256,11 @@ class SandboxManager(Opening):
     async def resources(self) -> dict[str, Stats]:
         """What each running sandbox uses."""
         return await (await self._open()).queries.resources()
+
+    @property
+    def idle_timeout(self) -> float:
+        """How long a sandbox may be without use unless it says otherwise."""
+        return self._rules.idle_timeout
 
     def get_stats(self) -> dict[str, object]:
         """Figures about all of them."""

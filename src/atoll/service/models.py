@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.checkpoint import Snapshot
 from atoll.errors import SpecError
+from atoll.manager import OnIdle, PausedBy
 from atoll.model import Cause, Limits, SandboxSpec, State, UndoRule, Volume
 from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 
@@ -92,6 +93,10 @@ class SandboxInfo(BaseModel):
     work_dir: str
     limits: Limits
     expires_at: datetime | None = None
+    leased_until: datetime | None = None
+    """Until then it counts as used."""
+    paused_by: PausedBy | None = None
+    """`user`: it has to be resumed. `idle`, `room`: it goes on as soon as somebody uses it."""
     ended_at: datetime | None = None
     resources: ResourcesInUse | None = None
     """Only where they were asked for, and while it runs."""
@@ -191,6 +196,10 @@ class SandboxStart(BaseModel):
     labels: Labels = {}
     env: Variables = {}
     lifetime_s: Lifetime | None = None
+    idle_timeout_s: Lifetime | None = None
+    """So long it may be without use; at most as long as the server's own setting says, which is the default."""
+    on_idle: OnIdle | None = None
+    """What becomes of it then. Default: as the server's setting says."""
 
 
 class ImageProgressInfo(BaseModel):

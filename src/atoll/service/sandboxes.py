@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
-from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
+from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.model import Cause, State
 from atoll.service.identity import SESSION, Caller
 from atoll.service.models import (
@@ -212,6 +212,11 @@ class SandboxService:
         await self._existing(caller, sandbox_id)
         return self.info(await self.manager.extend_lifetime(sandbox_id, lifetime_s))
 
+    async def keep_alive(self, caller: Caller, sandbox_id: str, seconds: float) -> SandboxInfo:
+        """It counts as used for so long from now."""
+        await self._existing(caller, sandbox_id)
+        return self.info(await self.manager.keep_alive(sandbox_id, seconds))
+
     async def pause_old_sandboxes(self, caller: Caller, max_num_sandboxes: int) -> list[str]:
         """Pause the oldest that run until so many are left; the ids of those paused."""
         if max_num_sandboxes <= 0:
@@ -270,11 +275,7 @@ class SandboxService:
         sandbox_id = self._session_keys.sandbox_id(key)
         with contextlib.suppress(SandboxNotFoundError):
             record = await self.manager.describe(sandbox_id) if sandbox_id is not None else None
-            if (
-                record is not None
-                and self._session_keys.is_good(key, record.id, record.owner)
-                and record.state is State.RUNNING
-            ):
+            if record is not None and self._session_keys.is_good(key, record.id, record.owner) and _answers(record):
                 return Caller(record.owner or "", SESSION, sandbox_id=record.id)
         raise NotAuthenticatedError("the session key is not good", hint="It is good only while its sandbox runs.")
 
@@ -299,7 +300,7 @@ class SandboxService:
         with contextlib.suppress(SandboxNotFoundError):
             if self._session_keys.is_good_link(mark, sandbox_id, port, time.time()):
                 record = await self.manager.describe(sandbox_id)
-                if record.state is State.RUNNING:
+                if _answers(record):
                     return Caller(record.owner or "", SESSION, sandbox_id=record.id)
         raise NotAuthenticatedError("the link is not good", hint="It has expired, or its sandbox has ended.")
 
@@ -307,13 +308,13 @@ class SandboxService:
         """Whoever asks for a port that its spec made public. None: it is not, or its sandbox does not run."""
         with contextlib.suppress(SandboxNotFoundError):
             record = await self.manager.describe(sandbox_id)
-            if record.state is State.RUNNING and any(url.public and url.port == port for url in self._urls(record)):
+            if _answers(record) and any(url.public and url.port == port for url in self._urls(record)):
                 # Strangers have a rate of their own: they cannot use up the owner's.
                 return Caller(f"~{record.id}", SESSION, sandbox_id=record.id)
         return None
 
     def info(self, record: Record) -> SandboxInfo:
-        running = record.state is State.RUNNING
+        running = _answers(record)
         labels = {name: value for name, value in record.labels.items() if not name.startswith(_OWN_LABELS)}
         return SandboxInfo(
             id=record.id,
@@ -334,6 +335,8 @@ class SandboxService:
             work_dir=record.spec.work_dir,
             limits=record.spec.limits,
             expires_at=_moment(record.expires_at),
+            leased_until=_moment(record.leased_until),
+            paused_by=record.paused_by,
             ended_at=_moment(record.ended_at),
         )
 
@@ -359,6 +362,9 @@ class SandboxService:
                 env=wanted.env,
                 lifetime=wanted.lifetime_s,
                 key=key,
+                idle_timeout=_shorter(wanted.idle_timeout_s, self.manager.idle_timeout),
+                on_idle=wanted.on_idle,
+                services=[int(value.removesuffix(_PUBLIC)) for name, value in labels.items() if _is_port(name)],
             )
         if command is not None:
             sandbox = await self.manager.get_sandbox(sandbox_id)
@@ -426,6 +432,20 @@ def _ports_hosts(public_url: str, domain: str) -> tuple[str, str] | None:
     if not host or (domain == "localhost" and not local):
         return None
     return f"{found.scheme}://", f"{domain}:{port}" if port else domain
+
+
+def _is_port(label: str) -> bool:
+    return label.startswith(_PORT_LABEL)
+
+
+def _shorter(wanted: float | None, most: float) -> float | None:
+    return None if wanted is None else min(wanted, most)
+
+
+def _answers(record: Record) -> bool:
+    """It runs, or will as soon as it is used."""
+    asleep = record.state is State.PAUSED and record.paused_by in (PausedBy.IDLE, PausedBy.ROOM)
+    return record.state is State.RUNNING or asleep
 
 
 def _gone(record: Record) -> SandboxGoneError:
