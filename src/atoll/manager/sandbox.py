@@ -334,7 +334,7 @@ class ManagedSandbox(AsyncSandbox):
 
     def _renew_guest(self) -> None:
         # Without a work directory of its own: where that really is, only the agent knows.
-        self._guest = Guest(self._connect)
+        self._guest = Guest(self._connect, diagnose=self._diagnose)
         self._guest.processes = _WithVariables(self._guest, self)
 
 
@@ -402,7 +402,7 @@ class _WakingPort(PortStream):
 
 class _CountedShell(AsyncShell):
     def __init__(self, sandbox: ManagedSandbox, name: str) -> None:
-        super().__init__(sandbox._guest, name, None, DEFAULT_OUTPUT_BYTES, sandbox._explain)
+        super().__init__(sandbox._guest, name, None, DEFAULT_OUTPUT_BYTES, sandbox._explain, kept=True)
         self._sandbox = sandbox
 
     async def run(self, command: str, timeout: float) -> ExecutionResult:

@@ -178,7 +178,8 @@ class OciEngine(Saving):
             else:
                 if self._pausing.is_abandoned(record.sandbox_id):
                     await self._unfreeze(record)
-                return Observation(State.PAUSED if self._pausing.is_paused(record.sandbox_id) else State.RUNNING)
+                stands = self._pausing.is_paused(record.sandbox_id) and not self._pausing.is_held(record.sandbox_id)
+                return Observation(State.PAUSED if stands else State.RUNNING)
         ended = record.ended or self._ending.explain(record)
         return Observation(State.STOPPED, ended.cause, ended.reason)
 
