@@ -207,6 +207,11 @@ class SandboxManager(Opening):
         await (await self._open()).core.lease(member, wanted)
         return member.record
 
+    async def watch_command(self, sandbox_id: str, command_id: str) -> None:
+        """Report the end of this command of the sandbox, as an event and as `command_end` of its record."""
+        member = await self._member(sandbox_id)
+        await (await self._open()).watching.begin(member, command_id)
+
     async def cleanup_idle(self) -> None:
         """Do now what the cleanup task does from time to time, and wait until it is done."""
         await asyncio.gather(*await (await self._open()).reaper.sweep(), return_exceptions=True)

@@ -16,6 +16,7 @@ from atoll.model import Cause, State
 from atoll.service.identity import SESSION, Caller
 from atoll.service.models import (
     STATUS,
+    CommandEndInfo,
     ExposedPort,
     ExposedUrl,
     ForkStart,
@@ -33,6 +34,8 @@ from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
 
 SPEC_LABEL = "sandbox_spec_id"
+SPEC_COMMAND = "spec-command"
+"""The id of the command that a sandbox of a spec is started with."""
 _PORT_LABEL = "exposed_port."
 _PUBLIC = "/public"
 _OWN_LABELS = (SPEC_LABEL, _PORT_LABEL)
@@ -337,6 +340,7 @@ class SandboxService:
             expires_at=_moment(record.expires_at),
             leased_until=_moment(record.leased_until),
             paused_by=record.paused_by,
+            command_end=CommandEndInfo.of(record.command_end) if record.command_end is not None else None,
             ended_at=_moment(record.ended_at),
         )
 
@@ -369,7 +373,8 @@ class SandboxService:
         if command is not None:
             sandbox = await self.manager.get_sandbox(sandbox_id)
             # The id makes it run once, however often the request is repeated.
-            await sandbox.start(command, command_id="spec-command")
+            await (await sandbox.start(command, command_id=SPEC_COMMAND)).detach()
+            await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
         return sandbox_id
 
     async def _record(self, caller: Caller, sandbox_id: str) -> Record | None:

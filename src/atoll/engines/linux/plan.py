@@ -29,6 +29,7 @@ from typing import Literal
 
 from atoll.engines.linux import masks
 from atoll.engines.linux.seccomp import Profile, default_profile
+from atoll.engines.local.environment import default_environment
 from atoll.errors import SpecError
 from atoll.model import Limits, SandboxSpec
 
@@ -45,12 +46,7 @@ OPEN_FILES = 4096
 SHM_BYTES = 64 << 20
 VIRTUAL_KERNEL_THREADS = 8192
 """More than any sane sandbox needs, fewer than would take the host down."""
-DEFAULT_ENV = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "LANG": "C.UTF-8",
-    "TERM": "xterm-256color",
-}
+DEFAULT_ENV = default_environment("/root", "root")
 
 
 @dataclass(frozen=True, slots=True)
