@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from atoll import timer
 from atoll.engines.availability import Availability
 from atoll.engines.base import LATER, ByteStream, LimitEvents, OnImageProgress, refuse_unsupported
 from atoll.engines.linux.cgroups import Hierarchy
@@ -173,7 +174,7 @@ class OciEngine(Saving):
             return Observation(State.STARTING)
         record = await self._completed(record)
         if record.is_alive():
-            if record.expires_at is not None and record.expires_at <= time.time():
+            if record.left_s() <= 0:
                 record = await self._ending.expire(record)
             else:
                 if self._pausing.is_abandoned(record.sandbox_id):
@@ -318,13 +319,14 @@ class OciEngine(Saving):
 
     def _first_record(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime, source: Saved | None) -> Record:
         creator = ourselves(os.getpid())
-        now = time.time()
+        now, lifetime = time.time(), spec.limits.lifetime_s
         return Record(
             sandbox_id=sandbox_id,
             spec=spec,
             runtime=runtime.name,
             created_at=now,
-            expires_at=None if spec.limits.lifetime_s is None else now + spec.limits.lifetime_s,
+            expires_at=None if lifetime is None else now + lifetime,
+            expires_now=None if lifetime is None else time.clock_gettime(time.CLOCK_BOOTTIME) + lifetime,
             boot_id=processes.boot_id(),
             creator=creator,
             origin=source.id if source is not None else None,
@@ -347,8 +349,8 @@ class OciEngine(Saving):
         task.add_done_callback(lambda _: self._watchers.pop(record.sandbox_id, None))
 
     async def _expire_later(self, record: Record) -> None:
-        assert record.expires_at is not None
-        await asyncio.sleep(max(0.0, record.expires_at - time.time()))
+        while (left := record.left_s()) > 0:
+            await timer.sleep(left)
         with suppress(SandboxError, OSError):
             await self._ending.expire(record)
 
