@@ -211,6 +211,8 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             result = set_pair(&launch->envp, count, "HOME", words[5]);
             if (result == 0)
                 result = set_pair(&launch->envp, count, "USER", words[0]);
+            if (result == 0)
+                result = set_pair(&launch->envp, count, "LOGNAME", words[0]);
         }
     } else if (parse_id(wanted, &id)) {
         launch->uid = launch->gid = id;

@@ -153,6 +153,8 @@ class AsyncCommand:
 
     async def _live_stream(self) -> ProcessStream:
         # Another event loop, or a connection that was lost.
+        if self._guest.current_channel() is not None:
+            await self._guest.channel()  # which says so if the sandbox is paused
         if self._guest.current_channel() is not self._channel:
             await self._reattach()
         return self._stream

@@ -298,6 +298,8 @@ class Observation:
     state: State
     cause: Cause | None = None
     reason: str = ""
+    wakes: bool = False
+    """It is paused, and goes on as soon as somebody uses it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,12 @@ from atoll.engines.base import (
 from atoll.errors import (
     AgentUnreachableError,
     CheckpointNotFoundError,
+    EngineError,
     SandboxError,
     SandboxGoneError,
     SandboxNotFoundError,
+    SandboxPausedError,
+    SandboxResourceError,
     SandboxTimeoutError,
     SpecError,
     UnsupportedError,
@@ -78,6 +81,9 @@ _KILLED = 137
 """What a shell says of a program that SIGKILL ended."""
 _LAST_WORDS = 64 << 10
 """So much of what a failed command wrote last is searched for the limit that it hit."""
+_PROMPT_S = 0.5
+"""So soon after a command's deadline it is seen whether there can be an answer at all."""
+_INSPECT_S = 5.0
 
 _UNDO = "before: "
 """What `made_by` of the checkpoints begins with that `undo` goes back to."""
@@ -154,7 +160,7 @@ class AsyncSandbox:
         self._handle: Handle | None = None
         self._deleted = False
         self._shells: dict[str, AsyncShell] = {}
-        self._guest = Guest(self._connect)
+        self._guest = Guest(self._connect, diagnose=self._diagnose)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -356,6 +362,7 @@ class AsyncSandbox:
         seconds = self.timeout_s if timeout is None else _seconds(timeout)
         running = self.shell(shell)
         await self._before(command)
+        before = await self._limit_events()
         result = await running.run(command, seconds)
         if result.cause is Cause.TIMEOUT:
             raise SandboxTimeoutError(
@@ -363,7 +370,19 @@ class AsyncSandbox:
                 hint="The command was killed; the shell goes on. Give a longer timeout if it needs one.",
                 output=result.stdout,
             )
+        if result.cause in (Cause.SIGNAL, Cause.KILLED, Cause.LOST):
+            raise await self._shell_killed(result, before)
         return result.stdout.rstrip("\n")
+
+    async def _shell_killed(self, result: ExecutionResult, before: LimitEvents | None) -> SandboxError:
+        """The shell itself ended in the middle: without this, an empty text would look like success."""
+        said = result.stdout.rstrip("\n")[-500:]
+        reason = f"the shell was killed before the command ended (exit code {result.exit_code})"
+        hint = "The next command starts a new shell, without the directory and variables of this one."
+        hit = (await self._with_cause(result, before)).cause
+        kind = SandboxError if hit is result.cause else SandboxResourceError
+        limit = "" if hit is result.cause else f"; a limit of the sandbox was hit: {hit}"
+        return kind(f"{reason}{limit}{f': {said}' if said else ''}", hint=hint)
 
     def shell(self, name: str = "default") -> AsyncShell:
         """The persistent shell of that name; `run` on it gives the exit code too."""
@@ -620,7 +639,8 @@ class AsyncSandbox:
         self._created()
         if not Path(source).exists():
             raise FileNotFoundError(f"Source file not found: {source}")
-        await trees.copy_to(self._connect, source, self._path(target))
+        async with self._transfer():
+            await trees.copy_to(self._connect, source, self._path(target))
 
     async def copy_from(self, source: str, target: str | Path) -> None:
         """Copy a file or a tree from the sandbox to the host. Nothing outside `target` is ever touched.
@@ -628,7 +648,8 @@ class AsyncSandbox:
         Works as `copy_to` in the other direction; set-uid bits and owners are not kept.
         """
         self._created()
-        await trees.copy_from(self._connect, self._path(source), target)
+        async with self._transfer():
+            await trees.copy_from(self._connect, self._path(source), target)
 
     # --- ports --------------------------------------------------------------------------------------------------------
 
@@ -685,19 +706,43 @@ class AsyncSandbox:
         self._deleted = True
 
     async def _explain(self) -> None:
-        """After a lost connection: raise SandboxGoneError with the cause if the sandbox has ended, or is ending.
+        """After a lost connection: raise SandboxGoneError with the cause if the sandbox has ended, or is ending, and
+        SandboxPausedError if it is paused.
 
         The connection breaks a moment before the engine can see the end, so a sandbox that does not answer gets that
         moment.
         """
         for pause_s in _DYING_S:
             await asyncio.sleep(pause_s)
-            seen = await (await self._the_engine()).inspect(self._created())
-            if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
-                cause = seen.cause or Cause.LOST
-                raise SandboxGoneError(f"sandbox {self.id} has ended: {seen.reason or cause}", cause=cause)
+            self._refuse(await (await self._the_engine()).inspect(self._created()))
             if await self._answers():
                 return
+
+    async def _diagnose(self) -> None:
+        """When an answer is late: raise SandboxPausedError or SandboxGoneError if none can come."""
+        try:
+            async with asyncio.timeout(_INSPECT_S):
+                seen = await (await self._the_engine()).inspect(self._created())
+        except (TimeoutError, EngineError):
+            return  # nobody knows better than to wait
+        self._refuse(seen)
+
+    def _refuse(self, seen: Observation) -> None:
+        if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
+            cause = seen.cause or Cause.LOST
+            raise SandboxGoneError(f"sandbox {self.id} has ended: {seen.reason or cause}", cause=cause)
+        if seen.state is State.PAUSED and not seen.wakes:
+            raise SandboxPausedError.of(self.id)
+
+    @contextlib.asynccontextmanager
+    async def _transfer(self) -> AsyncIterator[None]:
+        """Around a copy on a connection of its own: why it cannot be is said by the one that is there."""
+        await self._guest.channel()
+        try:
+            yield
+        except AgentUnreachableError:
+            await self._explain()
+            raise
 
     async def _answers(self) -> bool:
         try:
@@ -715,11 +760,11 @@ class AsyncSandbox:
         callback: Callable[[int, bytes], None] | None,
         limit_bytes: int,
     ) -> ExecutionResult:
-        patience = None if math.isinf(seconds) else seconds + _SLACK_S
         before = await self._limit_events()
+        await self._guest.present(seconds)
         for last_try in (False, True):
             try:
-                async with asyncio.timeout(patience):
+                async with self._patience(seconds):
                     done = await self._guest.processes.run(
                         request, limit_bytes=limit_bytes, on_output=callback, stdin=stdin
                     )
@@ -735,6 +780,36 @@ class AsyncSandbox:
                 await self._explain()
                 raise AgentUnreachableError("the sandbox does not answer") from error
         raise AssertionError("unreachable")
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, seconds: float) -> AsyncIterator[None]:
+        """Time for a command, and some more for the agent to end it; but none for a sandbox that cannot answer."""
+        if math.isinf(seconds):
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        checks: list[asyncio.Task[None]] = []
+
+        async def check() -> None:
+            try:
+                await self._diagnose()
+            except SandboxError:
+                limit.reschedule(loop.time())
+                raise
+
+        late = loop.call_later(seconds + _PROMPT_S, lambda: checks.append(loop.create_task(check())))
+        try:
+            async with asyncio.timeout(seconds + _SLACK_S) as limit:
+                yield
+        except TimeoutError as error:
+            for task in checks:
+                if task.done() and not task.cancelled() and (reason := task.exception()) is not None:
+                    raise reason from error
+            raise
+        finally:
+            late.cancel()
+            for task in checks:
+                task.cancel()
 
     async def _with_cause(self, result: ExecutionResult, before: LimitEvents | None) -> ExecutionResult:
         """A command that failed may have hit a limit of the sandbox: then that is the cause."""

@@ -12,13 +12,16 @@ shell gives up its line and keeps its state. Only a shell that does not react is
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from atoll.command import new_command_id, shell_exit_code
-from atoll.errors import AgentUnreachableError, SandboxError
+from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError
 from atoll.guest.channel import Channel
 from atoll.guest.guest import Guest
 from atoll.guest.processes import Capture, ProcessExit, ProcessStream, StartRequest
@@ -27,6 +30,9 @@ from atoll.model import Cause, ExecutionResult
 _RECONNECTS = 5
 _START_TIMEOUT_S = 10.0
 _INTERRUPT_TIMEOUT_S = 1.5
+_AT_PROMPT_S = 2.0
+"""So long a shell that is found again has to show that it waits for a command."""
+_MOST_STATUSES = 4096
 _GIVE_UP = 64
 """The last of the real-time signals: nobody else uses it, and without a trap for it programs die of it."""
 _TRAP = f"set +m; trap 'command kill -INT $$' {_GIVE_UP}"
@@ -90,9 +96,18 @@ class AsyncShell:
     """A named persistent shell of a sandbox. Concurrent callers take turns; a shell that ended is started again."""
 
     def __init__(
-        self, guest: Guest, name: str, work_dir: str | None, limit_bytes: int, explain: Callable[[], Awaitable[None]]
+        self,
+        guest: Guest,
+        name: str,
+        work_dir: str | None,
+        limit_bytes: int,
+        explain: Callable[[], Awaitable[None]],
+        *,
+        kept: bool = False,
     ) -> None:
+        """`kept`: this name stands for one shell, whichever program holds the sandbox; only one may do so at a time."""
         self.name = name
+        self._is_kept = kept
         self._guest = guest
         self._work_dir = work_dir
         self._limit_bytes = limit_bytes
@@ -104,6 +119,8 @@ class AsyncShell:
         self._channel: Channel | None = None
         self._statuses: list[str] = []
         self._partial = b""
+        self._lost_count = False
+        """What runs in the shell, and whether anything does, is not known."""
 
     async def run(self, command: str, timeout: float) -> ExecutionResult:
         """Type one command: its output, both streams in order, and exit code. A timeout is a result, as with `exec`."""
@@ -112,11 +129,15 @@ class AsyncShell:
         if not timeout > 0:
             raise ValueError(f"a timeout must be more than 0 seconds, not {timeout!r}; math.inf means none")
         async with self._turn.take():
+            await self._guest.present(timeout)
             try:
                 return await self._run(command, timeout)
             except AgentUnreachableError:
                 await self._explain()
                 await self._discard()
+                raise
+            except SandboxPausedError:
+                self._lost_count = True
                 raise
             except asyncio.CancelledError:
                 # The caller is gone in the middle of a command: nobody may find its rest in the next answer.
@@ -140,6 +161,7 @@ class AsyncShell:
                 await self._stream.send_stdin(_typed(command, self._kind))
                 code = _exit_code(await self._status(capture))
         except TimeoutError:
+            await self._guest.diagnose()
             cause, code = Cause.TIMEOUT, 124
             await self._interrupt(capture)
         except _ShellEndedError as ended:
@@ -176,7 +198,9 @@ class AsyncShell:
             elif piece.channel == _STATUS_CHANNEL:
                 *lines, self._partial = (self._partial + piece.data).split(b"\n")
                 self._statuses += [line.decode(errors="replace") for line in lines]
-                if len(self._partial) > 4096 or len(self._statuses) > 4096:
+                if self._lost_count:  # all that it ever reported may come
+                    del self._statuses[:-_MOST_STATUSES]
+                if len(self._partial) > 4096 or len(self._statuses) > _MOST_STATUSES:
                     raise SandboxError("the shell of the sandbox reports nonsense")
         return self._statuses.pop(0)
 
@@ -215,8 +239,46 @@ class AsyncShell:
         # Another event loop, or a connection that was lost.
         if self._stream is not None and self._guest.current_channel() is not self._channel:
             await self._follow_again()
+        if self._stream is None and self._is_kept:
+            await self._find()
+        if self._stream is not None and self._lost_count:
+            await self._come_to_prompt()
         if self._stream is None:
             await self._start()
+
+    async def _find(self) -> None:
+        """The shell of this name that was started before, by whoever held the sandbox then."""
+        mine = re.compile(rb"kept-(\d)-%s-[0-9a-f]+" % self._digest())
+        found = [(info.age_s, info.id) for info in await self._guest.processes.list() if info.running]
+        for _, id in sorted(found):
+            match = mine.fullmatch(id)
+            if match is None or int(match[1]) >= len(_KINDS):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                self._stream = await self._guest.processes.attach(id)
+                self._id, self._kind, self._channel = id, _KINDS[int(match[1])], self._guest.current_channel()
+                self._statuses, self._partial, self._lost_count = [], b"", True
+                return
+
+    async def _come_to_prompt(self) -> None:
+        """Read past whatever it wrote. What still runs in it was somebody's who is gone, or was told that it failed."""
+        capture = Capture(4096)
+        try:
+            async with asyncio.timeout(_AT_PROMPT_S):
+                await self._come_to_mark(capture)
+        except TimeoutError:
+            await self._interrupt(capture)
+        except (_ShellEndedError, BrokenPipeError):
+            self._stream = None
+        self._lost_count = False
+
+    def _digest(self) -> bytes:
+        return hashlib.sha256(self.name.encode()).hexdigest()[:16].encode()
+
+    def _new_id(self, kind: _Kind) -> bytes:
+        if self._is_kept:
+            return b"kept-%d-%s-%s" % (_KINDS.index(kind), self._digest(), new_command_id().encode())
+        return f"shell-{self.name[:32]}-{new_command_id()}".encode()[:64]
 
     async def _follow_again(self) -> None:
         assert self._stream is not None
@@ -237,8 +299,8 @@ class AsyncShell:
     async def _start(self) -> None:
         for kind in _KINDS:
             self._kind = kind
-            self._id = f"shell-{self.name[:32]}-{new_command_id()}".encode()[:64]
-            self._statuses, self._partial = [], b""
+            self._id = self._new_id(kind)
+            self._statuses, self._partial, self._lost_count = [], b"", False
             self._stream = await self._guest.processes.start(
                 StartRequest(
                     id=self._id, argv=kind.argv, env={**_QUIET, **kind.env}, cwd=self._work_dir, stdin=True, status=True

@@ -54,7 +54,7 @@ def test_a_server(tmp_path: Path, default_image: str, docker_host: str) -> None:
 
 async def test_it_is_a_setting(settings: Settings, docker_host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_DOCKER_IMAGE", BUSYBOX)
-    engine = DockerEngine(Settings(settings.data_dir, settings.run_dir, Settings.load().docker_image))
+    engine = DockerEngine(Settings(settings.data_dir, settings.run_dir, docker_image=Settings.load().docker_image))
     async with AsyncSandbox(engine=engine) as sandbox:
         assert (await sandbox.exec("busybox true")).success
         assert [handle.spec.image for handle in await engine.list()] == [BUSYBOX]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.errors import EngineError, UnsupportedError
-from atoll.manager import LimitReachedError, SandboxManager
+from atoll.errors import EngineError, SandboxPausedError, UnsupportedError
+from atoll.manager import LimitReachedError, PausedBy, SandboxManager
 from atoll.model import State
 from atoll.settings import Settings
 from manager.engines import TroubledEngine, TroubledProcess
@@ -24,7 +24,7 @@ async def paused(engine: TroubledEngine) -> set[str]:
     return {handle.sandbox_id for handle in await engine.list() if (await engine.inspect(handle)).state is State.PAUSED}
 
 
-async def test_a_paused_sandbox_stands_still_until_it_is_used(make_manager: Make) -> None:
+async def test_a_paused_sandbox_stands_still_until_it_is_resumed_and_says_so(make_manager: Make) -> None:
     manager = make_manager()
     id = await manager.create_sandbox()
     sandbox = await manager.get_sandbox(id)
@@ -32,6 +32,9 @@ async def test_a_paused_sandbox_stands_still_until_it_is_used(make_manager: Make
     await manager.pause_sandbox(id)
     await manager.pause_sandbox(id)
     assert (await manager.describe(id)).state is State.PAUSED
+    with pytest.raises(SandboxPausedError, match="is paused"):
+        await sandbox.exec("echo awake")
+    await manager.resume_sandbox(id)
     assert (await sandbox.exec("echo awake")).stdout == "awake\n"
     assert (await manager.describe(id)).state is State.RUNNING
     await manager.resume_sandbox(id)
@@ -61,6 +64,32 @@ async def test_at_the_cap_the_longest_idle_is_paused(
     assert (await (await manager.get_sandbox(new)).exec("true")).success
     assert len(await paused(engine)) == 1
     assert new not in await paused(engine)
+
+
+async def test_the_one_that_made_way_comes_back_and_the_other_makes_way(
+    make_manager: Make, engine: TroubledEngine
+) -> None:
+    manager = make_manager(max_sandboxes=1, at_cap="pause")
+    first = await manager.create_sandbox(owner="ann")
+    second = await manager.create_sandbox(owner="ann")
+    for asleep, wanted in ((first, second), (second, first), (first, second)):
+        await manager.resume_sandbox(wanted)
+        assert await paused(engine) == {asleep}
+        assert (await manager.describe(asleep)).paused_by is PausedBy.ROOM
+    assert (await (await manager.get_sandbox(first)).exec("true")).success
+    assert await paused(engine) == {second}
+
+
+async def test_a_start_pauses_nobody_elses_unless_the_rules_say_so(make_manager: Make, engine: TroubledEngine) -> None:
+    manager = make_manager(max_sandboxes=1, at_cap="pause")
+    id = await manager.create_sandbox(owner="ann")
+    with pytest.raises(LimitReachedError):
+        await manager.create_sandbox(owner="bob")
+    assert await paused(engine) == set()
+    await manager.cleanup(keep=True)
+    generous = make_manager(max_sandboxes=1, at_cap="pause-any")
+    await generous.create_sandbox(owner="bob")
+    assert await paused(engine) == {id}
 
 
 async def test_one_in_use_is_never_paused_to_make_room(make_manager: Make, engine: TroubledEngine) -> None:
@@ -148,4 +177,7 @@ async def test_one_that_sleeps_is_adopted_asleep(make_manager: Make, engine: Tro
     second = make_manager()
     await second.start()
     assert (await second.describe(id)).state is State.PAUSED
+    with pytest.raises(SandboxPausedError):
+        await (await second.get_sandbox(id)).exec("true")
+    await second.resume_sandbox(id)
     assert (await (await second.get_sandbox(id)).exec("true")).success

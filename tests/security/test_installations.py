@@ -26,7 +26,7 @@ from atoll.network import netlink
 from atoll.network.client import Gateway
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
-from security.conftest import missing
+from needs import missing
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ MATRIX = (
     Line("POST", f"{IN}/resume", "manage"),
     Line("GET", f"{IN}/wait", "read", True),
     Line("PUT", f"{IN}/expiry", "manage", body={"lifetime_s": 1000}),
+    Line("POST", f"{IN}/keep-alive", "use", True, {"seconds": 1}),
     Line("GET", f"{IN}/settings", "read", True),
     Line("GET", f"{IN}/stats", "read", True),
     Line("GET", f"{IN}/logs", "read", True),

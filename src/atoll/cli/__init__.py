@@ -11,7 +11,7 @@ import typer
 from atoll.cli import checkpoints
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
-from atoll.cli.life import copy, create, execute, logs, pause, resume, stats
+from atoll.cli.life import copy, create, execute, keep_alive, logs, pause, resume, stats
 from atoll.cli.network import app as network_app
 from atoll.cli.network import port_forward
 from atoll.cli.run import run
@@ -52,6 +52,7 @@ app.command()(logs)
 app.command()(stats)
 app.command()(pause)
 app.command()(resume)
+app.command()(keep_alive)
 app.command()(events)
 app.command()(config)
 app.command("port-forward")(port_forward)

@@ -145,6 +145,14 @@ def resume(sandbox_id: SandboxArgument) -> None:
     _with(sandbox_id, lambda sandbox: sandbox.resume())
 
 
+def keep_alive(
+    sandbox_id: SandboxArgument,
+    seconds: Annotated[float, typer.Argument(help="For so long from now, at most a day.", min=1, max=86400)],
+) -> None:
+    """Count a sandbox as used for a while, so that it is neither ended nor paused for want of use."""
+    _with(sandbox_id, lambda sandbox: sandbox.keep_alive(seconds))
+
+
 def logs(sandbox_id: SandboxArgument) -> None:
     """Show what happened to a sandbox, and why it ended if it has."""
 

@@ -197,6 +197,18 @@ async def one_object_serves_one_loop_after_another(bench: Bench) -> None:
 
 
 @check()
+async def every_engine_gives_the_same_variables(bench: Bench) -> None:
+    """What a program finds by default does not depend on the engine, in a command as in the shell."""
+    wanted = {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", "SHELL": "/bin/sh", "TERM": "dumb"}
+    async with bench.sandbox() as sandbox:
+        for shown in ((await sandbox.exec("env", timeout=10)).stdout, await sandbox.run_command("env", 10)):
+            found = dict(line.partition("=")[::2] for line in shown.splitlines())
+            must_equal({name: found.get(name) for name in wanted}, wanted, "the variables")
+            must_equal(found.get("LOGNAME"), found.get("USER", "none"), "the name of the user")
+            must(found.get("HOME") and found.get("PATH"), "there is no HOME or no PATH")
+
+
+@check()
 async def the_environment_is_the_sandboxes_own(bench: Bench) -> None:
     """What the spec says is in the environment of every command; nothing of this process's environment is."""
     secret = f"canary-{new_mark()}"

@@ -7,10 +7,12 @@ it all of its streams. Memory is bounded by one buffer, the credit of each strea
 from __future__ import annotations
 
 import asyncio
+import copy
 import socket
 from typing import NoReturn
 
-from atoll.errors import AgentError, AgentUnreachableError, ProtocolError, SandboxResourceError
+from atoll.errors import AgentError, AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
+from atoll.guest.answering import Diagnose, answered
 from atoll.guest.frames import (
     INSTANCE_BYTES,
     MAX_STREAMS,
@@ -34,6 +36,11 @@ from atoll.guest.wire import Wire
 
 _MAX_CREDIT = 1 << 32
 _LAST_CHANNEL = 3
+_FRESH_S = 1.0
+"""Whoever was heard so lately is not asked whether it is there."""
+_SILENT_S = 5.0
+"""After so long without a word, whoever waits for an answer learns whether it can come."""
+_DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _DATA, _END, _CREDIT, _EVENT, _ERROR = map(
     int, (FrameType.DATA, FrameType.END, FrameType.CREDIT, FrameType.EVENT, FrameType.ERROR)
 )
@@ -46,9 +53,13 @@ class Channel:
         self.closed = False
         self.instance = b""
         """Random name of this run of the agent: a new one means that all processes are gone."""
-        self._wire = Wire(sock, loop, self._on_frame, self.fail)
+        self._wire = Wire(sock, loop, self._on_frame, self._lost)
         self._streams: dict[int, Stream] = {}
         self._last_number = 0
+        self.diagnose: Diagnose | None = None
+        """Knows why the agent does not answer; set by whoever does. Without it everybody waits."""
+        self._guard: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
         self.send = self._wire.send
         """Write complete frames. A lost connection is not raised: it reaches every stream's handler."""
 
@@ -82,7 +93,14 @@ class Channel:
         return self._wire.drained
 
     def open_stream(
-        self, op: Op, fields: bytes, handler: StreamHandler, *, window: int = WINDOW, data: bytes | None = None
+        self,
+        op: Op,
+        fields: bytes,
+        handler: StreamHandler,
+        *,
+        window: int = WINDOW,
+        data: bytes | None = None,
+        live: bool = False,
     ) -> Stream:
         """Send a request at once. With `data` (at most WINDOW bytes) also all of its input and the end of it."""
         if self.closed:
@@ -102,13 +120,21 @@ class Channel:
             stream.write_ended = True
         self._last_number = number
         self._streams[number] = stream
+        stream.live = live
+        if self._guard is None and self.diagnose is not None and not live:
+            self._guard = self.loop.call_later(_SILENT_S, self._check_silence)
         self.send(frames)
         return stream
 
-    async def request(self, op: Op, fields: bytes = b"") -> Fields:
+    async def alive(self) -> None:
+        """Return when the agent was heard lately. Raises the reason why it cannot answer, or AgentUnreachableError."""
+        if self.diagnose is not None and self.loop.time() - self._wire.heard >= _FRESH_S:
+            await answered(self.request(Op.HELLO, live=True), self.diagnose)
+
+    async def request(self, op: Op, fields: bytes = b"", *, live: bool = False) -> Fields:
         """The answer to a simple request. Cancelling tells the agent that nobody waits any more."""
         answer = Answer(self.loop)
-        stream = self.open_stream(op, fields, answer)
+        stream = self.open_stream(op, fields, answer, live=live)
         try:
             return await answer.future
         finally:
@@ -134,6 +160,8 @@ class Channel:
         if self.closed:
             return
         self.closed = True
+        if self._guard is not None:
+            self._guard.cancel()
         self._wire.close()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
@@ -142,6 +170,58 @@ class Channel:
             if not stream.closed:
                 # Each gets an exception of its own: one raised in several tasks would collect all their tracebacks.
                 stream.handler.on_error(type(error)(error.reason))
+
+    def _check_silence(self) -> None:
+        """Somebody may wait for an answer that cannot come: because of a pause, nobody closes the connection."""
+        self._guard = None
+        if self.closed or not self._waiting():
+            return
+        quiet_s = self.loop.time() - self._wire.heard
+        if quiet_s < _SILENT_S:
+            self._guard = self.loop.call_later(_SILENT_S - quiet_s, self._check_silence)
+        else:
+            self._asking = self.loop.create_task(self._ask_why())
+
+    async def _ask_why(self) -> None:
+        try:
+            await self.alive()
+        except AgentError as error:
+            self.fail(error)
+        except SandboxError as error:
+            for stream in self._waiting():
+                stream.close()
+                stream.handler.on_error(copy.copy(error))
+            self.drained.notify()
+        else:
+            self._guard = self.loop.call_later(_SILENT_S, self._check_silence)
+
+    def _lost(self, error: AgentError) -> None:
+        """Whoever waits for an answer learns why the connection broke, which the engine knows a moment later."""
+        waiting = self._waiting() if self.diagnose is not None and isinstance(error, AgentUnreachableError) else []
+        for stream in waiting:
+            del self._streams[stream.number]
+            stream.ended = True
+        self.fail(error)
+        for stream in waiting:
+            stream.wake()
+        if waiting:
+            self._asking = self.loop.create_task(self._tell_why(waiting, error))
+
+    async def _tell_why(self, waiting: list[Stream], error: SandboxError) -> None:
+        assert self.diagnose is not None
+        try:
+            for pause_s in _DYING_S:
+                await asyncio.sleep(pause_s)
+                await self.diagnose()
+        except SandboxError as reason:
+            error = reason
+        finally:
+            for stream in waiting:
+                if not stream.closed:
+                    stream.handler.on_error(copy.copy(error))
+
+    def _waiting(self) -> list[Stream]:
+        return [stream for stream in self._streams.values() if not (stream.live or stream.closed)]
 
     def _on_frame(self, number: int, kind: int, channel: int, reserved: int, payload: memoryview) -> None:
         if reserved or channel > _LAST_CHANNEL or (channel and kind != _DATA):

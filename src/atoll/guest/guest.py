@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import socket
+import weakref
 from dataclasses import dataclass
 
 from atoll.errors import AgentUnreachableError
+from atoll.guest.answering import Diagnose, answered
 from atoll.guest.channel import Channel
 from atoll.guest.dial import Connect, dial
 from atoll.guest.files import Files
@@ -34,12 +38,21 @@ class AgentStats:
 class Guest:
     """May be used from one event loop after another; each gets a connection of its own, the one before is closed."""
 
-    def __init__(self, connect: Connect, *, work_dir: str | None = None, connect_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        work_dir: str | None = None,
+        connect_timeout_s: float = 30.0,
+        diagnose: Diagnose | None = None,
+    ) -> None:
+        """`diagnose` raises the reason why the sandbox cannot answer, if there is one."""
         self.processes = Processes(self)
         self.files = Files(self, work_dir)
         self.ports = Ports(self)
         self._connect = connect
         self._connect_timeout_s = connect_timeout_s
+        self._diagnose = diagnose
         self._channel: Channel | None = None
         self._connecting: asyncio.Task[Channel] | None = None
 
@@ -59,7 +72,13 @@ class Guest:
         """The connection, made if there is none. Raises AgentUnreachableError, or what the engine says."""
         channel = self.current_channel()
         if channel is not None:
-            return channel
+            try:
+                await channel.alive()
+                return channel
+            except AgentUnreachableError as error:
+                if not channel.closed:
+                    channel.fail(error)
+                    raise
         task = self._connecting
         if task is None or task.get_loop() is not asyncio.get_running_loop():
             task = self._connecting = asyncio.create_task(self._open())
@@ -73,6 +92,19 @@ class Guest:
             if task.cancelled() and me is not None and not me.cancelling():  # not we, but `aclose`
                 raise AgentUnreachableError("the connection to the sandbox was closed") from None
             raise
+
+    async def present(self, seconds: float) -> None:
+        """Return when the agent answers. Raises AgentUnreachableError after so long, or the reason why it cannot."""
+        try:
+            async with asyncio.timeout(seconds if math.isfinite(seconds) else None):
+                await self.channel()
+        except TimeoutError as error:
+            raise AgentUnreachableError(f"the sandbox did not answer within {seconds:g} s") from error
+
+    async def diagnose(self) -> None:
+        """Raises the reason why the sandbox cannot answer, if there is one."""
+        if self._diagnose is not None:
+            await self._diagnose()
 
     async def hello(self) -> Hello:
         fields = await (await self.channel()).request(Op.HELLO)
@@ -105,11 +137,33 @@ class Guest:
         try:
             if self._channel is not None:
                 self._channel.close()
-            self._channel = await Channel.open(await dial(self._connect, self._connect_timeout_s))
+            self._channel = await self._greet(await dial(self._connect, self._connect_timeout_s))
             return self._channel
         finally:
             if self._connecting is me:
                 self._connecting = None
+
+    async def _greet(self, sock: socket.socket) -> Channel:
+        if self._diagnose is None:
+            return await Channel.open(sock)
+        try:
+            channel = await answered(Channel.open(sock), self._diagnose)
+        except AgentUnreachableError:
+            await self._diagnose()
+            raise
+        channel.diagnose = _asking(self)
+        return channel
+
+
+def _asking(guest: Guest) -> Diagnose:
+    """The event loop holds the connection: it must not hold the sandbox, which somebody may forget."""
+    reference = weakref.ref(guest)
+
+    async def diagnose() -> None:
+        if (found := reference()) is not None:
+            await found.diagnose()
+
+    return diagnose
 
 
 def _retrieve(task: asyncio.Task[Channel]) -> None:

@@ -35,6 +35,7 @@ class Ports:
         except BaseException:
             inbox.close()
             raise
+        inbox.stream.live = True
         return PortStream(inbox)
 
 
@@ -54,6 +55,7 @@ class PortStream:
         return data
 
     async def write(self, data: bytes) -> None:
+        await self._inbox.stream.alive()
         await self._inbox.stream.send_data(data)
 
     async def write_eof(self) -> None:

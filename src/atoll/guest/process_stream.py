@@ -99,6 +99,7 @@ class ProcessStream:
         for fields in (*self._inbox.events.values(), self._inbox.end):
             if fields is not None:
                 self.pid = self.pid or fields.int(Tag.PID, 0)
+        self._inbox.stream.live = True
 
     @property
     def offsets(self) -> list[int]:
@@ -140,6 +141,7 @@ class ProcessStream:
 
     async def send_stdin(self, data: bytes) -> None:
         """BrokenPipeError once the process has ended."""
+        await self._inbox.stream.alive()
         await self._inbox.stream.send_data(data)
 
     async def close_stdin(self) -> None:

@@ -69,7 +69,7 @@ class Processes:
         channel = await self._guest.channel()
         collector = Collector(channel.loop, limit_bytes, on_output)
         whole = stdin if stdin is not None and len(stdin) <= WINDOW else None
-        stream = collector.stream = channel.open_stream(Op.START, payload, collector, data=whole)
+        stream = collector.stream = channel.open_stream(Op.START, payload, collector, data=whole, live=True)
         try:
             if stdin is not None and whole is None:
                 await _feed(stream, stdin)
@@ -169,7 +169,7 @@ class _Unanswered:
 def _send_unanswered(channel: Channel | None, op: Op, fields: bytes) -> None:
     if channel is not None:
         with contextlib.suppress(SandboxError):
-            channel.open_stream(op, fields, _Unanswered())
+            channel.open_stream(op, fields, _Unanswered(), live=True)
 
 
 async def _feed(stream: Stream, data: bytes) -> None:

@@ -67,6 +67,7 @@ class Stream:
         "closed",
         "ended",
         "handler",
+        "live",
         "number",
         "receive_credit",
         "send_credit",
@@ -87,6 +88,8 @@ class Stream:
         self.closed = False
         """This side no longer listens."""
         self.write_ended = False
+        self.live = False
+        """Nothing need come. All others wait for an answer, and somebody sees to it that they get one."""
         self._consumed = 0
         self._sendable = Signal()
 
@@ -104,6 +107,10 @@ class Stream:
                 self.send_credit -= len(chunk)
                 self._channel.send(HEADER.pack(len(chunk), self.number, FrameType.DATA, 0, 0) + chunk)
                 view = view[len(chunk) :]
+
+    async def alive(self) -> None:
+        """Return when the agent was heard lately. Raises the reason why it cannot answer."""
+        await self._channel.alive()
 
     def end(self) -> None:
         """No more data from this side. May be repeated."""

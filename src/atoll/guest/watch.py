@@ -66,6 +66,7 @@ class Watch:
         except BaseException:
             inbox.close()
             raise
+        inbox.stream.live = True
         self._inbox = inbox
         return self
 

@@ -38,6 +38,8 @@ class Wire:
         on_lost: Callable[[AgentError], None],
     ) -> None:
         self.closed = False
+        self.heard = loop.time()
+        """When the other side last sent anything."""
         self.drained = Signal()
         self._sock = sock
         self._loop = loop
@@ -114,6 +116,7 @@ class Wire:
         if size == 0:
             self._lose("the agent closed the connection")
             return
+        self.heard = self._loop.time()
         self._end += size
         if self._end == len(self._buffer) < _BUFFER:
             self._grow()

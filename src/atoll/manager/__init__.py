@@ -14,7 +14,7 @@ from atoll.manager.clock import Clock, SystemClock
 from atoll.manager.core import Rules
 from atoll.manager.manager import SandboxManager
 from atoll.manager.pool import PoolSettings
-from atoll.manager.record import Act, Event, Record
+from atoll.manager.record import Act, CommandEnd, Event, OnIdle, PausedBy, Record
 from atoll.manager.recovery import Recovered
 from atoll.manager.request import fork_key
 from atoll.manager.sandbox import ManagedSandbox
@@ -24,11 +24,14 @@ from atoll.manager.usage import Usage
 __all__ = [
     "Act",
     "Clock",
+    "CommandEnd",
     "ConflictError",
     "Event",
     "LimitReachedError",
     "ManagedSandbox",
     "ManagerClosedError",
+    "OnIdle",
+    "PausedBy",
     "PoolSettings",
     "Record",
     "Recovered",

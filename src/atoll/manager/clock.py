@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from atoll.manager import timer
+from atoll import timer
 
 
 class Clock(Protocol):

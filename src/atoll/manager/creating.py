@@ -6,7 +6,15 @@ import asyncio
 from contextlib import suppress
 
 from atoll.engines.base import NetworkPolicies, Resizable
-from atoll.errors import ConflictError, EngineError, SandboxError, SandboxGoneError, SpecError, StateError
+from atoll.errors import (
+    ConflictError,
+    EngineError,
+    SandboxError,
+    SandboxGoneError,
+    SpecError,
+    StateError,
+    UnsupportedError,
+)
 from atoll.manager.core import Core
 from atoll.manager.ending import FIRST_RETRY_S
 from atoll.manager.members import Making, Member
@@ -15,7 +23,7 @@ from atoll.manager.record import Act
 from atoll.manager.request import Request, expiry
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish
-from atoll.model import Cause, State
+from atoll.model import Capability, Cause, State
 from atoll.sandbox import DEFAULT_TIMEOUT_S
 from atoll.workers import Shares
 
@@ -34,12 +42,22 @@ class Creating:
     async def create(self, request: Request, *, or_get: bool = False) -> str:
         """The id of a running sandbox. When the last caller who waits for it is cancelled, so is it."""
         started = self._core.clock.now()
+        self._check_pausable(request)
         member = self.existing(request, or_get)
         if member is None:
             member = await self._begin(request, or_get)
         await self.join(member)
         self._core.metrics.create_s.add(self._core.clock.now() - started)
         return member.id
+
+    def _check_pausable(self, request: Request) -> None:
+        if request.on_idle in (None, "end"):
+            return
+        engine = self._core.engines.get(request.engine or self._core.engine.name)
+        if Capability.PAUSE not in engine.capabilities:
+            raise UnsupportedError(
+                f"engine '{engine.name}' cannot pause a sandbox that nobody uses", hint="Leave out on_idle."
+            )
 
     async def make_spare(self, request: Request) -> Member | None:
         """A new one for a pool; None when there is no room, or none any more."""

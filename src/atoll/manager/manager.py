@@ -202,9 +202,15 @@ class SandboxManager(Opening):
 
     async def keep_alive(self, sandbox_id: str, seconds: float) -> Record:
         """It counts as used for so long from now on, at most a day, and never beyond its lifetime."""
+        wanted = lease_seconds(seconds)
         member = await self._member(sandbox_id)
-        await (await self._open()).core.lease(member, lease_seconds(seconds))
+        await (await self._open()).core.lease(member, wanted)
         return member.record
+
+    async def watch_command(self, sandbox_id: str, command_id: str) -> None:
+        """Report the end of this command of the sandbox, as an event and as `command_end` of its record."""
+        member = await self._member(sandbox_id)
+        await (await self._open()).watching.begin(member, command_id)
 
     async def cleanup_idle(self) -> None:
         """Do now what the cleanup task does from time to time, and wait until it is done."""
@@ -265,6 +271,11 @@ class SandboxManager(Opening):
     async def resources(self) -> dict[str, Stats]:
         """What each running sandbox uses."""
         return await (await self._open()).queries.resources()
+
+    @property
+    def idle_timeout(self) -> float:
+        """How long a sandbox may be without use unless it says otherwise."""
+        return self._rules.idle_timeout
 
     def get_stats(self) -> dict[str, object]:
         """Figures about all of them."""

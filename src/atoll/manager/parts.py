@@ -28,6 +28,7 @@ from atoll.manager.recovery import Recovered, Recovery
 from atoll.manager.refusals import Refusals
 from atoll.manager.room import Room
 from atoll.manager.state_directory import StateDirectory
+from atoll.manager.watching import Watching
 from atoll.settings import Settings
 
 _CLOSE_S = 5.0
@@ -60,6 +61,7 @@ class Parts:
         self.reaper = Reaper(core, self.pools)
         self.queries = Queries(core, self.pools)
         self.orphans = Orphans(core)
+        self.watching = Watching(core)
 
     async def open(self, on_event: OnEvent | None) -> None:
         """Either everything is open and recovered afterwards, or nothing is held."""
@@ -73,6 +75,7 @@ class Parts:
             await self.aclose()
             raise
         self.pools.start()
+        self.watching.go_on()
         self.core.tasks.spawn(Refusals(self.core).run(), "refusals")
         self.core.tasks.spawn(self.orphans.run(), "orphans")
         for engine in self.core.engines:

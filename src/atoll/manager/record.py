@@ -36,6 +36,18 @@ OnIdle = Literal["end", "pause", "disk"]
 """What becomes of a sandbox that nobody uses."""
 
 
+class CommandEnd(BaseModel):
+    """How the command ended that a sandbox was made for."""
+
+    model_config = ConfigDict(frozen=True)
+    exit_code: int | None = None
+    """As a shell reports it. None: the sandbox was started anew, without it."""
+    cause: Cause
+    output: str = ""
+    """The last of what it wrote."""
+    at: float
+
+
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -78,6 +90,9 @@ class Record(BaseModel):
     """The same moment on the clock that does not jump."""
     paused_by: PausedBy | None = None
     paused_at: float | None = None
+    watched: str | None = None
+    """The command that it was made for, whose end is reported."""
+    command_end: CommandEnd | None = None
     details: dict[str, str] = Field(default_factory=dict)
     """Of the engine's handle."""
 

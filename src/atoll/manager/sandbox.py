@@ -16,6 +16,7 @@ from atoll.command import AsyncCommand, Output
 from atoll.engines.base import ByteStream, Engine
 from atoll.errors import AgentUnreachableError, SandboxGoneError, SandboxPausedError, UnsupportedError
 from atoll.guest.guest import Guest
+from atoll.guest.ports import PortStream
 from atoll.guest.processes import Completed, Processes, ProcessStream, StartRequest
 from atoll.manager.usage import MeteredSocket, Usage
 from atoll.model import ExecutionResult, Handle, SandboxSpec
@@ -23,6 +24,7 @@ from atoll.network.policy import NetworkPolicy, NetworkRules
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES, AsyncSandbox, lease_seconds
 from atoll.settings import Settings
 from atoll.shell import AsyncShell
+from atoll.terminal import AsyncTerminal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -225,7 +227,6 @@ class ManagedSandbox(AsyncSandbox):
     # --- everything that uses it ----------------------------------------------------------------------------------
 
     exec = counted(timed(AsyncSandbox.exec))
-    open_terminal = counted(AsyncSandbox.open_terminal)
     commands = counted(AsyncSandbox.commands)
     read_file = counted(AsyncSandbox.read_file)
     read_bytes = counted(AsyncSandbox.read_bytes)
@@ -254,8 +255,19 @@ class ManagedSandbox(AsyncSandbox):
     restart = counted(AsyncSandbox.restart)
     undo = counted(AsyncSandbox.undo)
     snapshot = counted(AsyncSandbox.snapshot)
-    connect_port = counted(AsyncSandbox.connect_port)
-    connect_socket = counted(AsyncSandbox.connect_socket)
+
+    async def open_terminal(self, *args: Any, **options: Any) -> AsyncTerminal:
+        """As `AsyncSandbox.open_terminal`; typing wakes one that fell asleep."""
+        async with self.use():
+            return _WakingTerminal(self, await super().open_terminal(*args, **options))
+
+    async def connect_port(self, port: int) -> PortStream:
+        async with self.use():
+            return _WakingPort(self, await super().connect_port(port))
+
+    async def connect_socket(self, path: str) -> PortStream:
+        async with self.use():
+            return _WakingPort(self, await super().connect_socket(path))
 
     async def keep_alive(self, seconds: float) -> None:
         await self.keeper.keep_alive(lease_seconds(seconds))
@@ -322,7 +334,7 @@ class ManagedSandbox(AsyncSandbox):
 
     def _renew_guest(self) -> None:
         # Without a work directory of its own: where that really is, only the agent knows.
-        self._guest = Guest(self._connect)
+        self._guest = Guest(self._connect, diagnose=self._diagnose)
         self._guest.processes = _WithVariables(self._guest, self)
 
 
@@ -364,9 +376,33 @@ class _Followed(AsyncCommand):
                 yield piece
 
 
+class _WakingTerminal(AsyncTerminal):
+    def __init__(self, sandbox: ManagedSandbox, terminal: AsyncTerminal) -> None:
+        super().__init__(terminal._guest, terminal.id, terminal._stream)
+        self._sandbox = sandbox
+
+    async def write(self, data: str | bytes) -> None:
+        async with self._sandbox.use():
+            await super().write(data)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        async with self._sandbox.use():
+            await super().resize(rows, columns)
+
+
+class _WakingPort(PortStream):
+    def __init__(self, sandbox: ManagedSandbox, stream: PortStream) -> None:
+        super().__init__(stream._inbox)
+        self._sandbox = sandbox
+
+    async def write(self, data: bytes) -> None:
+        async with self._sandbox.use():
+            await super().write(data)
+
+
 class _CountedShell(AsyncShell):
     def __init__(self, sandbox: ManagedSandbox, name: str) -> None:
-        super().__init__(sandbox._guest, name, None, DEFAULT_OUTPUT_BYTES, sandbox._explain)
+        super().__init__(sandbox._guest, name, None, DEFAULT_OUTPUT_BYTES, sandbox._explain, kept=True)
         self._sandbox = sandbox
 
     async def run(self, command: str, timeout: float) -> ExecutionResult:

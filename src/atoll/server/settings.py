@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.errors import SpecError
+from atoll.manager import OnIdle
 from atoll.model import Limits, Size
 from atoll.resources import Resources
 from atoll.settings import Settings
@@ -50,8 +51,9 @@ class ServerSettings(BaseModel):
     webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to though they are not public.")
     default_spec_id: str = Field("default", description="The spec of a sandbox that names none.")
     max_num_sandboxes: Annotated[int, Field(ge=1)] = Field(100, description="The most sandboxes, of all users.")
-    at_cap: Literal["refuse", "pause"] = Field(
-        "refuse", description="When there are so many: refuse, or pause the one that was idle longest."
+    at_cap: Literal["refuse", "pause", "pause-any"] = Field(
+        "refuse",
+        description="When there are so many: refuse, or pause the user's own that was idle longest, or anybody's.",
     )
     max_snapshots: Annotated[int, Field(ge=0)] = Field(
         100, description="The most snapshots of each user who has no quota of their own."
@@ -78,7 +80,16 @@ class ServerSettings(BaseModel):
         65_536, description="The most open files of each process of one such sandbox."
     )
     close_delay: Annotated[float, Field(gt=0)] = Field(
-        3600, description="A sandbox that nobody used for so many seconds is deleted."
+        3600, description="Seconds without use after which `on_idle` is done to a sandbox."
+    )
+    on_idle: OnIdle = Field(
+        "end", description="What becomes of a sandbox that nobody uses: end, pause, or disk where the engine can."
+    )
+    disk_delay: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="A sandbox that is paused so many seconds moves to the disk, where the engine can."
+    )
+    paused_delay: Annotated[float, Field(gt=0)] = Field(
+        7 * 86400, description="A sandbox that is paused and that nobody used for so many seconds is deleted."
     )
     max_lifetime_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="No sandbox lives longer than so many seconds."

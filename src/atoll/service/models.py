@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.checkpoint import Snapshot
 from atoll.errors import SpecError
+from atoll.manager import CommandEnd, OnIdle, PausedBy
 from atoll.model import Cause, Limits, SandboxSpec, State, UndoRule, Volume
 from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 
@@ -71,6 +72,22 @@ class ResourcesInUse(BaseModel):
     disk_bytes: int | None
 
 
+class CommandEndInfo(BaseModel):
+    """How the command of a sandbox's spec ended. All of its output is that of the command `spec-command`."""
+
+    exit_code: int | None
+    """As a shell reports it; null: the sandbox was started anew, without the command."""
+    cause: Cause
+    output: str
+    """The last of what it wrote."""
+    ended_at: datetime
+
+    @classmethod
+    def of(cls, end: CommandEnd) -> CommandEndInfo:
+        moment = datetime.fromtimestamp(end.at, UTC)
+        return cls(exit_code=end.exit_code, cause=end.cause, output=end.output, ended_at=moment)
+
+
 class SandboxInfo(BaseModel):
     id: str
     created_by_user_id: str | None
@@ -97,6 +114,12 @@ class SandboxInfo(BaseModel):
     limits_left_out: list[str] = []
     """The names of default limits that cannot be enforced on this server."""
     expires_at: datetime | None = None
+    leased_until: datetime | None = None
+    """Until then it counts as used."""
+    paused_by: PausedBy | None = None
+    """`user`: it has to be resumed. `idle`, `room`: it goes on as soon as somebody uses it."""
+    command_end: CommandEndInfo | None = None
+    """Null while the command of its spec runs, or if it has none."""
     ended_at: datetime | None = None
     resources: ResourcesInUse | None = None
     """Only where they were asked for, and while it runs."""
@@ -196,6 +219,10 @@ class SandboxStart(BaseModel):
     labels: Labels = {}
     env: Variables = {}
     lifetime_s: Lifetime | None = None
+    idle_timeout_s: Lifetime | None = None
+    """So long it may be without use; at most as long as the server's own setting says, which is the default."""
+    on_idle: OnIdle | None = None
+    """What becomes of it then. Default: as the server's setting says."""
 
 
 class ImageProgressInfo(BaseModel):

@@ -11,12 +11,13 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
-from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
+from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.model import Cause, State, effective_limits
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
 from atoll.service.models import (
     STATUS,
+    CommandEndInfo,
     ExposedPort,
     ExposedUrl,
     ForkStart,
@@ -34,6 +35,8 @@ from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
 
 SPEC_LABEL = "sandbox_spec_id"
+SPEC_COMMAND = "spec-command"
+"""The id of the command that a sandbox of a spec is started with."""
 _PORT_LABEL = "exposed_port."
 _PUBLIC = "/public"
 _OWN_LABELS = (SPEC_LABEL, _PORT_LABEL)
@@ -216,6 +219,11 @@ class SandboxService:
         await self._existing(caller, sandbox_id)
         return self.info(caller, await self.manager.extend_lifetime(sandbox_id, lifetime_s))
 
+    async def keep_alive(self, caller: Caller, sandbox_id: str, seconds: float) -> SandboxInfo:
+        """It counts as used for so long from now."""
+        await self._existing(caller, sandbox_id)
+        return self.info(caller, await self.manager.keep_alive(sandbox_id, seconds))
+
     async def pause_old_sandboxes(self, caller: Caller, max_num_sandboxes: int) -> list[str]:
         """Pause the oldest that run until so many are left; the ids of those paused."""
         if max_num_sandboxes <= 0:
@@ -278,7 +286,7 @@ class SandboxService:
                 claims is not None
                 and record is not None
                 and self._session_keys.is_good(key, record.owner, time.time())
-                and record.state is State.RUNNING
+                and _answers(record)
             ):
                 return await self._bearer(record, claims[1])
         raise NotAuthenticatedError(
@@ -311,7 +319,7 @@ class SandboxService:
             grant = self._session_keys.link_grant(mark, sandbox_id, port, time.time())
             if grant is not None:
                 record = await self.manager.describe(sandbox_id)
-                if record.state is State.RUNNING:
+                if _answers(record):
                     return await self._bearer(record, grant)
         raise NotAuthenticatedError(
             "the link is not good", hint="It has expired, or its sandbox or the credential that made it has ended."
@@ -321,14 +329,14 @@ class SandboxService:
         """Whoever asks for a port that its spec made public. None: it is not, or its sandbox does not run."""
         with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
             record = await self.manager.describe(sandbox_id)
-            if record.state is State.RUNNING and any(url.public and url.port == port for url in self._urls(record)):
+            if _answers(record) and any(url.public and url.port == port for url in self._urls(record)):
                 await self._identities.vouch(record.owner)
                 # Strangers have a rate of their own: they cannot use up the owner's.
                 return Caller(f"~{record.id}", SESSION, sandbox_id=record.id)
         return None
 
     def info(self, caller: Caller, record: Record) -> SandboxInfo:
-        running = record.state is State.RUNNING
+        running = _answers(record)
         held = effective_limits(record.spec, record.details)
         labels = {name: value for name, value in record.labels.items() if not name.startswith(_OWN_LABELS)}
         return SandboxInfo(
@@ -352,6 +360,9 @@ class SandboxService:
             effective_limits=held.limits,
             limits_left_out=list(held.left_out),
             expires_at=_moment(record.expires_at),
+            leased_until=_moment(record.leased_until),
+            paused_by=record.paused_by,
+            command_end=CommandEndInfo.of(record.command_end) if record.command_end is not None else None,
             ended_at=_moment(record.ended_at),
         )
 
@@ -379,11 +390,15 @@ class SandboxService:
                 env=wanted.env,
                 lifetime=wanted.lifetime_s,
                 key=key,
+                idle_timeout=_shorter(wanted.idle_timeout_s, self.manager.idle_timeout),
+                on_idle=wanted.on_idle,
+                services=[int(value.removesuffix(_PUBLIC)) for name, value in labels.items() if _is_port(name)],
             )
         if command is not None:
             sandbox = await self.manager.get_sandbox(sandbox_id)
             # The id makes it run once, however often the request is repeated.
-            await sandbox.start(command, command_id="spec-command")
+            await (await sandbox.start(command, command_id=SPEC_COMMAND)).detach()
+            await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
         return sandbox_id
 
     def _session_key(self, caller: Caller, record: Record) -> str | None:
@@ -458,6 +473,20 @@ def _ports_hosts(public_url: str, domain: str) -> tuple[str, str] | None:
     if not host or (domain == "localhost" and not local):
         return None
     return f"{found.scheme}://", f"{domain}:{port}" if port else domain
+
+
+def _is_port(label: str) -> bool:
+    return label.startswith(_PORT_LABEL)
+
+
+def _shorter(wanted: float | None, most: float) -> float | None:
+    return None if wanted is None else min(wanted, most)
+
+
+def _answers(record: Record) -> bool:
+    """It runs, or will as soon as it is used."""
+    asleep = record.state is State.PAUSED and record.paused_by in (PausedBy.IDLE, PausedBy.ROOM)
+    return record.state is State.RUNNING or asleep
 
 
 def _gone(record: Record) -> SandboxGoneError:

@@ -30,6 +30,7 @@ from typing import Literal
 
 from atoll.engines.linux import masks
 from atoll.engines.linux.seccomp import Profile, profile, virtual_kernel_profile
+from atoll.engines.local.environment import default_environment
 from atoll.errors import SpecError
 from atoll.model import Limits, SandboxSpec
 from atoll.resources import OPEN_FILES
@@ -46,12 +47,7 @@ CPU_PERIOD_US = 100_000
 SHM_BYTES = 64 << 20
 VIRTUAL_KERNEL_THREADS = 8192
 """More than any sane sandbox needs, fewer than would take the host down."""
-DEFAULT_ENV = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "LANG": "C.UTF-8",
-    "TERM": "xterm-256color",
-}
+DEFAULT_ENV = default_environment("/root", "root")
 
 
 @dataclass(frozen=True, slots=True)

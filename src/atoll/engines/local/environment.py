@@ -7,7 +7,8 @@ from atoll.model import SandboxSpec
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def clean_environment(sandbox_id: str, spec: SandboxSpec, home: str, user: str) -> dict[str, str]:
+def default_environment(home: str, user: str) -> dict[str, str]:
+    """The same for every engine; an image's own variables and those of the spec win over it."""
     return {
         "PATH": PATH,
         "HOME": home,
@@ -17,6 +18,8 @@ def clean_environment(sandbox_id: str, spec: SandboxSpec, home: str, user: str) 
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "PYTHONUNBUFFERED": "1",
-        **spec.env,
-        "ATOLL_SANDBOX_ID": sandbox_id,
     }
+
+
+def clean_environment(sandbox_id: str, spec: SandboxSpec, home: str, user: str) -> dict[str, str]:
+    return {**default_environment(home, user), **spec.env, "ATOLL_SANDBOX_ID": sandbox_id}

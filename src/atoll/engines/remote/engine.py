@@ -160,7 +160,8 @@ class RemoteEngine(RemoteStates):
             return Observation(State.MISSING, reason=error.reason)
         except SandboxGoneError as error:
             return Observation(State.MISSING, _cause(error.cause), error.reason)
-        return Observation(State(info["state"]), _cause(info["cause"]), str(info["reason"]))
+        wakes = info.get("paused_by") in ("idle", "room")
+        return Observation(State(info["state"]), _cause(info["cause"]), str(info["reason"]), wakes)
 
     async def list(self) -> list[Handle]:
         found: list[dict[str, Any]] = []

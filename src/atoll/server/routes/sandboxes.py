@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.engines.base import LimitReporting
 from atoll.errors import SandboxNotFoundError
-from atoll.server.auth import Manager, Reader, SandboxReader, Services_
+from atoll.sandbox import MOST_LEASE_S
+from atoll.server.auth import Manager, Reader, SandboxReader, SandboxUser, Services_
 from atoll.server.streaming import while_connected
 from atoll.service import ForkStart, SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
 from atoll.service.models import Lifetime, SandboxSettings
@@ -44,6 +45,12 @@ class Expiry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     lifetime_s: Lifetime
     """So long from now on."""
+
+
+class KeepAlive(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    seconds: Annotated[float, Field(gt=0, le=MOST_LEASE_S)]
+    """Counted from now. A longer lease that was taken before stays."""
 
 
 class Pause(BaseModel):
@@ -151,7 +158,7 @@ async def fork(
 
 @router.post("/{sandbox_id}/resume", operation_id="resume_sandbox")
 async def resume(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
-    """Let them go on. Any use does that too."""
+    """Let its processes go on. One that was not paused by `pause` goes on by any use, too."""
     return _found(await services.sandboxes.resume_sandbox(caller, sandbox_id), sandbox_id)
 
 
@@ -178,6 +185,12 @@ async def wait(
 async def extend(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: Expiry) -> SandboxInfo:
     """How long it may live from now on, used or not."""
     return await services.sandboxes.extend(caller, sandbox_id, wanted.lifetime_s)
+
+
+@router.post("/{sandbox_id}/keep-alive", operation_id="keep_sandbox_alive")
+async def keep_alive(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: KeepAlive) -> SandboxInfo:
+    """The sandbox counts as used for so long, whatever it does. It does not outlive its lifetime."""
+    return await services.sandboxes.keep_alive(caller, sandbox_id, wanted.seconds)
 
 
 @router.get("/{sandbox_id}/settings", operation_id="sandbox_settings")

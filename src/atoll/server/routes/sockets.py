@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, WebSocket, WebSocketDisconnect
 
 from atoll.errors import SandboxError
+from atoll.manager import ManagedSandbox
 from atoll.server.auth import admit, services_of, subprotocol
 from atoll.server.problems import respond
 from atoll.server.protocol import GONE
@@ -73,7 +74,7 @@ async def agent(websocket: WebSocket, sandbox_id: str) -> None:
             return
         with contextlib.closing(stream), services.figures.stream("agent"):
             await websocket.accept(subprotocol(websocket))
-            await _until_first(_from_agent(websocket, stream), _to_agent(websocket, stream), _gone(websocket))
+            await _until_first(_from_agent(websocket, stream), _to_agent(websocket, sandbox, stream), _gone(websocket))
             with contextlib.suppress(RuntimeError):
                 await websocket.close(_ENDED)
 
@@ -164,10 +165,11 @@ async def _from_agent(websocket: WebSocket, stream: socket.socket) -> None:
         await websocket.send_bytes(data)
 
 
-async def _to_agent(websocket: WebSocket, stream: socket.socket) -> None:
+async def _to_agent(websocket: WebSocket, sandbox: ManagedSandbox, stream: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while True:
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":
             return
-        await loop.sock_sendall(stream, message.get("bytes") or b"")
+        async with sandbox.use():  # which wakes one that fell asleep
+            await loop.sock_sendall(stream, message.get("bytes") or b"")

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from atoll import workers
+from atoll import timer, workers
 from atoll.engines.availability import Availability
 from atoll.engines.base import (
     LATER,
@@ -209,13 +209,14 @@ class OciEngine(Saving):
                 return Observation(State.STOPPED, ended.cause, ended.reason)
 
     async def _observe_living(self, record: Record) -> Observation:
-        if record.expires_at is not None and record.expires_at <= time.time():
+        if record.left_s() <= 0:
             with self._places.exclusion.at_once(record.sandbox_id) as mine:
                 if mine and (ended := (await self._ending.expire(record)).ended) is not None:
                     return Observation(State.STOPPED, ended.cause, ended.reason)
         if self._pausing.is_abandoned(record.sandbox_id):
             await self._unfreeze(record)
-        return Observation(State.PAUSED if self._pausing.is_paused(record.sandbox_id) else State.RUNNING)
+        stands = self._pausing.is_paused(record.sandbox_id) and not self._pausing.is_held(record.sandbox_id)
+        return Observation(State.PAUSED if stands else State.RUNNING)
 
     async def list(self) -> list[Handle]:
         return [*await workers.run(workers.ENGINE, self._found_all)]
@@ -379,7 +380,7 @@ class OciEngine(Saving):
 
     def _first_record(self, sandbox_id: str, spec: SandboxSpec, runtime: Runtime, source: Saved | None) -> Record:
         creator = ourselves(os.getpid())
-        now = time.time()
+        now, lifetime = time.time(), spec.limits.lifetime_s
         defaults = self._defaults(spec)
         return Record(
             sandbox_id=sandbox_id,
@@ -389,7 +390,8 @@ class OciEngine(Saving):
             account=spec.account,
             runtime=runtime.name,
             created_at=now,
-            expires_at=None if spec.limits.lifetime_s is None else now + spec.limits.lifetime_s,
+            expires_at=None if lifetime is None else now + lifetime,
+            expires_now=None if lifetime is None else time.clock_gettime(time.CLOCK_BOOTTIME) + lifetime,
             boot_id=processes.boot_id(),
             creator=creator,
             origin=source.id if source is not None else None,
@@ -413,8 +415,8 @@ class OciEngine(Saving):
         task.add_done_callback(lambda _: self._watchers.pop(record.sandbox_id, None))
 
     async def _expire_later(self, record: Record) -> None:
-        assert record.expires_at is not None
-        await asyncio.sleep(max(0.0, record.expires_at - time.time()))
+        while (left := record.left_s()) > 0:
+            await timer.sleep(left)
         with suppress(SandboxError, OSError):
             async with self._alone(record.sandbox_id):
                 # It may have been started again since, which gives it another first process but no other end.

@@ -71,6 +71,10 @@ class Pausing:
         await self.resume(sandbox_id, runtime, deadline)
         self._holder(sandbox_id).unlink(missing_ok=True)
 
+    def is_held(self, sandbox_id: str) -> bool:
+        """It stands still only for a moment, by itself."""
+        return self._holder(sandbox_id).exists()
+
     def is_abandoned(self, sandbox_id: str) -> bool:
         """Held by a process that is gone."""
         try:

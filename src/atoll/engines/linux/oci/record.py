@@ -7,8 +7,10 @@ sandbox has is found by its name: its control group, its layer, its range of ids
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,6 +51,8 @@ class Record(BaseModel):
     """The names of defaults that could not be enforced."""
     account: str | None = None
     """Whose control group its own is in. None: it was made before there were any, directly in the installation's."""
+    expires_now: float | None = None
+    """The same moment on the clock that does not jump; it means something only within `boot_id`."""
     boot_id: str
     creator: ProcessRef
     """Our process that makes it: as long as it lives, an incomplete record means that it is still at work."""
@@ -88,6 +92,12 @@ class Record(BaseModel):
 
     def is_of_this_boot(self) -> bool:
         return self.boot_id == boot_id()
+
+    def left_s(self) -> float:
+        """How much longer it may live."""
+        if self.expires_now is not None and self.is_of_this_boot():
+            return self.expires_now - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return math.inf if self.expires_at is None else self.expires_at - time.time()
 
     def is_alive(self) -> bool:
         return self.ended is None and self.init is not None and self.is_of_this_boot() and self.init.is_alive()
