@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
+from atoll.images import access
 from atoll.images.limits import ImageLimits
 from atoll.images.maker import Maker
 from atoll.images.recipes import Recipe, Recipes
@@ -138,7 +139,7 @@ class Images:
     ) -> Image:
         if reference.kind is Kind.HOST:
             return HOST
-        maker = Maker(self.store, self.recipes, self._limits, self._plain_http_registries)
+        maker = Maker(self.store, self.recipes, self._limits, self._plain_http_registries, access.current())
         async with self._one_at_a_time(str(reference)):
             return await self._run(
                 lambda work: maker.make(reference, archive or reference, work, refresh=refresh), progress

@@ -137,6 +137,11 @@ def is_private(address: Address) -> bool:
     )
 
 
+def is_public(address: Address) -> bool:
+    """Whether it is on the internet: neither this host nor its network, nor anything special."""
+    return address.is_global and closed_for_all(address) is None and not is_private(address)
+
+
 def within_private(network: Network) -> bool:
     return any(
         isinstance(network, IPv4Network) == isinstance(private, IPv4Network) and network.subnet_of(private)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from atoll.command import AsyncCommand
 from atoll.engines import registry
 from atoll.engines.base import Engine, Reachable
 from atoll.images import tree
+from atoll.images.access import Access, parse_places
 from atoll.manager import SandboxManager
 from atoll.server.bell import Bell
 from atoll.server.metrics import Figures
@@ -73,7 +74,13 @@ async def services(
         await store.open()
         await manager.start()
         identities = Identities(store, secret, _token_rules(settings), max_keys=settings.max_keys)
-        specs = SandboxSpecService(store, manager, settings.default_spec_id, max_specs=settings.max_specs)
+        specs = SandboxSpecService(
+            store,
+            manager,
+            settings.default_spec_id,
+            max_specs=settings.max_specs,
+            access=Access(True, *parse_places(settings.registries), frozenset(settings.shared_registries)),
+        )
         await specs.prepare()
         sandboxes = SandboxService(
             manager,

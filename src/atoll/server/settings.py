@@ -45,7 +45,14 @@ class ServerSettings(BaseModel):
     start_timeout: Annotated[float, Field(gt=0)] = Field(
         120, description="With the engine remote: seconds for the start of a sandbox."
     )
-    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to though they are not public.")
+    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to even if not public.")
+    registries: list[str] = Field(
+        [],
+        description="HOST, HOST:PORT or ranges of addresses that users may pull images from even if not public.",
+    )
+    shared_registries: list[str] = Field(
+        [], description="Registries for which the operator's login is used for everybody, not for administrators alone."
+    )
     default_spec_id: str = Field("default", description="The spec of a sandbox that names none.")
     max_num_sandboxes: Annotated[int, Field(ge=1)] = Field(100, description="The most sandboxes, of all users.")
     at_cap: Literal["refuse", "pause"] = Field(
@@ -95,7 +102,7 @@ class ServerSettings(BaseModel):
         for name in cls.model_fields:
             text = environ.get(PREFIX + name.upper())
             if text:
-                is_list = name in ("cors_origins", "webhook_hosts")
+                is_list = name in ("cors_origins", "webhook_hosts", "registries", "shared_registries")
                 values[name] = [part.strip() for part in text.split(",")] if is_list else text
         values |= {name: value for name, value in given.items() if value is not None}
         values.setdefault("state_dir", Settings.load(environ).data_dir / "server")

@@ -181,6 +181,14 @@ class ForkStart(BaseModel):
     lifetime_s: Lifetime | None = None
 
 
+class RegistryLogin(BaseModel):
+    """Who the caller is at the registry of the image. It is used for this request, and kept nowhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    username: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^:\x00-\x1f]+$")]
+    password: Annotated[str, Field(max_length=16384, repr=False)]
+
+
 class SandboxStart(BaseModel):
     """All of it may be left out. `settings` instead of `sandbox_spec_id` describes the sandbox on the spot."""
 
@@ -191,6 +199,13 @@ class SandboxStart(BaseModel):
     labels: Labels = {}
     env: Variables = {}
     lifetime_s: Lifetime | None = None
+    registry_login: RegistryLogin | None = None
+    """For an image that is not public: the operator's logins are not for everybody."""
+
+
+class ImagePull(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    registry_login: RegistryLogin | None = None
 
 
 class ImageProgressInfo(BaseModel):
@@ -240,3 +255,5 @@ class SandboxSpecCreate(BaseModel):
     exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
     shared: bool = False
     """For everybody. Only administrators may share one."""
+    registry_login: RegistryLogin | None = None
+    """For an image that is not public, to fetch it now. It is not kept."""

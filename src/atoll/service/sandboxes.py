@@ -11,6 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
+from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
 from atoll.model import Cause, State
 from atoll.service.identity import SESSION, Caller, Scope
@@ -142,17 +143,20 @@ class SandboxService:
         command: list[str] | None = None
         ports: list[ExposedPort] = []
         if wanted.settings is None:
-            spec_id, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
+            spec, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
+            spec_id, access = spec.id, self.specs.access(caller, wanted.registry_login, spec)
             settings, command, ports = recipe.settings, recipe.command, recipe.exposed_ports
         else:
             spec_id, settings = _IN_PLACE, wanted.settings
+            access = self.specs.access(caller, wanted.registry_login)
             self.specs.check(caller, settings)
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
         labels = {**wanted.labels, SPEC_LABEL: spec_id}
         labels |= {f"{_PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
         key = key or f"once-{secrets.token_hex(16)}"
-        sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
+        with pulling_with(access):
+            sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
         return await self.describe(caller, sandbox_id)
 
     async def fork_sandbox(
