@@ -17,6 +17,7 @@ from atoll.manager.pool import PoolSettings
 from atoll.manager.record import Act, Event, Record
 from atoll.manager.recovery import Recovered
 from atoll.manager.request import fork_key
+from atoll.manager.retention import Retention
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.shutdown import Shutdown
 from atoll.manager.usage import Usage
@@ -32,6 +33,7 @@ __all__ = [
     "PoolSettings",
     "Record",
     "Recovered",
+    "Retention",
     "Rules",
     "SandboxManager",
     "Shutdown",

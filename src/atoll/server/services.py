@@ -12,7 +12,7 @@ from atoll.engines import registry
 from atoll.engines.base import Engine, Reachable
 from atoll.images import tree
 from atoll.images.access import Access, parse_places
-from atoll.manager import SandboxManager
+from atoll.manager import Retention, SandboxManager
 from atoll.server.bell import Bell
 from atoll.server.metrics import Figures
 from atoll.server.secret import load_secret
@@ -69,6 +69,11 @@ async def services(
         max_lifetime=settings.max_lifetime_s,
         at_exit="keep" if settings.keep_sandboxes else "delete",
         on_event=bell.ring,
+        retention=Retention(
+            ended_per_owner=settings.max_ended_records,
+            events_per_owner=10 * settings.max_ended_records,
+            age_s=settings.keep_ended_s,
+        ),
     )
     try:
         await store.open()

@@ -67,6 +67,12 @@ class ServerSettings(BaseModel):
     max_keys: Annotated[int, Field(ge=0)] = Field(
         100, description="The most API keys that are good at once, of each user who has no quota of their own."
     )
+    max_ended_records: Annotated[int, Field(ge=1)] = Field(
+        1000, description="So many sandboxes of each user that have ended are remembered, and ten events for each."
+    )
+    keep_ended_s: Annotated[float, Field(gt=0)] = Field(
+        30 * 86400, description="For so many seconds, at most, after they have ended."
+    )
     close_delay: Annotated[float, Field(gt=0)] = Field(
         3600, description="A sandbox that nobody used for so many seconds is deleted."
     )

@@ -6,7 +6,7 @@ import enum
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.checkpoint import Snapshot
 from atoll.errors import SpecError
@@ -15,7 +15,18 @@ from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, with
 
 Text = Annotated[str, Field(max_length=4096)]
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
-Labels = Annotated[dict[str, str], Field(max_length=64)]
+MAX_SETTINGS = 512 << 10
+"""Characters of all that a user says about one sandbox, or one spec: it is written down more than once."""
+_MAX_LABELS = 16 << 10
+
+
+def _small(labels: dict[str, str]) -> dict[str, str]:
+    if sum(len(name) + len(value) for name, value in labels.items()) > _MAX_LABELS:
+        raise ValueError(f"labels have at most {_MAX_LABELS:,} characters together")
+    return labels
+
+
+Labels = Annotated[dict[str, str], Field(max_length=64), AfterValidator(_small)]
 Lifetime = Annotated[float, Field(gt=0, le=10 * 365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 SpecId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]

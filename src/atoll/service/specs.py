@@ -16,6 +16,7 @@ from atoll.model import ImageProgress
 from atoll.network.policy import NetworkPolicy, opens_private
 from atoll.service.identity import Caller
 from atoll.service.models import (
+    MAX_SETTINGS,
     ExposedPort,
     RegistryLogin,
     SandboxSettings,
@@ -29,7 +30,6 @@ from atoll.store import AlreadyThereError, Role, Store, StoredSpec
 DEFAULT_ID = "default"
 _FETCHES = 4
 _AHEAD = 1000
-_MAX_BODY = 256 << 10
 _OF_THE_MACHINE = ("tar:", "docker:")
 """What images begin with that come from the server's own machine and not from a registry."""
 
@@ -124,8 +124,8 @@ class SandboxSpecService:
             body=recipe.model_dump_json(),
             created_at=datetime.now(UTC),
         )
-        if len(spec.body) > _MAX_BODY:
-            raise SpecError(f"the spec has {len(spec.body):,} characters; {_MAX_BODY:,} are possible")
+        if len(spec.body) > MAX_SETTINGS:
+            raise SpecError(f"the spec has {len(spec.body):,} characters; {MAX_SETTINGS:,} are possible")
         own = caller.quotas.max_specs
         try:
             await self._store.add_spec(spec, most=None if wanted.shared else self._max_specs if own is None else own)
