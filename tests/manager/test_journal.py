@@ -10,7 +10,9 @@ import pytest
 
 from atoll.manager import StateError
 from atoll.manager.journal import Journal
+from atoll.manager.journal_tables import Search, checksum
 from atoll.manager.record import Event, Record
+from atoll.manager.retention import Retention
 from atoll.model import SandboxSpec, State
 
 
@@ -88,14 +90,12 @@ async def test_a_copy_taken_at_any_moment_opens_and_has_all_that_was_acknowledge
 
 async def test_old_events_and_records_are_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.manager.journal._PRUNE_EVERY", 50)
-    monkeypatch.setattr("atoll.manager.journal_tables._KEPT_ENDED", 20)
-    monkeypatch.setattr("atoll.manager.journal_tables._KEPT_EVENTS", 30)
-    journal = Journal(tmp_path / "j.db")
+    journal = Journal(tmp_path / "j.db", retention=Retention(ended=20, events=30))
     await journal.open()
     await journal.write(record(1000))
     for number in range(200):
         await journal.write(record(number, ended_at=float(number)), Event(0.0, "x", State.RUNNING, State.MISSING))
-    assert len(await journal.ended(1000)) <= 20 + 50
+    assert len(await journal.ended(Search(limit=1000))) <= 20 + 50
     assert len(await journal.events(after=0, sandbox_id=None, limit=1000)) <= 30 + 50
     assert [item.id for item in (await journal.living())[0]] == ["s1000"]
     await journal.aclose()
@@ -108,3 +108,99 @@ async def test_a_database_that_another_program_keeps_locked_is_refused(tmp_path:
     with pytest.raises(StateError, match="locked"):
         await Journal(tmp_path / "j.db").open()
     other.close()
+
+
+def ended(number: int, owner: str, **values: object) -> Record:
+    return record(number, owner=owner, created_at=float(number), ended_at=number + 0.5, **values)
+
+
+async def test_one_owner_never_costs_another_its_past(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.db", retention=Retention(ended_per_owner=20, events_per_owner=30))
+    await journal.open()
+    for number in range(5):
+        await journal.write(ended(number, "ann"), Event(0.0, f"s{number}", State.RUNNING, State.MISSING))
+    writes = []
+    for number in range(100, 500):
+        event = Event(0.0, f"s{number}", State.RUNNING, State.MISSING)
+        is_over = number % 2 == 0
+        writes.append(
+            journal.write(ended(number, "eve"), event)
+            if is_over
+            else journal.forget(record(number, owner="eve"), event)
+        )
+    await asyncio.gather(*writes)
+    assert len(await journal.ended(Search("eve", limit=1000))) == 20
+    assert len(await journal.ended(Search("ann", limit=1000))) == 5
+    assert len(await journal.events(after=0, owner="eve", limit=1000)) <= 30 + 64
+    assert len(await journal.events(after=0, owner="ann", limit=1000)) == 5
+    await journal.aclose()
+
+
+async def test_what_is_old_is_forgotten_and_the_file_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.manager.journal._PRUNE_EVERY", 10)
+    journal = Journal(tmp_path / "j.db", retention=Retention(age_s=100))
+    await journal.open()
+    for number in range(300):
+        journal.write(ended(number % 50, "ann", reason="x" * 1500, name=f"n{number}"))
+        journal.write(ended(number + 1000, "ann", reason="x" * 1500).model_copy(update={"ended_at": 10.0}))
+    await journal.latest()
+    large = (tmp_path / "j.db").stat().st_size + (tmp_path / "j.db-wal").stat().st_size
+    for _ in range(40):
+        await journal.write(record(5000, owner="ann"), Event(1000.0, "s5000", State.RUNNING, State.PAUSED))
+    assert await journal.ended(Search(limit=1000)) == []
+    await journal.aclose()
+    assert (tmp_path / "j.db").stat().st_size < large / 4
+
+
+async def test_ended_ones_come_in_pages_of_what_was_asked_for(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.db")
+    await journal.open()
+    for number in range(60):
+        labels = {"even": "yes", 'a"b': "1"} if number % 2 == 0 else {}
+        name = "named" if number % 10 == 0 else None
+        journal.write(ended(number, "ann" if number < 50 else "bob", labels=labels, name=name))
+    journal.write(record(7, owner="ann"))  # it lives
+    found: list[str] = []
+    after = None
+    while page := await journal.ended(Search("ann", labels={'a"b': "1", "even": "yes"}, after=after, limit=7)):
+        assert len(page) <= 7
+        found += [each.id for each in page]
+        after = (page[-1].created_at, page[-1].id)
+    assert found == [f"s{number}" for number in range(48, -1, -2)]
+    assert [each.id for each in await journal.ended(Search("ann", "named"))] == ["s40", "s30", "s20", "s10", "s0"]
+    assert len(await journal.ended(Search(limit=1000))) == 59
+    await journal.aclose()
+
+
+async def test_what_is_kept_of_an_ended_one_is_small(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.db")
+    await journal.open()
+    spec = SandboxSpec(env={"A": "x" * 100_000}, image="i")
+    await journal.write(record(1, reason="y" * 100_000).model_copy(update={"spec": spec, "ended_at": 1.0}))
+    found = await journal.find("s1")
+    assert found is not None
+    assert (found.spec.image, found.ended_at) == ("i", 1.0)
+    assert len(found.model_dump_json()) < 4_000
+    await journal.aclose()
+
+
+async def test_a_journal_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "j.db")
+    old.executescript(
+        "CREATE TABLE sandboxes (id TEXT PRIMARY KEY, ended_at REAL, body TEXT NOT NULL, crc INTEGER NOT NULL);"
+        "CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, sandbox_id TEXT, before TEXT,"
+        "    after TEXT, act TEXT, cause TEXT, reason TEXT); PRAGMA user_version = 1;"
+    )
+    for each in (record(1, owner="ann"), ended(2, "bob")):
+        body = each.model_dump_json()
+        old.execute("INSERT INTO sandboxes VALUES (?,?,?,?)", (each.id, each.ended_at, body, checksum(each.id, body)))
+        old.execute("INSERT INTO events VALUES (NULL,1.0,?,'RUNNING','PAUSED',NULL,NULL,'')", (each.id,))
+    old.execute("INSERT INTO sandboxes VALUES ('s3', 1.0, 'damaged', 0)")
+    old.commit()
+    old.close()
+    journal = Journal(tmp_path / "j.db")
+    await journal.open()
+    assert [each.id for each in (await journal.living())[0]] == ["s1"]
+    assert [each.id for each in await journal.ended(Search("bob"))] == ["s2"]
+    assert [each.sandbox_id for each in await journal.events(after=0, owner="ann", limit=10)] == ["s1"]
+    await journal.aclose()

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from atoll import workers
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
+from atoll.images import access
 from atoll.images.limits import ImageLimits
 from atoll.images.maker import Maker
 from atoll.images.recipes import Recipe, Recipes
@@ -142,7 +143,7 @@ class Images:
     ) -> Image:
         if reference.kind is Kind.HOST:
             return HOST
-        maker = Maker(self.store, self.recipes, self._limits, self._plain_http_registries)
+        maker = Maker(self.store, self.recipes, self._limits, self._plain_http_registries, access.current())
         source = archive or reference
         if not refresh:
             # What is here already must not wait behind somebody's pulls.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from atoll.errors import ImageError, ImageNotFoundError
+from atoll.images.access import Access
 from atoll.images.build import build
 from atoll.images.docker_import import import_from_docker
 from atoll.images.extract import Extraction
@@ -21,8 +22,11 @@ from atoll.images.work import Work
 class Maker:
     """Blocking. What it is told to make it makes whole or not at all."""
 
-    def __init__(self, store: Store, recipes: Recipes, limits: ImageLimits, plain_http: frozenset[str]) -> None:
+    def __init__(
+        self, store: Store, recipes: Recipes, limits: ImageLimits, plain_http: frozenset[str], access: Access
+    ) -> None:
         self._store, self._recipes, self._limits, self._plain_http = store, recipes, limits, plain_http
+        self._access = access
 
     def present(self, reference: Reference, source: Reference) -> Image | None:
         """The image if it is there and up to date, as far as this machine alone can tell."""
@@ -38,15 +42,22 @@ class Maker:
                 return image
             with self._store.draft(work) as draft:
                 if source.kind is Kind.OCI:
-                    registry = Registry(source, self._limits, work, plain_http_registries=self._plain_http)
+                    registry = Registry(
+                        source, self._limits, work, plain_http_registries=self._plain_http, access=self._access
+                    )
                     resolved = registry.resolve()
                     stamp = resolved.digest
                     if (image := self._store.find(name)) is not None and image.source == stamp:
+                        if image.private and not registry.used_login:
+                            self._store.publish(name, work)
                         return image
                     config, result = registry.fetch(resolved, draft)
+                    private = registry.used_login
                 else:
                     config, result = self._fill(source, draft, work)
-                made = Image(name, reference.kind, config=config, source=stamp, notes=tuple(result.notes))
+                    private = False
+                notes = tuple(result.notes)
+                made = Image(name, reference.kind, config=config, source=stamp, notes=notes, private=private)
                 return self._store.commit(draft, made, work)
 
     def _fill(self, source: Reference, draft: Draft, work: Work) -> tuple[ImageConfig, Extraction]:
@@ -63,6 +74,8 @@ class Maker:
 
     def _current(self, name: str, stamp: str) -> Image | None:
         image = self._store.find(name)
+        if image is not None and image.private and self._access.guarded:
+            return None  # that it is here says nothing about who may have it: the registry is asked
         return image if image is not None and (not stamp or image.source == stamp) else None
 
     def _stamp(self, source: Reference) -> str:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images import oci
+from atoll.images.access import Access
 from atoll.images.extract import Extraction
 from atoll.images.layers import Layer, flatten
 from atoll.images.limits import ImageLimits
@@ -47,15 +48,27 @@ class Resolved:
 
 class Registry:
     def __init__(
-        self, reference: Reference, limits: ImageLimits, work: Work, *, plain_http_registries: Collection[str] = ()
+        self,
+        reference: Reference,
+        limits: ImageLimits,
+        work: Work,
+        *,
+        plain_http_registries: Collection[str] = (),
+        access: Access | None = None,
     ) -> None:
+        self._access = access or Access()
         self._reference, self._limits, self._work = reference, limits, work
         self._registry = reference.registry
         plain = is_loopback(self._registry) or self._registry in plain_http_registries
         host = f"registry-1.{DEFAULT_REGISTRY}" if self._registry == DEFAULT_REGISTRY else self._registry
         self._base = f"{'http' if plain else 'https'}://{host}/v2/{reference.name}"
         authority = Authority(self._registry, f"repository:{reference.name}:pull", plain_http=plain)
-        self._transport = Transport(authority, work)
+        self._transport = Transport(authority, work, self._access)
+
+    @property
+    def used_login(self) -> bool:
+        """Whether somebody's login was needed, or at least shown, to get it."""
+        return self._transport.used_login
 
     def resolve(self) -> Resolved:
         """Ask for the manifest, through an index if there is one."""
@@ -66,14 +79,16 @@ class Registry:
             digest = oci.digest_of(data)
             expected = wanted if wanted.startswith("sha256:") else said
             if expected and digest != expected:
+                what = "it promised" if self._access.guarded else expected
                 raise ImageError(
-                    f"the registry {self._registry} sent something else than {expected}",
+                    f"the registry {self._registry} sent something else than {what}",
                     hint="Do not trust this registry.",
                 )
-            value = oci.parse_json(data, "manifest")
-            if "manifests" not in value:
-                return Resolved(digest, oci.parse_manifest(value, self._limits))
-            wanted = oci.choose(value).digest
+            with self._not_repeating():
+                value = oci.parse_json(data, "manifest")
+                if "manifests" not in value:
+                    return Resolved(digest, oci.parse_manifest(value, self._limits))
+                wanted = oci.choose(value).digest
         raise ImageError("the indices of the image are nested too deeply")
 
     def fetch(self, resolved: Resolved, draft: Draft) -> tuple[ImageConfig, Extraction]:
@@ -82,7 +97,8 @@ class Registry:
         data, _ = self._document(f"{self._base}/blobs/{manifest.config.digest}", "*/*")
         if oci.digest_of(data) != manifest.config.digest:
             raise ImageError(f"the configuration of the image is not {manifest.config.digest}", hint="Pull it again.")
-        config, diff_ids = oci.parse_config(oci.parse_json(data, "configuration"), len(manifest.layers))
+        with self._not_repeating():
+            config, diff_ids = oci.parse_config(oci.parse_json(data, "configuration"), len(manifest.layers))
         total, done = sum(layer.size for layer in manifest.layers), 0
         layers = []
         for number, (descriptor, diff_id) in enumerate(zip(manifest.layers, diff_ids, strict=True), 1):
@@ -143,10 +159,27 @@ class Registry:
                     hint=f"Check the name, or log in: docker login {self._registry}",
                 )
             if response.status == 429 or response.status >= 500:
-                raise _BusyError(f"it answers {response.status} {response.reason[:80]}")
+                raise _BusyError(f"it answers {response.status}{self._words(response.reason)}")
             if response.status != 200:
-                raise ImageError(f"the registry {self._registry} answers {response.status} {response.reason[:80]!r}")
+                raise ImageError(
+                    f"the registry {self._registry} answers {response.status}{self._words(response.reason)}"
+                )
             yield response
+
+    def _words(self, said: str) -> str:
+        return "" if self._access.guarded else f" {said[:80]!r}"
+
+    @contextlib.contextmanager
+    def _not_repeating(self) -> Iterator[None]:
+        """Errors about a document quote it. A stranger is told only that it is no good."""
+        try:
+            yield
+        except ImageError as error:
+            if not self._access.guarded:
+                raise
+            raise ImageError(
+                f"what the registry {self._registry} sent for {self._reference} is no image that can be used here"
+            ) from error
 
     @contextlib.contextmanager
     def _retrying(self, attempt: int) -> Iterator[None]:
@@ -160,9 +193,9 @@ class Registry:
             if attempt + 1 < _TRIES:
                 self._work.sleep(0.2 * 4**attempt)
                 return
+            why = "" if self._access.guarded else f": {error or type(error).__name__}"
             raise ImageError(
-                f"cannot reach the registry {self._registry} for {self._reference}: {error or type(error).__name__}",
-                hint=_OFFLINE,
+                f"cannot reach the registry {self._registry} for {self._reference}{why}", hint=_OFFLINE
             ) from error
 
 

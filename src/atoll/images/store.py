@@ -55,6 +55,8 @@ class Image:
     """What it was made from, to see whether that has changed: a manifest's digest, a recipe's, a file's stamp."""
     notes: tuple[str, ...] = ()
     """What was left out when it was unpacked, such as device nodes."""
+    private: bool = False
+    """Whether it came with somebody's login: others must be let in by the registry themselves."""
 
 
 HOST = Image("host", Kind.HOST)
@@ -150,6 +152,13 @@ class Store:
                 sync_directory(self._roots)
             write_atomically(self._name_path(image.reference), json.dumps(record, indent=1).encode())
         return self.get(image.reference)
+
+    def publish(self, reference: str, work: Work) -> None:
+        """Its registry gives it to everybody after all."""
+        path = self._name_path(reference)
+        with self._changing(work), contextlib.suppress(FileNotFoundError):
+            record = json.loads(path.read_bytes()) | {"private": False}
+            write_atomically(path, json.dumps(record, indent=1).encode())
 
     def verify(self, reference: str, work: Work) -> tree.Measure:
         """Read the whole image again. Raises ImageError if a single bit, mode or owner is not what came in."""

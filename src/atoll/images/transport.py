@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.errors import ImageError
-from atoll.images.credentials import Credentials, credentials_for
+from atoll.images.access import Access, UnreachableError
+from atoll.images.credentials import Credentials
 from atoll.images.reference import is_loopback
 from atoll.images.work import Work
 
@@ -39,9 +40,12 @@ class Authority:
 
 
 class Transport:
-    def __init__(self, authority: Authority, work: Work) -> None:
+    def __init__(self, authority: Authority, work: Work, access: Access | None = None) -> None:
         self._authority, self._work = authority, work
+        self._access = access or Access()
         self._authorization = ""
+        self.used_login = False
+        """Whether anybody's login was shown: what came may not be for everybody."""
 
     @contextlib.contextmanager
     def get(self, url: str, accept: str) -> Iterator[http.client.HTTPResponse]:
@@ -84,15 +88,15 @@ class Transport:
         except ValueError:
             allowed, inside = False, False
         if not allowed or inside:
-            raise ImageError(
-                f"the registry {self._authority.registry} sends us to an address that is not safe: {url[:120]!r}"
-            )
+            where = "" if self._access.guarded else f": {url[:120]!r}"
+            raise ImageError(f"the registry {self._authority.registry} sends us to an address that is not safe{where}")
 
     def _authorize(self, challenges: list[str]) -> bool:
         """Learn what to put into the header Authorization. False if there is nothing new to try."""
         for challenge in challenges:
             scheme, _, rest = challenge.strip().partition(" ")
-            credentials = credentials_for(self._authority.registry)
+            credentials = self._access.credentials(self._authority.registry)
+            self.used_login = self.used_login or credentials is not None
             if scheme.lower() == "bearer":
                 self._authorization = f"Bearer {self._token(dict(_PARAMETER.findall(rest)), credentials)}"
                 return True
@@ -140,7 +144,7 @@ class Transport:
         self, method: str, url: str, headers: dict[str, str], body: bytes | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """One request and its answer. A cancelled work shuts the socket, which ends any wait at once."""
-        connection, target, extra = _connection(url)
+        connection, target, extra = _connection(url, self._access)
         self._work.detached(connection.connect, lambda _: connection.close())
         sock = connection.sock
 
@@ -163,8 +167,29 @@ class Transport:
             connection.close()
 
 
-def _connection(url: str) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+def _connection(url: str, access: Access) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     """A connection not yet made, what to ask on it, and headers for a proxy."""
+    connection, target, extra = _route(url)
+    if access.guarded and connection.host == (urllib.parse.urlsplit(url).hostname or ""):
+        connection._create_connection = access.connect  # type: ignore[attr-defined]  # the one way to choose the address
+    elif access.guarded:
+        _check_proxied(url, access)
+    return connection, target, extra
+
+
+def _check_proxied(url: str, access: Access) -> None:
+    """A proxy makes the connection, and looks the name up itself. What we can tell here is told here; the rest is up to
+    the proxy, which may know names that we do not."""
+    parts = urllib.parse.urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        addresses = access.resolve(host, port)
+    except UnreachableError:
+        return
+    access.check(host, port, addresses)
+
+
+def _route(url: str) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))

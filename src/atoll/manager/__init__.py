@@ -17,6 +17,7 @@ from atoll.manager.pool import PoolSettings
 from atoll.manager.record import Act, CommandEnd, Event, OnIdle, PausedBy, Record
 from atoll.manager.recovery import Recovered
 from atoll.manager.request import fork_key
+from atoll.manager.retention import Retention
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.shutdown import Shutdown
 from atoll.manager.usage import Usage
@@ -35,6 +36,7 @@ __all__ = [
     "PoolSettings",
     "Record",
     "Recovered",
+    "Retention",
     "Rules",
     "SandboxManager",
     "Shutdown",

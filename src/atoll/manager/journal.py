@@ -18,18 +18,23 @@ from typing import Any, TypeVar
 
 from atoll.errors import StateError
 from atoll.manager import journal_tables
+from atoll.manager.journal_tables import Search
 from atoll.manager.record import Act, Event, Record
+from atoll.manager.retention import Retention
 from atoll.model import Cause, State
 
 T = TypeVar("T")
 _BATCH = 256
 _PRUNE_EVERY = 512
+_PRUNE_OWNER_EVERY = 64
+_LOG_BYTES = 16 << 20
 _Job = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
 
 
 class Journal:
-    def __init__(self, path: Path, *, power_safe: bool = False) -> None:
+    def __init__(self, path: Path, *, power_safe: bool = False, retention: Retention | None = None) -> None:
         self.path = path
+        self._retention = retention or Retention()
         self.rebuilt: Path | None = None
         """Where the old journal was put because it was damaged."""
         self.is_new = False
@@ -40,6 +45,7 @@ class Journal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Future[None]
         self._writes = 0
+        self._has_pruned = False
 
     async def open(self) -> None:
         """Raises StateError if it cannot be used. A damaged one is put aside and begun anew."""
@@ -69,16 +75,21 @@ class Journal:
 
         Not waiting for it, or being cancelled, does not take it back.
         """
-        body = record.model_dump_json()
-        row = (record.id, record.ended_at, body, journal_tables.checksum(record.id, body))
+        body = (record if record.ended_at is None else record.remembered()).model_dump_json()
+        crc = journal_tables.checksum(record.id, body)
+        row = (record.id, record.ended_at, body, crc, record.owner, record.name, record.created_at)
         self._writes += 1
         prune = self._writes % _PRUNE_EVERY == 0
+        keep, owner, now = self._retention, record.owner, event.at if event is not None else record.ended_at
 
         def work(database: sqlite3.Connection) -> None:
             database.execute(journal_tables.UPSERT, row)
-            journal_tables.add(database, event)
-            if prune:
-                journal_tables.prune(database)
+            number = journal_tables.add(database, event, owner)
+            if record.ended_at is not None or number % _PRUNE_OWNER_EVERY == _PRUNE_OWNER_EVERY - 1:
+                journal_tables.prune_owner(database, owner, keep)
+            if prune and now is not None:
+                journal_tables.prune(database, keep, now)
+                self._has_pruned = True
 
         return self._ask(work)
 
@@ -87,7 +98,8 @@ class Journal:
 
         def work(database: sqlite3.Connection) -> None:
             database.execute("DELETE FROM sandboxes WHERE id = ?", (record.id,))
-            journal_tables.add(database, event)
+            if journal_tables.add(database, event, record.owner) % _PRUNE_OWNER_EVERY == _PRUNE_OWNER_EVERY - 1:
+                journal_tables.prune_owner(database, record.owner, self._retention)
 
         return self._ask(work)
 
@@ -97,24 +109,19 @@ class Journal:
         """All that have not ended, and the ids of rows that cannot be understood."""
         return await self._ask(journal_tables.living)
 
-    async def ended(self, limit: int) -> list[Record]:
-        """Those that have, the last first."""
-        query = "SELECT id, body, crc FROM sandboxes WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"
-        return await self._ask(lambda database: journal_tables.parse(database.execute(query, (limit,)))[0])
+    async def ended(self, wanted: Search) -> list[Record]:
+        """Those that have, the newest first."""
+        return await self._ask(lambda database: journal_tables.search(database, wanted))
 
     async def find(self, sandbox_id: str) -> Record | None:
         query = "SELECT id, body, crc FROM sandboxes WHERE id = ?"
         found = await self._ask(lambda database: journal_tables.parse(database.execute(query, (sandbox_id,)))[0])
         return found[0] if found else None
 
-    async def events(self, *, after: int, sandbox_id: str | None, limit: int) -> list[Event]:
-        query = (
-            "SELECT at, sandbox_id, before, after, act, cause, reason, number FROM events "
-            "WHERE number > ? AND (? IS NULL OR sandbox_id = ?) ORDER BY number LIMIT ?"
-        )
-        rows = await self._ask(
-            lambda database: database.execute(query, (after, sandbox_id, sandbox_id, limit)).fetchall()
-        )
+    async def events(
+        self, *, after: int, sandbox_id: str | None = None, owner: str | None = None, limit: int
+    ) -> list[Event]:
+        rows = await self._ask(lambda database: journal_tables.events(database, after, sandbox_id, owner, limit))
         return [
             Event(
                 at, id, State(old), State(new), Act(act) if act else None, Cause(cause) if cause else None, why, number
@@ -158,6 +165,9 @@ class Journal:
             answers = _transact(database, [job for job in batch if job is not None])
             with suppress(RuntimeError):  # the event loop is closed: nobody waits
                 self._loop.call_soon_threadsafe(_settle, answers)
+            if self._has_pruned:
+                self._has_pruned = False
+                journal_tables.shrink(database)
         database.close()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_settle, [(self._over, None, None)])
@@ -176,7 +186,9 @@ class Journal:
         database.text_factory = lambda raw: raw.decode(errors="replace")  # damage is found by the checksum
         try:
             self.path.chmod(0o600)  # variables of sandboxes are in it
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new one: before anything is written
             database.execute("PRAGMA journal_mode = WAL")
+            database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
             database.execute(f"PRAGMA synchronous = {'FULL' if self._power_safe else 'NORMAL'}")
             if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("damaged")
@@ -184,9 +196,7 @@ class Journal:
             if version > journal_tables.VERSION:
                 raise StateError(f"the journal '{self.path}' was written by a newer version of Atoll")
             self.is_new = version == 0
-            database.executescript(
-                f"BEGIN IMMEDIATE; {journal_tables.SCHEMA} PRAGMA user_version = {journal_tables.VERSION}; COMMIT;"
-            )
+            journal_tables.prepare(database, version)
         except BaseException:
             database.close()
             raise

@@ -4,40 +4,141 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from atoll.manager.record import Event, Record
+from atoll.manager.retention import Retention
 
-VERSION = 1
-_KEPT_EVENTS = 50_000
-_KEPT_ENDED = 5_000
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS sandboxes (id TEXT PRIMARY KEY, ended_at REAL, body TEXT NOT NULL, crc INTEGER NOT NULL);
-CREATE INDEX IF NOT EXISTS ended ON sandboxes (ended_at) WHERE ended_at IS NOT NULL;
+VERSION = 2
+_MOST_REASON = 2_000
+_FREED_PAGES = 256
+"""So many are given back to the file system at a time."""
+_TABLES = """
+CREATE TABLE IF NOT EXISTS sandboxes (id TEXT PRIMARY KEY, ended_at REAL, body TEXT NOT NULL, crc INTEGER NOT NULL,
+    owner TEXT, name TEXT, created_at REAL);
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, sandbox_id TEXT, before TEXT,
-    after TEXT, act TEXT, cause TEXT, reason TEXT);
-CREATE INDEX IF NOT EXISTS events_of ON events (sandbox_id, number);
+    after TEXT, act TEXT, cause TEXT, reason TEXT, owner TEXT);
 """
-UPSERT = "INSERT OR REPLACE INTO sandboxes VALUES (?,?,?,?)"
+_FROM_FIRST = """
+ALTER TABLE sandboxes ADD COLUMN owner TEXT;
+ALTER TABLE sandboxes ADD COLUMN name TEXT;
+ALTER TABLE sandboxes ADD COLUMN created_at REAL;
+ALTER TABLE events ADD COLUMN owner TEXT;
+UPDATE sandboxes SET owner = json_extract(body, '$.owner'), name = json_extract(body, '$.name'),
+    created_at = json_extract(body, '$.created_at') WHERE json_valid(body);
+UPDATE events SET owner = (SELECT owner FROM sandboxes WHERE id = events.sandbox_id);
+"""
+"""The first version could be asked only for everything."""
+_INDEXES = """
+CREATE INDEX IF NOT EXISTS ended ON sandboxes (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS ended_created ON sandboxes (created_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS ended_of ON sandboxes (owner, ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS ended_created_of ON sandboxes (owner, created_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX IF NOT EXISTS events_of ON events (sandbox_id, number);
+CREATE INDEX IF NOT EXISTS events_of_owner ON events (owner, number);
+CREATE INDEX IF NOT EXISTS events_at ON events (at);
+"""
+UPSERT = "INSERT OR REPLACE INTO sandboxes VALUES (?,?,?,?,?,?,?)"
 
 
-def add(database: sqlite3.Connection, event: Event | None) -> None:
-    if event is not None:
-        row = (event.at, event.sandbox_id, event.before, event.after, event.act, event.cause, event.reason)
-        database.execute("INSERT INTO events VALUES (NULL,?,?,?,?,?,?,?)", row)
+def prepare(database: sqlite3.Connection, version: int) -> None:
+    """Make the tables, or bring those of an earlier version up to date."""
+    change = _FROM_FIRST if version == 1 else ""
+    database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {change} {_INDEXES} PRAGMA user_version = {VERSION}; COMMIT;")
+    if version == 1:  # a file gives room back only if it was written anew since
+        with suppress(sqlite3.OperationalError):
+            database.execute("VACUUM")
 
 
-def prune(database: sqlite3.Connection) -> None:
-    database.execute("DELETE FROM events WHERE number <= (SELECT MAX(number) FROM events) - ?", (_KEPT_EVENTS,))
+def add(database: sqlite3.Connection, event: Event | None, owner: str | None) -> int:
+    """The number that the event has; 0 without one."""
+    if event is None:
+        return 0
+    reason = event.reason[:_MOST_REASON]
+    row = (event.at, event.sandbox_id, event.before, event.after, event.act, event.cause, reason, owner)
+    return database.execute("INSERT INTO events VALUES (NULL,?,?,?,?,?,?,?,?)", row).lastrowid or 0
+
+
+def prune_owner(database: sqlite3.Connection, owner: str | None, keep: Retention) -> None:
+    """What is too much of one owner. Looks at nothing of others."""
     database.execute(
-        "DELETE FROM sandboxes WHERE ended_at < "
-        "(SELECT ended_at FROM sandboxes WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET ?)",
-        (_KEPT_ENDED,),
+        "DELETE FROM sandboxes WHERE owner IS ?1 AND ended_at IS NOT NULL AND ended_at <= (SELECT ended_at FROM "
+        "sandboxes WHERE owner IS ?1 AND ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET ?2)",
+        (owner, keep.ended_per_owner),
     )
+    database.execute(
+        "DELETE FROM events WHERE owner IS ?1 AND number <= "
+        "(SELECT number FROM events WHERE owner IS ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
+        (owner, keep.events_per_owner),
+    )
+
+
+def prune(database: sqlite3.Connection, keep: Retention, now: float) -> None:
+    """What is too old, and what is too much of all owners together."""
+    database.execute("DELETE FROM events WHERE number <= (SELECT MAX(number) FROM events) - ?", (keep.events,))
+    database.execute(
+        "DELETE FROM sandboxes WHERE ended_at <= "
+        "(SELECT ended_at FROM sandboxes WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET ?)",
+        (keep.ended,),
+    )
+    database.execute("DELETE FROM sandboxes WHERE ended_at IS NOT NULL AND ended_at < ?", (now - keep.age_s,))
+    database.execute("DELETE FROM events WHERE at < ?", (now - keep.age_s,))
+
+
+def shrink(database: sqlite3.Connection) -> None:
+    """Give some of the room that was freed back to the file system. Not inside of a transaction."""
+    with suppress(sqlite3.Error):  # it can wait
+        database.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES});")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which of those that have ended are wanted; what is None or empty may be anything."""
+
+    owner: str | None = None
+    name: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    after: tuple[float, str] | None = None
+    """When the last of the page before was created, and its id."""
+    limit: int = 100
+
+
+def search(database: sqlite3.Connection, wanted: Search) -> list[Record]:
+    """The newest first."""
+    clauses, values = ["ended_at IS NOT NULL"], list[object]()
+    for column in ("owner", "name"):
+        if (value := getattr(wanted, column)) is not None:
+            clauses.append(f"{column} = ?")
+            values.append(value)
+    if wanted.after is not None:
+        clauses.append("(created_at < ? OR (created_at = ? AND id > ?))")
+        values += [wanted.after[0], *wanted.after]
+    for label in wanted.labels.items():
+        plain = "CASE WHEN json_valid(body) THEN body ELSE '{}' END"
+        # A damaged row is no match, and no error.
+        clauses.append(f"EXISTS (SELECT 1 FROM json_each({plain}, '$.labels') WHERE key = ? AND value = ?)")  # noqa: S608
+        values += label
+    where = " AND ".join(clauses)  # our own words: values are bound
+    query = f"SELECT id, body, crc FROM sandboxes WHERE {where} ORDER BY created_at DESC, id LIMIT ?"  # noqa: S608
+    return parse(database.execute(query, (*values, wanted.limit)))[0]
+
+
+def events(
+    database: sqlite3.Connection, after: int, sandbox_id: str | None, owner: str | None, limit: int
+) -> list[tuple[Any, ...]]:
+    clauses, values = ["number > ?"], [after, *(each for each in (sandbox_id, owner) if each is not None)]
+    clauses += ["sandbox_id = ?"] if sandbox_id is not None else []
+    clauses += ["owner = ?"] if owner is not None else []
+    columns = "at, sandbox_id, before, after, act, cause, reason, number"
+    where = " AND ".join(clauses)
+    query = f"SELECT {columns} FROM events WHERE {where} ORDER BY number LIMIT ?"  # noqa: S608
+    return database.execute(query, (*values, limit)).fetchall()
 
 
 def living(database: sqlite3.Connection) -> tuple[list[Record], list[str]]:

@@ -10,6 +10,7 @@ from typing import Literal
 from atoll.engines.base import Checkpointing, LimitDefaults, OnImageProgress
 from atoll.errors import SandboxNotFoundError
 from atoll.manager.forking import checkpointing
+from atoll.manager.journal_tables import Search
 from atoll.manager.members import Member
 from atoll.manager.opening import Opening
 from atoll.manager.record import Event, OnIdle, Record
@@ -247,7 +248,7 @@ class SandboxManager(Opening):
         labels: Mapping[str, str] | None = None,
         ended: bool = False,
     ) -> list[Record]:
-        """Those that match, the newest first; with `ended` those that are gone, the last first."""
+        """Those that match, the newest first; with `ended` those that are gone, at most 1,000 of them."""
         queries = (await self._open()).queries
         return await queries.list(state=state, owner=owner, name=name, labels=labels, ended=ended)
 
@@ -259,10 +260,26 @@ class SandboxManager(Opening):
         """Wait until it is in that state (MISSING: gone). SandboxTimeoutError if it is not in time."""
         return await (await self._open()).queries.wait_until(sandbox_id, state, timeout)
 
-    async def events(self, *, after: int = 0, sandbox_id: str | None = None, limit: int = 1000) -> list[Event]:
-        """What happened, oldest first, from that number on."""
+    async def search_ended(
+        self,
+        *,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        after: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[Record]:
+        """One page of those that are gone, the newest first. `after` is when the last one of the page before was made,
+        and its id."""
         journal = (await self._open()).core.journal
-        return await journal.events(after=after, sandbox_id=sandbox_id, limit=limit)
+        return await journal.ended(Search(owner, name, labels or {}, after, limit))
+
+    async def events(
+        self, *, after: int = 0, sandbox_id: str | None = None, owner: str | None = None, limit: int = 1000
+    ) -> list[Event]:
+        """What happened, to sandboxes of that owner or to all, oldest first, from that number on."""
+        journal = (await self._open()).core.journal
+        return await journal.events(after=after, sandbox_id=sandbox_id, owner=owner, limit=limit)
 
     async def latest_event(self) -> int:
         """The number of the last event."""

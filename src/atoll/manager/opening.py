@@ -19,6 +19,7 @@ from atoll.manager.parts import Parts
 from atoll.manager.pool import PoolSettings
 from atoll.manager.record import OnIdle
 from atoll.manager.recovery import Recovered
+from atoll.manager.retention import Retention
 from atoll.manager.shutdown import Shutdown, shut_down
 from atoll.settings import Settings
 
@@ -49,6 +50,7 @@ class Opening:
         at_exit: Literal["delete", "keep"] = "delete",
         power_safe: bool = False,
         on_event: OnEvent | None = None,
+        retention: Retention | None = None,
         clock: Clock | None = None,
         rules: Rules | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class Opening:
         self._at_exit = at_exit
         self._power_safe = power_safe
         self._on_event = on_event
+        self._retention = retention
         self._clock = clock or SystemClock()
         self._parts: Parts | None = None
         self._starting: asyncio.Task[Parts] | None = None
@@ -142,7 +145,16 @@ class Opening:
 
     async def _open_parts(self) -> Parts:
         engines = Engines(self._engine, self._settings)
-        parts = Parts(self._rules, engines, self._settings, self._clock, self._state_dir, self._pools, self._power_safe)
+        parts = Parts(
+            self._rules,
+            engines,
+            self._settings,
+            self._clock,
+            self._state_dir,
+            self._pools,
+            self._power_safe,
+            self._retention,
+        )
         try:
             await parts.open(self._on_event)
         except BaseException:

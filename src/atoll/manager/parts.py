@@ -26,6 +26,7 @@ from atoll.manager.queries import Queries
 from atoll.manager.reaper import Reaper
 from atoll.manager.recovery import Recovered, Recovery
 from atoll.manager.refusals import Refusals
+from atoll.manager.retention import Retention
 from atoll.manager.room import Room
 from atoll.manager.state_directory import StateDirectory
 from atoll.manager.watching import Watching
@@ -44,11 +45,12 @@ class Parts:
         state_dir: Path,
         pools: Iterable[PoolSettings],
         power_safe: bool,
+        retention: Retention | None = None,
     ) -> None:
         self.recovered = Recovered()
         self._loop = asyncio.get_running_loop()
         self._directory = StateDirectory(state_dir)
-        self._journal = Journal(state_dir / "manager.db", power_safe=power_safe)
+        self._journal = Journal(state_dir / "manager.db", power_safe=power_safe, retention=retention)
         members = Members()
         ledger = Ledger(self._journal, members, clock)
         core = self.core = Core(rules, engines, settings, clock, self._journal, members, ledger)

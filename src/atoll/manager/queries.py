@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from atoll.engines.base import ImageSource, OnImageProgress, OwnDefaultImage
 from atoll.errors import ImageError, ImageNotFoundError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager.core import Core
+from atoll.manager.journal_tables import Search
 from atoll.manager.members import Member
 from atoll.manager.metrics import exposition
 from atoll.manager.pools import Pools
@@ -19,7 +20,7 @@ from atoll.model import State, Stats
 
 _LOOK_EVERY_S = 0.25
 _log = logging.getLogger(__name__)
-_ENDED = 5_000
+_ENDED = 1_000
 _AT_ONCE = 32
 
 
@@ -38,11 +39,12 @@ class Queries:
         ended: bool,
     ) -> list[Record]:
         if ended:
-            records = await self._core.journal.ended(_ENDED)
-        else:
-            records = [member.record for member in self._core.members if not member.waits_in_pool]
+            if state not in (None, State.MISSING):
+                return []
+            return await self._core.journal.ended(Search(owner, name, labels or {}, limit=_ENDED))
+        records = [member.record for member in self._core.members if not member.waits_in_pool]
         found = [record for record in records if record.matches(state=state, owner=owner, name=name, labels=labels)]
-        return found if ended else sorted(found, key=lambda record: record.created_at, reverse=True)
+        return sorted(found, key=lambda record: record.created_at, reverse=True)
 
     async def describe(self, sandbox_id: str) -> Record:
         member = self._core.members.find(sandbox_id)

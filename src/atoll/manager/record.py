@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.model import Cause, Handle, SandboxSpec, State
 
+_MOST_REASON = 2_000
+
 
 class Act(enum.StrEnum):
     """What is being done to a sandbox. After a crash it says what to finish or to undo."""
@@ -98,6 +100,11 @@ class Record(BaseModel):
 
     def handle(self) -> Handle:
         return Handle(self.engine, self.id, self.spec, self.created_at, self.details)
+
+    def remembered(self) -> Record:
+        """What is kept of one that has ended: not what only a running one needs, which may be large."""
+        spec = self.spec.model_copy(update={"env": {}, "labels": {}, "volumes": (), "network": "none"})
+        return self.model_copy(update={"spec": spec, "env": {}, "details": {}, "reason": self.reason[:_MOST_REASON]})
 
     def matches(
         self,

@@ -15,6 +15,7 @@ Network = IPv4Network | IPv6Network
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _LONGEST_NAME = 253
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
+_PLAIN_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 _COMPATIBLE = IPv6Network("::/96")
 _ISATAP = 0x5EFE
@@ -89,6 +90,14 @@ def _value(part: str) -> int:
     return int(part, 8) if len(part) > 1 and part[0] == "0" else int(part)
 
 
+def plain_number(text: object) -> object:
+    """A number that is written as everybody writes it. Python also reads `+80`, `8_0`, `080` and digits of other
+    scripts. ValueError for those."""
+    if isinstance(text, str) and not _PLAIN_NUMBER.fullmatch(text):
+        raise ValueError(f"{text[:20]!r} is not a number")
+    return text
+
+
 def unwrapped(address: Address) -> Address:
     """The IPv4 address that an IPv6 one carries, if some router or kernel would deliver it there."""
     if isinstance(address, IPv4Address):
@@ -150,6 +159,11 @@ def is_private(address: Address) -> bool:
         for each in (address, unwrapped(address))
         for network in _PRIVATE
     )
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is on the internet: neither this host nor its network, nor anything special."""
+    return address.is_global and closed_for_all(address) is None and not is_private(address)
 
 
 def within_private(network: Network) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import h11
 
-from atoll.network.names import Address, closed_for_all, is_private
+from atoll.network.names import is_public
 
 _POST_S = 10.0
 _MOST_ANSWER = 64 << 10
@@ -63,10 +63,6 @@ async def _resolve(host: str, port: int, is_named: bool) -> tuple[str, int]:
     if not addresses:
         raise NotPostedError(f"{host} has no address")
     return str(addresses[0]), port
-
-
-def is_public(address: Address) -> bool:
-    return address.is_global and closed_for_all(address) is None and not is_private(address)
 
 
 async def _exchange(

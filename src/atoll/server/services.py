@@ -12,7 +12,8 @@ from atoll.command import AsyncCommand
 from atoll.engines import registry
 from atoll.engines.base import Engine, Reachable
 from atoll.images import tree
-from atoll.manager import SandboxManager
+from atoll.images.access import Access, parse_places
+from atoll.manager import Retention, SandboxManager
 from atoll.server.admission import Admissions
 from atoll.server.bell import Bell
 from atoll.server.metrics import Figures
@@ -21,6 +22,7 @@ from atoll.server.settings import ServerSettings
 from atoll.server.webhooks import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService
 from atoll.service.ceilings import LimitCeilings
+from atoll.service.hidden_paths import hide
 from atoll.service.keys import TokenRules
 from atoll.service.rate import RateLimiter
 from atoll.service.session_keys import SessionKeys
@@ -59,6 +61,7 @@ async def services(
     secret = load_secret(settings.secret_path)
     store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
     installation = installation or Settings.load()
+    hide(settings.state_dir, installation.data_dir, installation.run_dir)
     engine = _engine(settings, installation)
     bell = Bell()
     manager = SandboxManager(
@@ -75,6 +78,11 @@ async def services(
         max_lifetime=settings.max_lifetime_s,
         at_exit="keep" if settings.keep_sandboxes else "delete",
         on_event=bell.ring,
+        retention=Retention(
+            ended_per_owner=settings.max_ended_records,
+            events_per_owner=10 * settings.max_ended_records,
+            age_s=settings.keep_ended_s,
+        ),
     )
     try:
         await store.open()
@@ -82,7 +90,12 @@ async def services(
         identities = Identities(store, secret, _token_rules(settings), max_keys=settings.max_keys)
         ceilings = LimitCeilings(settings.ceilings(None if settings.engine == "remote" else installation.resources))
         specs = SandboxSpecService(
-            store, manager, settings.default_spec_id, max_specs=settings.max_specs, ceilings=ceilings
+            store,
+            manager,
+            settings.default_spec_id,
+            max_specs=settings.max_specs,
+            ceilings=ceilings,
+            access=Access(True, *parse_places(settings.registries), frozenset(settings.shared_registries)),
         )
         await specs.prepare()
         sandboxes = SandboxService(

@@ -48,7 +48,14 @@ class ServerSettings(BaseModel):
     start_timeout: Annotated[float, Field(gt=0)] = Field(
         120, description="With the engine remote: seconds for the start of a sandbox."
     )
-    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to though they are not public.")
+    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to even if not public.")
+    registries: list[str] = Field(
+        [],
+        description="HOST, HOST:PORT or ranges of addresses that users may pull images from even if not public.",
+    )
+    shared_registries: list[str] = Field(
+        [], description="Registries for which the operator's login is used for everybody, not for administrators alone."
+    )
     default_spec_id: str = Field("default", description="The spec of a sandbox that names none.")
     max_num_sandboxes: Annotated[int, Field(ge=1)] = Field(100, description="The most sandboxes, of all users.")
     at_cap: Literal["refuse", "pause", "pause-any"] = Field(
@@ -78,6 +85,12 @@ class ServerSettings(BaseModel):
     )
     max_sandbox_open_files: Annotated[int, Field(ge=16)] | None = Field(
         65_536, description="The most open files of each process of one such sandbox."
+    )
+    max_ended_records: Annotated[int, Field(ge=1)] = Field(
+        1000, description="So many sandboxes of each user that have ended are remembered, and ten events for each."
+    )
+    keep_ended_s: Annotated[float, Field(gt=0)] = Field(
+        30 * 86400, description="For so many seconds, at most, after they have ended."
     )
     close_delay: Annotated[float, Field(gt=0)] = Field(
         3600, description="Seconds without use after which `on_idle` is done to a sandbox."
@@ -130,7 +143,7 @@ class ServerSettings(BaseModel):
         for name in cls.model_fields:
             text = environ.get(PREFIX + name.upper())
             if text:
-                is_list = name in ("cors_origins", "webhook_hosts")
+                is_list = name in ("cors_origins", "webhook_hosts", "registries", "shared_registries")
                 values[name] = [part.strip() for part in text.split(",")] if is_list else text
         values |= {name: value for name, value in given.items() if value is not None}
         values.setdefault("state_dir", Settings.load(environ).data_dir / "server")

@@ -6,7 +6,7 @@ import enum
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from atoll.checkpoint import Snapshot
 from atoll.errors import SpecError
@@ -16,7 +16,18 @@ from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, with
 
 Text = Annotated[str, Field(max_length=4096)]
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
-Labels = Annotated[dict[str, str], Field(max_length=64)]
+MAX_SETTINGS = 512 << 10
+"""Characters of all that a user says about one sandbox, or one spec: it is written down more than once."""
+_MAX_LABELS = 16 << 10
+
+
+def _small(labels: dict[str, str]) -> dict[str, str]:
+    if sum(len(name) + len(value) for name, value in labels.items()) > _MAX_LABELS:
+        raise ValueError(f"labels have at most {_MAX_LABELS:,} characters together")
+    return labels
+
+
+Labels = Annotated[dict[str, str], Field(max_length=64), AfterValidator(_small)]
 Lifetime = Annotated[float, Field(gt=0, le=10 * 365 * 86400)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 SpecId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -209,6 +220,14 @@ class ForkStart(BaseModel):
     lifetime_s: Lifetime | None = None
 
 
+class RegistryLogin(BaseModel):
+    """Who the caller is at the registry of the image. It is used for this request, and kept nowhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    username: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^:\x00-\x1f]+$")]
+    password: Annotated[str, Field(max_length=16384, repr=False)]
+
+
 class SandboxStart(BaseModel):
     """All of it may be left out. `settings` instead of `sandbox_spec_id` describes the sandbox on the spot."""
 
@@ -223,6 +242,13 @@ class SandboxStart(BaseModel):
     """So long it may be without use; at most as long as the server's own setting says, which is the default."""
     on_idle: OnIdle | None = None
     """What becomes of it then. Default: as the server's setting says."""
+    registry_login: RegistryLogin | None = None
+    """For an image that is not public: the operator's logins are not for everybody."""
+
+
+class ImagePull(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    registry_login: RegistryLogin | None = None
 
 
 class ImageProgressInfo(BaseModel):
@@ -272,3 +298,5 @@ class SandboxSpecCreate(BaseModel):
     exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
     shared: bool = False
     """For everybody. Only administrators may share one."""
+    registry_login: RegistryLogin | None = None
+    """For an image that is not public, to fetch it now. It is not kept."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import time
 from datetime import UTC, datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
-from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
+from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError, SpecError
+from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.model import Cause, State, effective_limits
+from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
 from atoll.service.models import (
+    MAX_SETTINGS,
     STATUS,
     CommandEndInfo,
     ExposedPort,
@@ -84,13 +88,20 @@ class SandboxService:
         ended: bool = False,
     ) -> SandboxPage:
         """The newest first. `page_id` is where the page before ended; one that makes no sense is a ValueError."""
-        records = await self.manager.list_sandboxes(owner=caller.owner, name=name, labels=labels, ended=ended)
-        if not ended:
-            records.sort(key=_newest_first)
+        after = _cursor(page_id) if page_id is not None else None
+        if ended:
+            records = []
+            if status in (None, SandboxStatus.MISSING):
+                place = None if after is None else (-after[0], after[1])
+                records = await self.manager.search_ended(
+                    owner=caller.owner, name=name, labels=labels, after=place, limit=limit + 1
+                )
+        else:
+            records = await self.manager.list_sandboxes(owner=caller.owner, name=name, labels=labels)
+            records = sorted(records, key=_newest_first)
         if status is not None:
             records = [record for record in records if STATUS[record.state] is status]
-        if page_id is not None:
-            after = _cursor(page_id)
+        if after is not None:
             records = [record for record in records if _newest_first(record) > after]
         page = records[:limit]
         more = _page_id(page[-1]) if len(records) > limit else None
@@ -145,17 +156,20 @@ class SandboxService:
         command: list[str] | None = None
         ports: list[ExposedPort] = []
         if wanted.settings is None:
-            spec_id, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
+            spec, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
+            spec_id, access = spec.id, self.specs.access(caller, wanted.registry_login, spec)
             settings, command, ports = recipe.settings, recipe.command, recipe.exposed_ports
         else:
             spec_id, settings = _IN_PLACE, wanted.settings
+            access = self.specs.access(caller, wanted.registry_login)
             self.specs.check(caller, settings)
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
         labels = {**wanted.labels, SPEC_LABEL: spec_id}
         labels |= {f"{_PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
         key = key or f"once-{secrets.token_hex(16)}"
-        sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
+        with pulling_with(access):
+            sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
         return await self.describe(caller, sandbox_id)
 
     async def fork_sandbox(
@@ -261,21 +275,9 @@ class SandboxService:
         """What happened to the caller's sandboxes, oldest first, and the number to ask from next."""
         if sandbox_id is not None:
             await self._known(caller, sandbox_id)
-        found: list[Event] = []
-        owners: dict[str, bool] = {}
-        while len(found) < limit:
-            batch = await self.manager.events(after=after, sandbox_id=sandbox_id, limit=500)
-            for event in batch:
-                if event.sandbox_id not in owners:
-                    owners[event.sandbox_id] = await self._is_mine(caller, event.sandbox_id)
-                after = event.number
-                if owners[event.sandbox_id]:
-                    found.append(event)
-                    if len(found) == limit:
-                        break
-            if len(batch) < 500:
-                break
-        return found, after
+        found = await self.manager.events(after=after, sandbox_id=sandbox_id, owner=caller.owner, limit=limit)
+        shown = [dataclasses.replace(event, reason=without_paths(event.reason)) for event in found]
+        return shown, found[-1].number if found else after
 
     async def by_session_key(self, key: str) -> Caller:
         """Whoever holds the session key of a sandbox that runs. NotAuthenticatedError otherwise, whatever it is."""
@@ -351,7 +353,7 @@ class SandboxService:
             labels=labels,
             state=record.state,
             cause=record.cause,
-            reason=record.reason,
+            reason=without_paths(record.reason),
             engine=record.engine,
             image=shown_image(record.spec.image, record.owner),
             isolation=record.spec.isolation,
@@ -378,6 +380,9 @@ class SandboxService:
         key: str,
     ) -> str:
         spec = settings.spec()
+        size = len(settings.model_dump_json()) + sum(len(name) + len(value) for name, value in wanted.env.items())
+        if size > MAX_SETTINGS:
+            raise SpecError(f"the settings and variables have {size:,} characters; {MAX_SETTINGS:,} are possible")
         defaults = await self.manager.default_limits(spec)
         spec = spec.model_copy(update={"limits": self.specs.ceilings.applied(caller, spec.limits, defaults)})
         mine = await self.manager.list_sandboxes(owner=caller.user_id)

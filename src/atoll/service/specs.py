@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime
 
 from pydantic import BaseModel
 
 from atoll.errors import SandboxError, SpecError
+from atoll.images.access import OPERATOR, Access, pulling_with
+from atoll.images.credentials import Credentials
 from atoll.manager import SandboxManager
 from atoll.model import ImageProgress, Limits
 from atoll.network.policy import NetworkPolicy, opens_private
 from atoll.service.ceilings import LimitCeilings
+from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import Caller
 from atoll.service.models import (
+    MAX_SETTINGS,
     ExposedPort,
+    RegistryLogin,
     SandboxSettings,
     SandboxSpecCreate,
     SandboxSpecInfo,
     SandboxSpecInfoPage,
 )
 from atoll.service.refusals import ForbiddenError, SandboxSpecNotFoundError
-from atoll.store import AlreadyThereError, Store, StoredSpec
+from atoll.store import AlreadyThereError, Role, Store, StoredSpec
 from atoll.workers import Shares
 
 DEFAULT_ID = "default"
@@ -29,9 +35,13 @@ _HOST = "host"
 _FETCHES = 16
 _FETCHES_OF_ONE = 2
 _AHEAD = 1000
-_MAX_BODY = 256 << 10
 _OF_THE_MACHINE = ("tar:", "docker:")
 """What images begin with that come from the server's own machine and not from a registry."""
+
+
+_Fetch = tuple[str | None, str]
+"""Whose spec it is for, and the image."""
+_PUBLIC_ONLY = Access(guarded=True)
 
 
 class Recipe(BaseModel):
@@ -51,17 +61,21 @@ class SandboxSpecService:
         *,
         max_specs: int | None = None,
         ceilings: LimitCeilings | None = None,
+        access: Access = _PUBLIC_ONLY,
     ) -> None:
-        """`max_specs` holds for each user who has no quota of their own."""
+        """`max_specs` holds for each user who has no quota of their own, `access` for pulls of those who do not
+        administrate the server."""
         self._max_specs = max_specs
+        self._access = access
         self._store = store
         self.ceilings = ceilings or LimitCeilings(Limits())
         self._manager = manager
         self._default_id = default_spec_id
         self._default_image = _HOST
-        self._images: dict[str, tuple[str, str]] = {_HOST: ("ready", "")}
-        self._progress: dict[str, ImageProgress] = {}
-        self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._images: dict[_Fetch, tuple[str, str]] = {}
+        """By whose spec it is: what one may have says nothing about another."""
+        self._progress: dict[_Fetch, ImageProgress] = {}
+        self._fetching: dict[_Fetch, asyncio.Task[None]] = {}
         self._slots = Shares(_FETCHES, _FETCHES_OF_ONE)
 
     async def prepare(self) -> None:
@@ -74,7 +88,7 @@ class SandboxSpecService:
             now = datetime.now(UTC)
             await self._store.add_spec(StoredSpec(id=self._default_id, owner_id=None, body=body, created_at=now))
         for spec in await self._store.specs(owner_id=None, everybodys=True, limit=_AHEAD):
-            self._fetch(Recipe.model_validate_json(spec.body).settings.image)
+            self._fetch(spec, await self._access_of(spec))
 
     async def aclose(self) -> None:
         for task in self._fetching.values():
@@ -120,22 +134,24 @@ class SandboxSpecService:
             body=recipe.model_dump_json(),
             created_at=datetime.now(UTC),
         )
-        if len(spec.body) > _MAX_BODY:
-            raise SpecError(f"the spec has {len(spec.body):,} characters; {_MAX_BODY:,} are possible")
+        if len(spec.body) > MAX_SETTINGS:
+            raise SpecError(f"the spec has {len(spec.body):,} characters; {MAX_SETTINGS:,} are possible")
         own = caller.quotas.max_specs
         try:
             await self._store.add_spec(spec, most=None if wanted.shared else self._max_specs if own is None else own)
         except AlreadyThereError as error:
             raise AlreadyThereError(error.reason, hint="Choose another id.") from error
-        self._fetch(wanted.settings.image)
+        self._fetch(spec, self.access(caller, wanted.registry_login, spec))
         return self._info(spec)
 
-    async def pull_sandbox_spec(self, caller: Caller, spec_id: str) -> SandboxSpecInfo:
+    async def pull_sandbox_spec(
+        self, caller: Caller, spec_id: str, login: RegistryLogin | None = None
+    ) -> SandboxSpecInfo:
         """Fetch its image now, or again after a failure. Returns at once: `image_progress` says how far it is."""
         found = await self._visible(caller, spec_id)
         if found is None:
             raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {spec_id[:128]!r}")
-        self._fetch(Recipe.model_validate_json(found.body).settings.image)
+        self._fetch(found, self.access(caller, login, found))
         return self._info(found)
 
     async def delete_sandbox_spec(self, caller: Caller, spec_id: str) -> bool:
@@ -145,9 +161,11 @@ class SandboxSpecService:
             return False
         if found.owner_id is None and not caller.is_admin:
             raise ForbiddenError("only administrators remove what is everybody's")
-        return await self._store.remove_spec(spec_id, found.owner_id)
+        removed = await self._store.remove_spec(spec_id, found.owner_id)
+        await self._forget(found)
+        return removed
 
-    async def recipe(self, caller: Caller, spec_id: str | None) -> tuple[str, Recipe]:
+    async def recipe(self, caller: Caller, spec_id: str | None) -> tuple[StoredSpec, Recipe]:
         """What to make a sandbox from. Raises SandboxSpecNotFoundError, and ForbiddenError if it is one of the caller's
         own with more than the server's ceilings allow."""
         wanted = spec_id or self._default_id
@@ -157,7 +175,29 @@ class SandboxSpecService:
         recipe = Recipe.model_validate_json(found.body)
         if found.owner_id is not None:  # what administrators share with everybody may have more
             self.ceilings.check(caller, recipe.settings.limits)
-        return wanted, recipe
+        return found, recipe
+
+    def access(self, caller: Caller, login: RegistryLogin | None = None, spec: StoredSpec | None = None) -> Access:
+        """How images are pulled for this caller. An administrator who shares a spec answers for its image."""
+        vouched = caller.is_admin or (spec is not None and spec.owner_id is None)
+        own = Credentials(login.username, login.password) if login is not None else None
+        return dataclasses.replace(OPERATOR if vouched else self._access, login=own)
+
+    async def _access_of(self, spec: StoredSpec) -> Access:
+        """When nobody asks but the server itself, which starts."""
+        owner = await self._store.user(spec.owner_id) if spec.owner_id is not None else None
+        is_admin = spec.owner_id is None or (owner is not None and owner.role is Role.ADMIN)
+        return OPERATOR if is_admin else self._access
+
+    async def _forget(self, spec: StoredSpec) -> None:
+        """What is known of its image, unless another spec of the same owner has it too."""
+        place = self._fetch_of(spec)
+        mine = await self._store.specs(owner_id=spec.owner_id or "", everybodys=False, limit=_AHEAD)
+        if place in {self._fetch_of(each) for each in mine}:
+            return
+        self._images.pop(place, None)
+        if (task := self._fetching.get(place)) is not None:
+            task.cancel()
 
     def check(self, caller: Caller, settings: SandboxSettings) -> None:
         """Raises ForbiddenError for what only administrators may ask for."""
@@ -183,8 +223,9 @@ class SandboxSpecService:
 
     def _info(self, spec: StoredSpec) -> SandboxSpecInfo:
         recipe = Recipe.model_validate_json(spec.body)
-        image = self._named(recipe.settings.image)
-        status, detail = self._images.get(image, ("pending", "it is fetched when it is first needed"))
+        place = self._fetch_of(spec)
+        unknown = ("ready", "") if place[1] == _HOST else ("pending", "it is fetched when first needed")
+        status, detail = self._images.get(place, unknown)
         return SandboxSpecInfo.model_validate(
             {
                 "id": spec.id,
@@ -192,7 +233,7 @@ class SandboxSpecService:
                 "created_at": spec.created_at,
                 "initial_env": recipe.settings.env,
                 "working_dir": recipe.settings.work_dir,
-                "image": image,
+                "image": place[1],
                 "isolation": recipe.settings.isolation,
                 "limits": recipe.settings.limits,
                 "exposed_ports": recipe.exposed_ports,
@@ -200,32 +241,34 @@ class SandboxSpecService:
                 "is_default": spec.id == self._default_id,
                 "image_status": status,
                 "image_detail": detail,
-                "image_progress": self._progress.get(image),
+                "image_progress": self._progress.get(place),
             }
         )
 
-    def _named(self, image: str) -> str:
-        return self._default_image if image == _HOST else image
+    def _fetch_of(self, spec: StoredSpec) -> _Fetch:
+        image = Recipe.model_validate_json(spec.body).settings.image
+        return spec.owner_id, self._default_image if image == _HOST else image
 
-    def _fetch(self, image: str) -> None:
-        image = self._named(image)
-        if image.startswith("snapshot:"):
-            return  # whose it is, and whether it is there, is seen when somebody asks for a sandbox
-        if image in self._fetching or self._images.get(image, ("",))[0] == "ready":
+    def _fetch(self, spec: StoredSpec, access: Access) -> None:
+        place = self._fetch_of(spec)
+        if place[1] == _HOST or place[1].startswith("snapshot:"):
+            return  # whose a snapshot is, and whether it is there, is seen when somebody asks for a sandbox
+        if place in self._fetching or self._images.get(place, ("",))[0] == "ready":
             return
-        self._images[image] = ("pulling", "")
-        task = self._fetching[image] = asyncio.create_task(self._ensure(image), name=f"fetch {image}")
-        task.add_done_callback(lambda _: self._fetching.pop(image, None))
+        self._images[place] = ("pulling", "")
+        task = self._fetching[place] = asyncio.create_task(self._ensure(place, access), name=f"fetch {place[1]}")
+        task.add_done_callback(lambda _: self._fetching.pop(place, None))
 
-    async def _ensure(self, image: str) -> None:
+    async def _ensure(self, place: _Fetch, access: Access) -> None:
         def report(step: ImageProgress) -> None:
-            self._progress[image] = step
+            self._progress[place] = step
 
         try:
             async with self._slots.slot():
-                await self._manager.fetch_image(image, on_progress=report)
-            self._images[image] = ("ready", "")
+                with pulling_with(access):
+                    await self._manager.fetch_image(place[1], on_progress=report)
+            self._images[place] = ("ready", "")
         except SandboxError as error:
-            self._images[image] = ("failed", str(error))
+            self._images[place] = ("failed", without_paths(str(error)))
         finally:
-            self._progress.pop(image, None)
+            self._progress.pop(place, None)

@@ -169,6 +169,14 @@ class Front:
         elif self.mode in ("token", "redirect") and authorization != f"Bearer {TOKEN}":
             realm = f'Bearer realm="http://{self.address}/token",service="front",scope="repository:a/b:pull"'
             _send(request, 401, b"{}", {"WWW-Authenticate": realm})
+        elif self.mode == "token elsewhere":
+            realm = f'Bearer realm="http://{self.storage}/token",service="front"'
+            _send(request, 401, b"{}", {"WWW-Authenticate": realm})
+        elif self.mode == "secret page":
+            _send(request, 200, b'{"schemaVersion": "the secret of an inner service"}', {})
+        elif self.mode == "secret status":
+            request.send_response(418, "the secret of an inner service")
+            request.end_headers()
         elif self.mode == "evil realm":
             _send(request, 401, b"{}", {"WWW-Authenticate": 'Bearer realm="file:///etc/passwd",service="x"'})
         else:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from atoll import workers
 from atoll.engines.docker.http import Http, RefusedError
 from atoll.errors import EngineError, ImageError, ImageNotFoundError, SpecError
-from atoll.images.credentials import credentials_for
+from atoll.images import access
 from atoll.model import ImageProgress
 
 PULL_S = 1800.0
@@ -103,17 +103,18 @@ async def pull(http: Http, name: str, on_progress: OnProgress | None = None) -> 
     """Raises ImageNotFoundError, with the reason, also when the registry cannot be reached."""
     repository, tag = _split(name)
     query = {"fromImage": repository, "tag": tag} if tag else {"fromImage": repository}
-    headers = await workers.run(workers.IMAGE, _credentials, repository)
+    asker = access.current()
+    headers = await workers.run(workers.IMAGE, _credentials, repository, asker)
     try:
         lines = http.lines("POST", "/images/create", query=query, headers=headers, timeout_s=PULL_S)
         async with aclosing(lines) as told:
             async for line in _never_silent(name, told):
                 if "error" in line:
-                    raise _failure(name, str(line["error"]))
+                    raise _failure(name, "" if asker.guarded else str(line["error"]))
                 if on_progress is not None:
                     on_progress(_progress(name, line))
     except RefusedError as error:
-        raise _failure(name, error.message) from error
+        raise _failure(name, "" if asker.guarded else error.message) from error
 
 
 async def _never_silent(name: str, lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
@@ -129,6 +130,8 @@ async def _never_silent(name: str, lines: AsyncIterator[dict[str, Any]]) -> Asyn
 
 
 def _failure(name: str, said: str) -> ImageError:
+    if not said:
+        return ImageNotFoundError(f"image '{name}' cannot be pulled", hint="Check its name, and that it is public.")
     if any(word in said.lower() for word in _ABSENT):
         return ImageNotFoundError(
             f"there is no image '{name}': {said}",
@@ -161,10 +164,14 @@ def _split(name: str) -> tuple[str, str]:
     return repository, tag
 
 
-def _credentials(repository: str) -> dict[str, str]:
+def _credentials(repository: str, asker: access.Access) -> dict[str, str]:
+    """The engine makes the connection, so all that can be judged here is where the registry's name leads now."""
     first, slash, _ = repository.partition("/")
     registry = first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
-    found = credentials_for(registry)
+    if asker.guarded:
+        host, _, port = registry.rpartition(":") if ":" in registry else (registry, "", "443")
+        asker.check(host, int(port or 443), asker.resolve(host.strip("[]"), int(port or 443)))
+    found = asker.credentials(registry)
     if found is None:
         return {}
     entry = {"username": found.username, "password": found.password, "serveraddress": registry}

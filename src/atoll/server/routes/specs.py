@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Body, Path, Query
 
 from atoll.server.auth import Manager, Reader, Services_
 from atoll.server.routes.sandboxes import Limit, PageId
 from atoll.service import SandboxSpecInfo, SandboxSpecInfoPage, SandboxSpecNotFoundError, Success
-from atoll.service.models import SandboxSpecCreate
+from atoll.service.models import ImagePull, SandboxSpecCreate
 
 router = APIRouter(prefix="/sandbox-specs", tags=["specs"])
 SpecPath = Annotated[str, Path(max_length=128)]
@@ -52,10 +52,12 @@ async def get(caller: Reader, services: Services_, spec_id: SpecPath) -> Sandbox
 
 
 @router.post("/{spec_id}/pull", operation_id="pull_sandbox_spec")
-async def pull(caller: Manager, services: Services_, spec_id: SpecPath) -> SandboxSpecInfo:
+async def pull(
+    caller: Manager, services: Services_, spec_id: SpecPath, wanted: Annotated[ImagePull | None, Body()] = None
+) -> SandboxSpecInfo:
     """Fetch or build its image now, or again after a failure. Answers at once; ask for the spec to see its
     `image_progress`."""
-    return await services.specs.pull_sandbox_spec(caller, spec_id)
+    return await services.specs.pull_sandbox_spec(caller, spec_id, (wanted or ImagePull()).registry_login)
 
 
 @router.delete("/{spec_id}", operation_id="delete_sandbox_spec")

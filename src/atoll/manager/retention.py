@@ -1,0 +1,24 @@
+"""How much of what is over a manager remembers: records of sandboxes that have ended, and events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is beyond any of these is forgotten, the oldest first. One owner's past never costs another theirs, but for
+    the limits on everything, which are there so that the disk is not filled."""
+
+    ended_per_owner: int = 1_000
+    events_per_owner: int = 10_000
+    age_s: float = 30 * 86400.0
+    ended: int = 100_000
+    events: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for name in ("ended_per_owner", "events_per_owner", "ended", "events"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not self.age_s > 0:
+            raise ValueError("age_s must be more than 0 seconds; math.inf means never")
