@@ -19,10 +19,13 @@ from pathlib import Path
 
 from atoll.checkpoint import Change, ChangeKind
 from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, difference, lines_of
+from atoll.walking import walk
 
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _BLOCK = 1 << 20
 MOST_ENTRIES = 200_000
+MOST_NAMES = 64 << 20
+"""Bytes of all paths: those of a deep tree are longer than all that is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,38 +111,28 @@ def _stat_below(root: Path, path: str) -> os.stat_result | None:
 
 
 def scan(root: Path) -> Iterator[tuple[str, Entry]]:
+    """Everything that was written, by path. Raises OverflowError where that is too much."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    waiting = [("", fd)]
-    count = 0
+    count = length = 0
     try:
-        while waiting:
-            prefix, directory = waiting.pop()
-            try:
-                for name in os.listdir(directory):
-                    with contextlib.suppress(FileNotFoundError):
-                        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                        whiteout = stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
-                        opaque = False
-                        if stat.S_ISDIR(info.st_mode):
-                            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                            child = os.open(name, flags, dir_fd=directory)
-                            opaque = _is_opaque(child)
-                            waiting.append((f"{prefix}{name}/", child))
-                        yield f"{prefix}{name}", Entry(info, whiteout, opaque)
-                    count += 1
-                    if count > MOST_ENTRIES:
-                        raise OverflowError(f"more than {MOST_ENTRIES:,} files were written")
-            finally:
-                os.close(directory)
+        for found in walk(fd):
+            count += 1
+            length += len(found.path)
+            if count > MOST_ENTRIES:
+                raise OverflowError(f"more than {MOST_ENTRIES:,} files were written")
+            if length > MOST_NAMES:
+                raise OverflowError(f"the paths of the files that were written are longer than {MOST_NAMES:,} bytes")
+            whiteout = stat.S_ISCHR(found.info.st_mode) and found.info.st_rdev == 0
+            opaque = found.is_directory and _is_opaque(f"/proc/self/fd/{found.parent}/{found.name}")
+            yield os.fsdecode(found.path), Entry(found.info, whiteout, opaque)
     finally:
-        for _, directory in waiting:
-            os.close(directory)
+        os.close(fd)
 
 
-def _is_opaque(fd: int) -> bool:
+def _is_opaque(directory: str) -> bool:
     for name in _OPAQUE:
         with contextlib.suppress(OSError):
-            if os.getxattr(fd, name) == b"y":
+            if os.getxattr(directory, name, follow_symlinks=False) == b"y":
                 return True
     return False
 
