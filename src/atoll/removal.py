@@ -2,7 +2,7 @@
 
 It may be deeper than any path or call stack allows, hold directories without permissions and names in no encoding, and
 links to anywhere. So every step is relative to an open directory, nothing is ever followed, and a directory that is
-found deeper down is first moved to the top, which keeps three descriptors open whatever the depth. All that is moved
+found deeper down is first moved to the top, which keeps a few descriptors open whatever the depth. All that is moved
 stays in the tree, so whoever removes it next goes on where a killed process stopped. The code that made it must be dead
 already.
 """
@@ -84,8 +84,13 @@ def _empty(name: str, top: int, numbers: count[int], prefix: str) -> None:
 
 def _some(directory: int) -> list[tuple[str, bool]]:
     """Names in it, and which of them are directories."""
-    with os.scandir(directory) as entries:
-        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _BATCH)]
+    # Opened again each time: on btrfs an open directory may not list what was moved into it since.
+    again = os.open(".", _OPEN, dir_fd=directory)
+    try:
+        with os.scandir(again) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _BATCH)]
+    finally:
+        os.close(again)
 
 
 def _move(name: str, source: int, moved: str, target: int) -> None:

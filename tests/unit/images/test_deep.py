@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,15 +21,6 @@ LEVELS = 1100
 @pytest.fixture
 def images(tmp_path: Path) -> Images:
     return Images(tmp_path / "data")
-
-
-@pytest.fixture
-def few_descriptors() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 200, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_deep_image_is_refused_and_leaves_nothing(images: Images, tmp_path: Path) -> None:

@@ -70,44 +70,51 @@ def changes(old: Path, new: Path, lowers: Sequence[Path], *, text: bool = False)
 
 class _Side:
     def __init__(self, layer: Path, lowers: Sequence[Path]) -> None:
-        self.layer, self.lowers = layer, lowers
+        self.layer = layer
         self.entries: dict[str, Entry] = dict(scan(layer))
+        self._visible: dict[str, list[Path]] = {"": list(lowers)}
 
     def seen(self, path: str) -> os.stat_result | None:
         """What somebody inside would find there."""
         entry = self.entries.get(path)
         if entry is not None:
             return None if entry.whiteout else entry.info
-        return self._below(path)
+        return next((info for _, info in self._below(path)), None)
 
     def place(self, path: str) -> Path | None:
         """Where the content is."""
         if path in self.entries:
             return self.layer / path
-        return next((lower / path for lower in self.lowers if _stat_below(lower, path) is not None), None)
+        return next((place for place, _ in self._below(path)), None)
 
-    def _below(self, path: str) -> os.stat_result | None:
-        parent = path
-        while "/" in parent:
-            parent = parent.rpartition("/")[0]
-            entry = self.entries.get(parent)
-            if entry is not None and (entry.whiteout or entry.opaque or not entry.is_directory):
-                return None
-        found = (_stat_below(lower, path) for lower in self.lowers)
-        return next((info for info in found if info is not None), None)
+    def _below(self, path: str) -> Iterator[tuple[Path, os.stat_result]]:
+        for lower in self._lowers_with(path.rpartition("/")[0]):
+            with contextlib.suppress(OSError):
+                yield lower / path, os.lstat(lower / path)
+
+    def _lowers_with(self, directory: str) -> list[Path]:
+        """The roots below whose directory of this name shines through. Remembered: a deep tree asks for each level.
+
+        One where a name on the way is a link does not count: the merged view does not go through it under this name.
+        """
+        unknown = []
+        while directory not in self._visible:
+            unknown.append(directory)
+            directory = directory.rpartition("/")[0]
+        visible = self._visible[directory]
+        for name in reversed(unknown):
+            entry = self.entries.get(name)
+            hidden = entry is not None and (entry.whiteout or entry.opaque or not entry.is_directory)
+            visible = [] if hidden else [lower for lower in visible if _is_directory(lower / name)]
+            self._visible[name] = visible
+        return visible
 
 
-def _stat_below(root: Path, path: str) -> os.stat_result | None:
-    """None also if a name on the way is a link: the merged view does not go through it under this name."""
-    here = root
+def _is_directory(path: Path) -> bool:
     try:
-        for name in path.split("/")[:-1]:
-            here = here / name
-            if not stat.S_ISDIR(os.lstat(here).st_mode):
-                return None
-        return os.lstat(root / path)
+        return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
-        return None
+        return False
 
 
 def scan(root: Path) -> Iterator[tuple[str, Entry]]:
