@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -54,3 +56,13 @@ def session_folder() -> Iterator[Path]:
 def session_settings(session_folder: Path) -> Settings:
     """An installation that belongs to this run of the tests."""
     return Settings(data_dir=session_folder / "data", run_dir=session_folder / "run")
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """What opens a descriptor for each directory of a large tree fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 150, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

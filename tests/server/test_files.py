@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+from server.running import RunningServer
+from unit.images.archives import deep, tar
 
 
 def content(path: str) -> dict[str, str]:
@@ -153,6 +158,28 @@ def test_an_archive_of_long_links_leads_nowhere(client: httpx.Client, sandbox: s
     answer = client.put(f"{sandbox}/files/tree", params=content("t"), content=packed.getvalue())
     assert answer.status_code < 500
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_deeper_than_a_call_stack_is_refused_and_leaves_nothing(
+    client: httpx.Client, sandbox: str, server: RunningServer
+) -> None:
+    before = set(os.listdir(tempfile.gettempdir()))
+    answer = client.put(f"{sandbox}/files/tree", params=content("t"), content=tar(deep(1100)))
+    assert 400 <= answer.status_code < 500, answer.text
+    assert os.listdir(server.folder / "state/transfers") == []
+    assert [name for name in set(os.listdir(tempfile.gettempdir())) - before if "tree" in name] == []
+
+
+def test_a_tree_whose_paths_are_longer_than_any_comes_out(client: httpx.Client, sandbox: str) -> None:
+    program = (
+        "import os\nfor _ in range(60):\n    os.mkdir('n' * 100)\n    os.chdir('n' * 100)\nopen('end', 'w').write('x')"
+    )
+    assert client.post(f"{sandbox}/exec", json={"command": ["python3", "-c", program]}).json()["exit_code"] == 0
+    packed = client.get(f"{sandbox}/files/tree", params=content("n" * 100)).content
+    with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
+        names = opened.getnames()
+    assert len(names) == 61
+    assert names[-1].endswith("/end")
 
 
 def test_changes_are_seen_as_they_happen(client: httpx.Client, sandbox: str) -> None:

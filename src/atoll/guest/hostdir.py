@@ -11,17 +11,13 @@ from atoll.errors import ProtocolError, SandboxResourceError
 from atoll.guest.hostfile import clamp_mtime
 from atoll.guest.pack import MAX_DEPTH
 from atoll.guest.records import check_relative
+from atoll.walking import Way
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST = 1_000_000
 """So many new directories are remembered until the end."""
 _PRIVATE = 0o700
 """Mode of a directory while it is filled: the final one may forbid writing."""
-
-
-class _Level(NamedTuple):
-    path: bytes
-    fd: int
 
 
 class _Made(NamedTuple):
@@ -44,54 +40,58 @@ class HostDirectories:
             if mode is not None:
                 self._made.append(_Made(b"", mode, mtime_ns))
         self.top = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._way = [_Level(b"", self.top)]
+        self._way = Way(self.top)
+        self._paths = [b""]
+        """Of every directory on the way."""
 
     def locate(self, path: bytes) -> tuple[int, bytes]:
         """The open parent of `path` and the last name in it."""
         parent, slash, name = path.rpartition(b"/")
         check_relative(name if parent or not slash else path)
-        if parent != self._way[-1].path:
+        if parent != self._paths[-1]:
             self._go(parent, path)
-        return self._way[-1].fd, name
+        return self._way.fd, name
 
     def make(self, name: bytes, mode: int, mtime_ns: int) -> None:
         """In the directory that was located last, and go into it. One that exists keeps its mode."""
-        here = self._way[-1]
+        here = self._paths[-1]
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, _PRIVATE, dir_fd=here.fd)
-            self._made.append(_Made(_join(here.path, name), mode, mtime_ns))
+            os.mkdir(name, _PRIVATE, dir_fd=self._way.fd)
+            self._made.append(_Made(_join(here, name), mode, mtime_ns))
             if len(self._made) > _MOST:
                 raise SandboxResourceError(f"the tree has more than {_MOST} directories")
         try:
-            fd = os.open(name, _OPEN, dir_fd=here.fd)
+            fd = os.open(name, _OPEN, dir_fd=self._way.fd)
         except OSError as error:
             reason = "something else is in the way of a directory"
-            raise OSError(error.errno, reason, os.fsdecode(_join(here.path, name))) from error
+            raise OSError(error.errno, reason, os.fsdecode(_join(here, name))) from error
         self._enter(name, fd)
 
     def finish(self) -> None:
         """Everything is there: give the new directories their final attributes, those inside before those around."""
         for path, mode, mtime_ns in reversed(self._made):
             self._go(path, path)
-            os.utime(self._way[-1].fd, ns=clamp_mtime(mtime_ns))
-            os.fchmod(self._way[-1].fd, mode & 0o777)
+            os.utime(self._way.fd, ns=clamp_mtime(mtime_ns))
+            os.fchmod(self._way.fd, mode & 0o777)
 
     def close(self) -> None:
-        while self._way:
-            os.close(self._way.pop().fd)
+        self._way.close()
+        os.close(self.top)
 
     def _go(self, parent: bytes, path: bytes) -> None:
-        while len(self._way) > 1 and not _contains(self._way[-1].path, parent):
-            os.close(self._way.pop().fd)
-        here = self._way[-1]
-        if parent == here.path:
+        while len(self._paths) > 1 and not _contains(self._paths[-1], parent):
+            self._way.leave()
+            self._paths.pop()
+        here = self._paths[-1]
+        if parent == here:
             return
-        for name in check_relative(parent[len(here.path) + 1 :] if here.path else parent):
-            self._enter(name, self._open_announced(self._way[-1].fd, name, path))
+        for name in check_relative(parent[len(here) + 1 :] if here else parent):
+            self._enter(name, self._open_announced(self._way.fd, name, path))
 
     def _enter(self, name: bytes, fd: int) -> None:
-        self._way.append(_Level(_join(self._way[-1].path, name), fd))
-        if len(self._way) > MAX_DEPTH:
+        self._way.enter_open(name, fd)
+        self._paths.append(_join(self._paths[-1], name))
+        if len(self._paths) > MAX_DEPTH:
             raise ProtocolError(f"the agent's tree is deeper than {MAX_DEPTH} directories")
 
     def _open_announced(self, parent: int, name: bytes, path: bytes) -> int:

@@ -13,6 +13,7 @@ import stat
 from atoll.guest.bulk import FILE_CHUNK, BulkConnection
 from atoll.guest.failures import Failures
 from atoll.guest.records import DIRECTORY, FILE, LINK, encode_record
+from atoll.walking import Way
 
 CHUNK = FILE_CHUNK
 _SMALL = 64 * 1024
@@ -36,7 +37,7 @@ class TreePacker:
         if stat.S_ISDIR(os.stat(source).st_mode):
             fd = os.open(source, _READ_DIRECTORY)
             try:
-                self._directory(fd, b"", 0)
+                self._tree(fd)
             finally:
                 os.close(fd)
         else:
@@ -48,33 +49,47 @@ class TreePacker:
             self._bulk.send_data(self._buffer[: self._filled])
             self._filled = 0
 
-    def _directory(self, fd: int, path: bytes, depth: int) -> None:
+    def _tree(self, top: int) -> None:
+        way = Way(top)
+        # Of each directory on the way: its path, and which directories in it are still to be sent.
+        waiting = [(b"", self._directory(top, b""))]
+        try:
+            while waiting:
+                path, names = waiting[-1]
+                if not names:
+                    waiting.pop()
+                    if waiting:
+                        way.leave()
+                    continue
+                name = names.pop()
+                below = _join(path, name)
+                if self._enter(way, name, below):
+                    waiting.append((below, self._directory(way.fd, below)))
+        finally:
+            way.close()
+
+    def _enter(self, way: Way, name: str, path: bytes) -> bool:
+        try:
+            if way.depth >= MAX_DEPTH:
+                raise OSError(errno.ENAMETOOLONG, "too deep")
+            way.enter(name)
+        except OSError as error:
+            self._failed(path, error)
+            return False
+        return True
+
+    def _directory(self, fd: int, path: bytes) -> list[str]:
+        """Send it and the files in it. Returns the directories in it."""
         status = os.fstat(fd)
         self._put(encode_record(DIRECTORY, path, status.st_mode & _MODE, 0, status.st_mtime_ns))
-        prefix = path + b"/" if path else b""
         directories: list[str] = []
-        # Files first: then no more descriptors are open than the tree is deep.
         with os.scandir(fd) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     directories.append(entry.name)
                 else:
-                    self._leaf(fd, entry, prefix + os.fsencode(entry.name))
-        for name in directories:
-            self._descend(fd, name, prefix + os.fsencode(name), depth + 1)
-
-    def _descend(self, parent: int, name: str, path: bytes, depth: int) -> None:
-        try:
-            if depth > MAX_DEPTH:
-                raise OSError(errno.ENAMETOOLONG, "too deep")
-            fd = os.open(name, _READ_DIRECTORY, dir_fd=parent)
-        except OSError as error:
-            self._failed(path, error)
-            return
-        try:
-            self._directory(fd, path, depth)
-        finally:
-            os.close(fd)
+                    self._leaf(fd, entry, _join(path, entry.name))
+        return directories
 
     def _leaf(self, parent: int, entry: os.DirEntry[str], path: bytes) -> None:
         try:
@@ -135,3 +150,7 @@ class TreePacker:
 
     def _failed(self, path: bytes, error: OSError) -> None:
         self._failures.add(os.fsdecode(path), error.errno or errno.EIO)
+
+
+def _join(directory: bytes, name: str) -> bytes:
+    return directory + b"/" + os.fsencode(name) if directory else os.fsencode(name)

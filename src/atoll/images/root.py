@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import shutil
 import stat
 from collections import OrderedDict
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from atoll.errors import ImageError
+from atoll.removal import remove_tree_at
 
 _SYS_OPENAT2 = 437  # the same on every architecture
 _RESOLVE_NO_XDEV = 0x01
@@ -112,7 +112,7 @@ class Root:
         info = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False)
         if stat.S_ISDIR(info.st_mode):
             self.forget()
-            shutil.rmtree(parts[-1], dir_fd=self.directory(parts[:-1]))
+            remove_tree_at(parts[-1], self.directory(parts[:-1]))
         else:
             os.unlink(parts[-1], dir_fd=parent)
             if stat.S_ISLNK(info.st_mode):

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import shutil
 import stat
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll.errors import ImageError
 from atoll.images.root import Root
 from atoll.images.work import Work
+from atoll.removal import remove_tree
+from atoll.walking import walk
 
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "etc": 0o755, "tmp": 0o1777, "run": 0o755}
 """Directories that engines mount over or write to. As links they would lead a careless runtime to the host."""
 _EMPTIED = ("dev", "proc", "sys")
 _CHUNK = 1 << 20
+_MAX_DEPTH = 512
+"""More than the names in an archive may have: links let an archive go on where such a name ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,13 @@ def measure(path: Path, work: Work) -> Measure:
     digest = hashlib.sha256(b"atoll-tree-1\n")
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        for parent, name, info, full in _walk(fd, b""):
+        for parent, name, path_below, info in walk(fd):
             work.check()
+            if path_below.count(b"/") >= _MAX_DEPTH:
+                raise ImageError(
+                    f"the image has more than {_MAX_DEPTH} directories in one another",
+                    hint="Such an image is broken or hostile.",
+                )
             size = info.st_size
             if stat.S_ISREG(info.st_mode):
                 kind, content = b"f", links.get(info.st_ino)
@@ -79,25 +84,12 @@ def measure(path: Path, work: Work) -> Measure:
                 raise ImageError(f"the image holds a device, pipe or socket, {ascii(name)[:120]}")
             entries += 1
             fields = b"%s %o %d %d %d " % (kind, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, size)
-            digest.update(fields + content.hex().encode() + b"\0" + full + b"\0")
+            digest.update(fields + content.hex().encode() + b"\0/" + path_below + b"\0")
             if entries % 2000 == 0:
                 work.report("check", "reading files", total)
     finally:
         os.close(fd)
     return Measure(f"sha256:{digest.hexdigest()}", total, entries)
-
-
-def _walk(fd: int, prefix: bytes) -> Iterator[tuple[int, str, os.stat_result, bytes]]:
-    for name in sorted(os.listdir(fd), key=os.fsencode):
-        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        full = prefix + b"/" + os.fsencode(name)
-        yield fd, name, info, full
-        if stat.S_ISDIR(info.st_mode):
-            child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-            try:
-                yield from _walk(child, full)
-            finally:
-                os.close(child)
 
 
 def _hash_file(parent: int, name: str, work: Work) -> bytes:
@@ -112,23 +104,5 @@ def _hash_file(parent: int, name: str, work: Work) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a tree, also one with directories that their owner may not write to. May be repeated."""
-
-    def unlock(function: Callable[..., Any], failed: str, _info: object) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(os.path.dirname(failed), 0o700)
-            if not os.path.islink(failed):
-                os.chmod(failed, 0o700)
-            if function in (os.open, os.scandir, os.lstat):
-                shutil.rmtree(failed)
-            else:
-                os.rmdir(failed) if os.path.isdir(failed) and not os.path.islink(failed) else os.unlink(failed)
-
-    # Two processes may be removing the same leftovers: each then misses files under its feet, and goes on with the
-    # rest.
-    while os.path.lexists(path):
-        with contextlib.suppress(FileNotFoundError):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, onerror=None if os.geteuid() == 0 else unlock)
-            else:
-                path.unlink()
+    """Remove a tree, however deep, also one with directories that their owner may not write to. May be repeated."""
+    remove_tree(path)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.local import removal
-from atoll.engines.local.removal import remove_tree
+from atoll import removal
+from atoll.removal import remove_tree
 from user_switch import as_user
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.guest.trees import PartialCopyError, copy_from, copy_to
+from deep_trees import make_deep
 from unit.guest.conftest import RealAgent
 from unit.guest.scripted import eventually
 
@@ -154,3 +155,15 @@ async def test_cancelling_an_upload_leaves_no_partial_file(agent: RealAgent, tmp
     with pytest.raises(asyncio.CancelledError):
         await task
     await eventually(lambda: not os.listdir(target))
+
+
+@pytest.mark.usefixtures("few_descriptors")
+async def test_a_deep_tree_takes_few_descriptors_either_way(agent: RealAgent, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    make_deep(tmp_path / "src", 500)
+    await copy_to(agent.connect, tmp_path / "src", "deep")
+    await copy_from(agent.connect, "deep", tmp_path / "back")
+    assert len(_describe(tmp_path / "back")) == 501
+    make_deep(tmp_path / "src" / "/".join(["d"] * 500), 100)
+    with pytest.raises(PartialCopyError, match="too long"):
+        await copy_to(agent.connect, tmp_path / "src", "deeper")

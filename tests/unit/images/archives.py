@@ -65,6 +65,17 @@ def hard_link(name: str | bytes, target: str | bytes, **fields: Any) -> bytes:
     return _entry(name, b"1", b"", target=target, **fields)
 
 
+def deep(levels: int, name: bytes = b"d") -> bytes:
+    """Directories in one another, more than a name may have: each link leads to where the name before it ended."""
+    step, members, start = 100, [], b""
+    for number in range(-(-levels // step)):
+        way = b"/".join([name] * min(step, levels - number * step))
+        members.append(directory(start + way))
+        members.append(symlink(b"to%d" % number, start + way))
+        start = b"to%d/" % number
+    return b"".join([*members, file(start + b"bottom", b"here")])
+
+
 def special(name: str | bytes, kind: bytes, device: tuple[int, int] = (0, 0)) -> bytes:
     return _entry(name, kind, b"", device=device)
 

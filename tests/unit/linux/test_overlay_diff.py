@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.linux import overlay_diff
+from atoll.removal import remove_tree
+from deep_trees import make_deep
 
 
 @pytest.fixture
@@ -42,3 +44,22 @@ def test_too_many_files_are_refused(layers: tuple[Path, Path], monkeypatch: pyte
         (new / f"{number}").touch()
     with pytest.raises(OverflowError, match="more than 5"):
         overlay_diff.changes(old, new, [])
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_a_level_of_many_directories_takes_few_descriptors(layers: tuple[Path, Path]) -> None:
+    _, new = layers
+    for number in range(500):
+        (new / f"{number:03}").mkdir()
+    assert len(overlay_diff.changes(*layers, [])) == 500
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_a_deep_tree_is_compared_or_refused(layers: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, new = layers
+    make_deep(new, 500, b"d" * 10)
+    assert len(overlay_diff.changes(*layers, [])) == 500
+    monkeypatch.setattr(overlay_diff, "MOST_NAMES", 1 << 20)
+    with pytest.raises(OverflowError, match="paths"):
+        overlay_diff.changes(*layers, [])
+    remove_tree(new)

@@ -19,11 +19,14 @@ from pathlib import Path
 
 from atoll.checkpoint import Change, ChangeKind, Omitted
 from atoll.engines.local.states import LARGEST_TEXT, MOST_TEXT, Texts, keep_comparing, text_of
+from atoll.walking import walk
 from atoll.workers import Cancellation
 
 _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _BLOCK = 1 << 20
 MOST_ENTRIES = 200_000
+MOST_NAMES = 64 << 20
+"""Bytes of all paths: those of a deep tree are longer than all that is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,9 @@ def changes(
 
 class _Side:
     def __init__(self, layer: Path, lowers: Sequence[Path], cancellation: Cancellation) -> None:
-        self.layer, self.lowers, self.cancellation = layer, lowers, cancellation
+        self.layer, self.cancellation = layer, cancellation
         self.entries: dict[str, Entry] = {}
+        self._visible: dict[str, list[Path]] = {"": list(lowers)}
         # Of a sandbox that nobody has written to, the layer has no directory for the image yet.
         untouched = layer.parent.is_dir() and not layer.exists()
         for path, entry in () if untouched else scan(layer):
@@ -94,71 +98,67 @@ class _Side:
         entry = self.entries.get(path)
         if entry is not None:
             return None if entry.whiteout else entry.info
-        return self._below(path)
+        return next((info for _, info in self._below(path)), None)
 
     def place(self, path: str) -> Path | None:
         """Where the content is."""
         if path in self.entries:
             return self.layer / path
-        return next((lower / path for lower in self.lowers if _stat_below(lower, path) is not None), None)
+        return next((place for place, _ in self._below(path)), None)
 
-    def _below(self, path: str) -> os.stat_result | None:
-        parent = path
-        while "/" in parent:
-            parent = parent.rpartition("/")[0]
-            entry = self.entries.get(parent)
-            if entry is not None and (entry.whiteout or entry.opaque or not entry.is_directory):
-                return None
-        found = (_stat_below(lower, path) for lower in self.lowers)
-        return next((info for info in found if info is not None), None)
+    def _below(self, path: str) -> Iterator[tuple[Path, os.stat_result]]:
+        for lower in self._lowers_with(path.rpartition("/")[0]):
+            with contextlib.suppress(OSError):
+                yield lower / path, os.lstat(lower / path)
+
+    def _lowers_with(self, directory: str) -> list[Path]:
+        """The roots below whose directory of this name shines through. Remembered: a deep tree asks for each level.
+
+        One where a name on the way is a link does not count: the merged view does not go through it under this name.
+        """
+        unknown = []
+        while directory not in self._visible:
+            unknown.append(directory)
+            directory = directory.rpartition("/")[0]
+        visible = self._visible[directory]
+        for name in reversed(unknown):
+            entry = self.entries.get(name)
+            hidden = entry is not None and (entry.whiteout or entry.opaque or not entry.is_directory)
+            visible = [] if hidden else [lower for lower in visible if _is_directory(lower / name)]
+            self._visible[name] = visible
+        return visible
 
 
-def _stat_below(root: Path, path: str) -> os.stat_result | None:
-    """None also if a name on the way is a link: the merged view does not go through it under this name."""
-    here = root
+def _is_directory(path: Path) -> bool:
     try:
-        for name in path.split("/")[:-1]:
-            here = here / name
-            if not stat.S_ISDIR(os.lstat(here).st_mode):
-                return None
-        return os.lstat(root / path)
+        return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
-        return None
+        return False
 
 
 def scan(root: Path) -> Iterator[tuple[str, Entry]]:
+    """Everything that was written, by path. Raises OverflowError where that is too much."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    waiting = [("", fd)]
-    count = 0
+    count = length = 0
     try:
-        while waiting:
-            prefix, directory = waiting.pop()
-            try:
-                for name in os.listdir(directory):
-                    with contextlib.suppress(FileNotFoundError):
-                        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                        whiteout = stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
-                        opaque = False
-                        if stat.S_ISDIR(info.st_mode):
-                            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-                            child = os.open(name, flags, dir_fd=directory)
-                            opaque = _is_opaque(child)
-                            waiting.append((f"{prefix}{name}/", child))
-                        yield f"{prefix}{name}", Entry(info, whiteout, opaque)
-                    count += 1
-                    if count > MOST_ENTRIES:
-                        raise OverflowError(f"more than {MOST_ENTRIES:,} files were written")
-            finally:
-                os.close(directory)
+        for found in walk(fd):
+            count += 1
+            length += len(found.path)
+            if count > MOST_ENTRIES:
+                raise OverflowError(f"more than {MOST_ENTRIES:,} files were written")
+            if length > MOST_NAMES:
+                raise OverflowError(f"the paths of the files that were written are longer than {MOST_NAMES:,} bytes")
+            whiteout = stat.S_ISCHR(found.info.st_mode) and found.info.st_rdev == 0
+            opaque = found.is_directory and _is_opaque(f"/proc/self/fd/{found.parent}/{found.name}")
+            yield os.fsdecode(found.path), Entry(found.info, whiteout, opaque)
     finally:
-        for _, directory in waiting:
-            os.close(directory)
+        os.close(fd)
 
 
-def _is_opaque(fd: int) -> bool:
+def _is_opaque(directory: str) -> bool:
     for name in _OPAQUE:
         with contextlib.suppress(OSError):
-            if os.getxattr(fd, name) == b"y":
+            if os.getxattr(directory, name, follow_symlinks=False) == b"y":
                 return True
     return False
 

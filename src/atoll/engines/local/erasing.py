@@ -9,8 +9,8 @@ from collections.abc import Callable
 from atoll.engines.local import processes
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.record import Records
-from atoll.engines.local.removal import remove_tree
 from atoll.engines.local.waiting import Deadline
+from atoll.removal import remove_tree
 
 
 async def kill_all(find: Callable[[], set[ProcessRef]], deadline: Deadline) -> bool:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.engines.local.processes import ProcessRef, boot_id
-from atoll.engines.local.removal import remove_tree
+from atoll.removal import remove_tree
 from atoll.settings import owned_directory
 
 USER = "user"
