@@ -31,6 +31,8 @@ from typing import Any
 
 from atoll.network import netlink, router
 from atoll.network.datagrams import Datagrams, receive
+from atoll.network.gate import Gate
+from atoll.network.knocks import Knocks
 from atoll.network.member import MOST_CONNECTIONS, Member, MemberRecord, Members
 from atoll.network.netlink import Links
 from atoll.network.places import GatewayPlaces
@@ -68,6 +70,8 @@ class Worker:
         self._next_slot = 1
         self._empty_since = time.monotonic()
         self._over = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._gate = Gate(router_fd)
         with netlink.inside(router_fd):
             self._links = Links()
 
@@ -76,6 +80,9 @@ class Worker:
         self._members.load()
         self._settle_claims()
         self._next_slot = max(self._members.by_slot, default=0) + 1
+        await self._gate.restore({slot: member.policy for slot, member in self._members.by_slot.items()})
+        if self._gate.is_there:
+            self._knocks = Knocks(self._router, self._find)
         self._datagrams = Datagrams(self._router, self._listeners.udp, self._find)
         loop.add_reader(self._listeners.tcp.fileno(), self._accepted, self._listeners.tcp)
         loop.add_reader(self._listeners.dns_tcp.fileno(), self._accepted, self._listeners.dns_tcp)
@@ -164,7 +171,8 @@ class Worker:
                 loop.remove_reader(caller.fileno())
             data, fds = _receive_with_fds(caller)
             try:
-                answer = self._execute(json.loads(data), fds)
+                async with self._turn:
+                    answer = await self._execute(json.loads(data), fds)
             except Exception as error:  # it is the caller's to know, and ours to go on
                 answer = {"error": f"{type(error).__name__}: {error}"}
             finally:
@@ -173,12 +181,12 @@ class Worker:
             with contextlib.suppress(OSError):
                 caller.send(json.dumps(answer).encode())
 
-    def _execute(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    async def _execute(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         match request["do"]:
             case "attach":
-                return self._attach(request["id"], request["policy"], fds[0])
+                return await self._attach(request["id"], request["policy"], fds[0])
             case "change":
-                return self._change(request["id"], request["policy"])
+                return await self._change(request["id"], request["policy"])
             case "detach":
                 self._detach(request["id"])
                 return {}
@@ -188,16 +196,17 @@ class Worker:
             case other:
                 raise ValueError(f"cannot {other}")
 
-    def _attach(self, sandbox_id: str, policy: Any, network: int) -> dict[str, Any]:
+    async def _attach(self, sandbox_id: str, policy: Any, network: int) -> dict[str, Any]:
         self._detach(sandbox_id)
         slot = self._free_slot(sandbox_id)
         record = MemberRecord(sandbox_id=sandbox_id, slot=slot, policy=policy, network=os.fstat(network).st_ino)
         # The policy is known before the first packet can come.
         self._members.add(record)
         try:
+            await self._gate.admit(slot, record.policy)
             router.connect(self._links, self._router, network, slot)
         except BaseException:
-            self._remove(sandbox_id)
+            self._forget(sandbox_id)
             raise
         return {"address": str(router.addresses(slot)[1])}
 
@@ -220,11 +229,12 @@ class Worker:
                 return False
             return True
 
-    def _change(self, sandbox_id: str, policy: Any) -> dict[str, Any]:
+    async def _change(self, sandbox_id: str, policy: Any) -> dict[str, Any]:
         member = self._members.by_id.get(sandbox_id)
         if member is None:
             return {"unknown": True}
         record = MemberRecord(sandbox_id=sandbox_id, slot=member.slot, policy=policy, network=member.network)
+        await self._gate.admit(member.slot, record.policy)
         self._members.write(record)
         member.change(record.policy)
         return {}
@@ -237,23 +247,26 @@ class Worker:
             if int(slot) not in self._members.by_slot:
                 self._claims.release(slot, sandbox_id)
 
-    def _remove(self, sandbox_id: str) -> None:
+    def _detach(self, sandbox_id: str) -> None:
+        self._forget(sandbox_id)
+        self._empty_since = time.monotonic()
+
+    def _forget(self, sandbox_id: str) -> None:
         member = self._members.remove(sandbox_id)
         if member is not None:
+            self._gate.forget(member.slot)
             self._claims.release(str(member.slot), sandbox_id)
-
-    def _detach(self, sandbox_id: str) -> None:
-        self._remove(sandbox_id)
-        self._empty_since = time.monotonic()
 
     async def _look(self) -> None:
         """Sandboxes that died alone have taken their links with them. With the last of them we go."""
         while True:
             await asyncio.sleep(min(_LINGER_S, _LOOK_S))
-            for member in list(self._members.by_id.values()):
-                if not self._has_link(member.slot):
-                    self._remove(member.sandbox_id)
-                    self._empty_since = time.monotonic()
+            async with self._turn:  # one that is just being attached has no link yet
+                for member in list(self._members.by_id.values()):
+                    if not self._has_link(member.slot):
+                        self._forget(member.sandbox_id)
+                        self._empty_since = time.monotonic()
+                await self._gate.collect()
             if time.monotonic() - self._empty_since >= _LINGER_S:
                 self._leave()
 

@@ -1,7 +1,8 @@
 """The router: a network namespace of the installation's own, where the links of all its sandboxes end.
 
 It has no other link, so nothing that arrives there can be sent on by the kernel, whatever happens to its rules. The
-rules drop everything but TCP and UDP from a sandbox's own address, and hand those to the gateway's sockets. It is kept
+rules drop everything but TCP and UDP from a sandbox's own address, refuse connections that no rule of the sandbox's
+policy could allow (`gate.py`), and hand the rest to the gateway's sockets. It is kept
 by a mount, so that links outlive the gateway's process; without that process they lead nowhere.
 """
 
@@ -12,6 +13,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -33,9 +35,27 @@ MTU = 1500
 LINK = "eth0"
 """The name of a link in its sandbox."""
 
-# No sandbox can keep the gateway so busy that others wait: what comes too fast is dropped by the kernel.
-RULES = f"""
-table inet atoll {{
+TABLE, POLICIES = "atoll", "policies"
+REFUSED_GROUP = 1
+"""What the gate refuses is logged to this group."""
+
+
+def rules(chains: str | None = "", members: Sequence[str] = ()) -> str:
+    """All of them. `chains` are those of policies and `members` elements of the map that leads there; None: no gate."""
+    # No sandbox can keep the gateway so busy that others wait: what comes too fast is dropped by the kernel.
+    elements = f"elements = {{ {', '.join(members)} }};" if members else ""
+    gate = f"""
+  chain refused {{
+    log group {REFUSED_GROUP}
+    drop
+  }}
+  {chains}
+  map {POLICIES} {{
+    type ipv4_addr : verdict; size 65535; {elements}
+  }}"""
+    knock = "" if chains is None else f"tcp flags & (syn|ack) == syn ip saddr vmap @{POLICIES}"
+    return f"""
+table inet {TABLE} {{
   set connecting {{
     type ipv4_addr; size 65535; flags dynamic; timeout 10s;
   }}
@@ -45,6 +65,7 @@ table inet atoll {{
   set sending {{
     type ipv4_addr; size 65535; flags dynamic; timeout 10s;
   }}
+  {"" if chains is None else gate}
   chain arriving {{
     type filter hook prerouting priority mangle; policy drop;
     meta nfproto ipv6 drop
@@ -54,6 +75,7 @@ table inet atoll {{
     meta l4proto udp add @sending {{ ip saddr limit rate over 20000/second burst 20000 packets }} drop
     udp dport 53 tproxy ip to :{_DNS_UDP} accept
     tcp dport 53 tproxy ip to :{_DNS_TCP} accept
+    {knock}
     meta l4proto tcp tproxy ip to :{_TCP} accept
     meta l4proto udp tproxy ip to :{_UDP} accept
   }}
@@ -66,6 +88,13 @@ table inet atoll {{
   }}
 }}
 """
+
+
+def replacing(text: str) -> str:
+    """The same at one moment instead of those that are there."""
+    return f"table inet {TABLE}\ndelete table inet {TABLE}\n{text}"
+
+
 _SETTINGS = {
     "net/ipv4/ip_forward": "0",
     "net/ipv4/conf/all/rp_filter": "1",
@@ -96,9 +125,9 @@ def open_router(path: Path) -> int:
     fd = netlink.new_network()
     try:
         with netlink.inside(fd):
-            # The rules are there before any link, and so before anything can arrive.
+            # The rules are there before any link, and so before anything can arrive. The worker adds the gate.
             subprocess.run(
-                [nft() or "nft", "-f", "-"], input=RULES.encode(), check=True, capture_output=True, timeout=10
+                [nft() or "nft", "-f", "-"], input=rules(None).encode(), check=True, capture_output=True, timeout=10
             )
             for name, value in _SETTINGS.items():
                 with suppress(FileNotFoundError):  # a kernel without IPv6
