@@ -28,12 +28,15 @@ _OPERATIONS: dict[str, Callable[[OciEngine, Any], Awaitable[object]]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "engine", ["native", *(pytest.param(name, marks=pytest.mark.slow) for name in ("runc", "runsc"))], indirect=True
+)
 @pytest.mark.parametrize("what", _OPERATIONS)
 async def test_whatever_is_done_meanwhile(
     engine: OciEngine, sandbox_on: MakeSandbox, settings: Settings, what: str
 ) -> None:
     """The delete comes at moments that are spread over the whole of the operation."""
-    rounds = 4 if engine.name == "native" else 2
+    rounds = 3
     for number in range(rounds):
         sandbox = await sandbox_on(engine).create()
         await sandbox.checkpoint("one")

@@ -72,7 +72,7 @@ async def test_a_deletion_wins_over_what_is_done_meanwhile(
     engine: TroubledEngine, make_manager: Make, what: str
 ) -> None:
     manager = make_manager()
-    for number in range(4):
+    for number in range(3):
         id = await manager.create_sandbox()
         sandbox = await manager.get_sandbox(id)
         work = manager.pause_sandbox(id) if what == "pause" else getattr(sandbox, what)()

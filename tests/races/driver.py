@@ -41,6 +41,8 @@ MANAGED = {
     "use": 8,
     "kill": 4,
 }
+WITH_MEMORY = {**MANAGED, "sleep": 6}
+"""Where the memory of a sandbox can be saved."""
 DIRECT = {"delete": 2, "restart": 6, "rollback": 4, "checkpoint": 5, "pause": 4, "resume": 5, "inspect": 6, "kill": 2}
 
 
@@ -120,7 +122,8 @@ class Driver:
         checkpoints = await sandbox.checkpoints()
         if len(checkpoints) >= MOST_CHECKPOINTS:
             await sandbox.delete_checkpoint(checkpoints[0])
-        return (await sandbox.checkpoint()).id
+        memory = self.name == "runsc" and self.dice.random() < 0.3
+        return (await sandbox.checkpoint(memory=memory, drop_connections=memory)).id
 
 
 class Managed(Driver):
@@ -137,7 +140,7 @@ class Managed(Driver):
         )
         recovered = await self.manager.start()
         self.say(up=True, failed=recovered.failed)
-        await self.run(MANAGED, self._act)
+        await self.run(WITH_MEMORY if self.name == "runsc" else MANAGED, self._act)
         report = await self.manager.cleanup(timeout=DEADLINE_S)
         await self.engine.aclose()
         self.say(over=True, failed=[*report.failed])
@@ -156,6 +159,8 @@ class Managed(Driver):
                 return await manager.delete_sandbox(id)
             case "pause":
                 await manager.pause_sandbox(id)
+            case "sleep":
+                await manager.pause_sandbox(id, memory="disk", drop_connections=True)
             case "resume":
                 await manager.resume_sandbox(id)
             case "kill":

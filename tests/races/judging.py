@@ -23,6 +23,8 @@ _EXPECTED = {
     "CheckpointNotFoundError",
     "AgentUnreachableError",  # somebody killed the agent
 }
+_CONNECTED = "somebody else is connected"
+"""Why memory is not saved just now."""
 _LATER = 10
 """The lines after an answer in which a kill may be logged that came before it."""
 
@@ -76,7 +78,7 @@ class History:
         self.outcomes[f"{verb}: {error or 'hung' if 'result' not in entry else 'done'}"] += 1
         if entry.get("hung"):
             self.faults.append(f"hung: {entry}")
-        elif error == "EngineError" and was_hit:
+        elif error == "EngineError" and (was_hit or _CONNECTED in entry["text"]):
             return
         elif entry.get("unexpected") or (error is not None and error not in _EXPECTED):
             self.faults.append(f"unexpected: {entry}")

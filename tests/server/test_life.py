@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from atoll.settings import Settings
+from leftovers import leftovers
 from server.running import RunningServer, start_server
 
 
@@ -85,3 +89,26 @@ def test_what_keeps_a_server_from_starting_is_a_message(server: RunningServer, t
         assert done.returncode == 125
         assert said in done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("server")
+def test_a_deletion_wins_over_a_restart(session_folder: Path) -> None:
+    """Whoever asked for the restart is told, and nothing of the sandbox is left."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    folder = session_folder / "wins"
+    running = start_server(folder, engine="native")
+    try:
+        with running.client() as one, running.client() as other, ThreadPoolExecutor() as threads:
+            for number in range(4):
+                id = one.post("/sandboxes").json()["id"]
+                restarting = threads.submit(one.post, f"/sandboxes/{id}/restart")
+                time.sleep(0.02 * number)
+                assert other.delete(f"/sandboxes/{id}").status_code == 200
+                assert restarting.result().status_code in (200, 404, 410), restarting.result().text
+                assert other.get(f"/sandboxes/{id}").status_code in (404, 410)
+    finally:
+        assert running.stop() == 0
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+    assert leftovers(Settings(folder / "data", folder / "run")) == []

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
+import time
+from pathlib import Path
 
 from atoll import workers
 from atoll.engines.linux.oci.checkpoints import Checkpoints
@@ -18,6 +21,7 @@ from atoll.errors import EngineError
 from atoll.model import Cause
 
 _INTERRUPT_S = 0.2
+_TRIES, _RETRY_S = 100, 0.02
 
 
 class Ending:
@@ -150,8 +154,7 @@ class Ending:
     def _remove_running_parts(self, sandbox_id: str) -> None:
         try:
             # Made by us and the runtime, never by the sandbox.
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self._places.run(sandbox_id))
+            _remove_tree(self._places.run(sandbox_id))
             self._places.gateway.detach(sandbox_id)
             self._places.ids.release_all(sandbox_id)
         except OSError as error:
@@ -184,3 +187,18 @@ class Ending:
         if limits.disk_bytes is not None and self._places.layers.is_full(record.sandbox_id):
             return Ended(cause=Cause.DISK_FULL, reason=f"its disk of {limits.disk_bytes} bytes was full")
         return Ended(cause=Cause.LOST, reason="its first process ended")
+
+
+def _remove_tree(path: Path) -> None:
+    """Again, if a runtime that somebody called to connect to the sandbox writes its own files there at this moment: it
+    finds no sandbox any more, and ends."""
+    for tries_left in range(_TRIES - 1, -1, -1):
+        try:
+            return shutil.rmtree(path)
+        except FileNotFoundError:
+            if not path.exists():
+                return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not tries_left:
+                raise
+        time.sleep(_RETRY_S)

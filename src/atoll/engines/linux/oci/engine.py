@@ -76,6 +76,7 @@ from atoll.settings import Settings
 
 _CREATE_S = 30.0
 _CONNECT_S = 5.0
+_BRIDGE_S = 30.0
 _RETRY_S = 0.01
 _DELETE_S = 30.0
 _PAUSE_S = 10.0
@@ -176,7 +177,7 @@ class OciEngine(Saving):
             try:
                 if handle.details.get("isolation", "namespaces") != "namespaces":
                     await self._existing(handle)
-                    return await self._streams.get(handle.sandbox_id, self._runtime_of(handle))
+                    return await self._bridge(handle)
                 return await sockets.connect(self._places.socket(handle.sandbox_id), deadline)
             except OSError as error:
                 await self._existing(handle)
@@ -186,6 +187,16 @@ class OciEngine(Saving):
                         f"the agent of sandbox '{handle.sandbox_id}' cannot be reached: {error}"
                     ) from error
                 await asyncio.sleep(_RETRY_S)
+
+    async def _bridge(self, handle: Handle) -> ByteStream:
+        """Not while its memory is being saved, which would then hold one end of a bridge that nobody can restore."""
+        try:
+            async with self._places.exclusion.alone(handle.sandbox_id, _BRIDGE_S):
+                return await self._streams.get(handle.sandbox_id, self._runtime_of(handle))
+        except EngineError as error:
+            raise AgentUnreachableError(
+                f"the agent of sandbox '{handle.sandbox_id}' cannot be reached: {error.reason}"
+            ) from error
 
     async def inspect(self, handle: Handle) -> Observation:
         places, sandbox_id = self._places, handle.sandbox_id
