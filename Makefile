@@ -3,7 +3,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup setup-test agent run demo test test-slow check bench format generate clean
+.PHONY: help setup setup-test agent run demo test test-slow soak check bench format generate clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ endif
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory
 	@$(PYTEST) -m slow $(ARGS)
+
+soak: setup-test ## a server under load for 40 minutes: nothing may grow; ARGS="--minutes 2 --kill-minutes 2"
+	@PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
 
 check: setup ## format, lint, types, layers, generated files, docs
 	@$(BIN)/ruff format --check .

@@ -63,3 +63,10 @@ def test_a_deep_tree_is_compared_or_refused(layers: tuple[Path, Path], monkeypat
     with pytest.raises(OverflowError, match="paths"):
         overlay_diff.changes(*layers, [])
     remove_tree(new)
+
+
+def test_a_state_in_which_nothing_was_written_yet_is_compared(layers: tuple[Path, Path]) -> None:
+    old, new = layers
+    old.rmdir()
+    (new / "file").touch()
+    assert [str(change) for change in overlay_diff.changes(old, new, [])] == ["A /file"]

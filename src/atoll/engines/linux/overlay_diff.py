@@ -138,7 +138,10 @@ def _is_directory(path: Path) -> bool:
 
 def scan(root: Path) -> Iterator[tuple[str, Entry]]:
     """Everything that was written, by path. Raises OverflowError where that is too much."""
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # the sandbox had written nothing yet
     count = length = 0
     try:
         for found in walk(fd):
