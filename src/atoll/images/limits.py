@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.errors import ImageError
@@ -37,6 +38,8 @@ class Budget:
     limits: ImageLimits = field(default_factory=ImageLimits)
     bytes_used: int = 0
     entries_used: int = 0
+    room: Callable[[int], None] | None = None
+    """Called with the bytes that really take room on the disk, without holes. May raise."""
 
     def spend_bytes(self, count: int) -> None:
         self.bytes_used += count
@@ -45,6 +48,10 @@ class Budget:
                 f"the image unpacks to more than {self.limits.total_bytes:,} bytes",
                 hint="Raise the limit total_bytes if you trust this image.",
             )
+
+    def spend_room(self, count: int) -> None:
+        if self.room is not None:
+            self.room(count)
 
     def spend_entry(self) -> None:
         self.entries_used += 1

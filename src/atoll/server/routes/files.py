@@ -130,7 +130,9 @@ async def download(
 ) -> Download:
     """A directory and everything in it, as a tar archive. Links stay links."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    archive = await while_connected(request, pack(sandbox, path, services.settings.max_upload_bytes))
+    archive = await while_connected(
+        request, pack(services.transfers, sandbox, path, services.settings.max_upload_bytes)
+    )
     return Download(_content(services, b"", archive), media_type="application/x-tar")
 
 
@@ -140,7 +142,7 @@ async def upload(
 ) -> Success:
     """Unpack a tar archive into a directory, which is made if missing."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    await unpack(sandbox, path, _body(request), services.settings.max_upload_bytes)
+    await unpack(services.transfers, sandbox, path, _body(request), services.settings.max_upload_bytes)
     return Success()
 
 
