@@ -1,4 +1,5 @@
-"""What a hostile user does, each for a while, in a process of its own: `python -m fairness.abuses NAME URL KEY SECONDS`.
+"""What a hostile user does, each for a while, in a process of its own:
+`python -m fairness.abuses NAME URL KEY SECONDS LIMITS`. At its end, or at SIGTERM, it prints what it was answered.
 
 Everything here is bounded: it ends by itself, and what it started inside sandboxes ends with them. A request that is
 refused is fine; whoever is hostile tries the next.
@@ -7,13 +8,16 @@ refused is fine; whoever is hostile tries the next.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import signal
 import socket
 import sys
 import tarfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -33,8 +37,8 @@ class Hostile:
         self.url, self.key, self.limits = url, key, limits
         self.until = time.monotonic() + seconds
         self.seconds = seconds
-        self.done = 0
-        """Requests that were answered, in whatever way."""
+        self.answers: Counter[str] = Counter()
+        """How many requests were answered with which status, broken off, or left by their client."""
         headers = {"Authorization": f"Bearer {key}"}
         self.client = httpx.Client(
             base_url=f"{url}/api/v1",
@@ -53,9 +57,10 @@ class Hostile:
         try:
             answer = self.client.request(method, path, **options)  # type: ignore[arg-type]
         except httpx.HTTPError:
+            self.answers["broken"] += 1
             time.sleep(0.05)
             return None
-        self.done += 1
+        self.answers[str(answer.status_code)] += 1
         if answer.status_code >= 400:
             time.sleep(0.02)  # a loop of refusals would measure this program
             return None
@@ -69,6 +74,10 @@ class Hostile:
     def run(self, path: str, command: str) -> None:
         self.call("POST", f"{path}/exec", json={"command": command, "timeout_s": 30})
 
+    def ready(self) -> None:
+        """Everything is prepared: from now on the others are disturbed."""
+        print("ready", flush=True)
+
     def at_once(self, count: int, work: Callable[[int], None]) -> None:
         """`work` again and again until the time is over, in so many threads."""
 
@@ -76,6 +85,7 @@ class Hostile:
             while self.going:
                 work(number)
 
+        self.ready()
         threads = [threading.Thread(target=again, args=(number,), daemon=True) for number in range(count)]
         for thread in threads:
             thread.start()
@@ -93,7 +103,7 @@ class Hostile:
             with socket.create_connection((address.hostname or "", address.port or 80), timeout=5) as sock:
                 sock.sendall(head.encode() + body)
                 time.sleep(min(wait_s, max(0.0, self.until - time.monotonic())))
-        self.done += 1
+        self.answers["left"] += 1
 
 
 def silent_registries(user: Hostile) -> None:
@@ -142,6 +152,7 @@ def memory_of_the_server(user: Hostile) -> None:
         if number < 4:
             with contextlib.suppress(httpx.HTTPError):
                 with user.client.stream("POST", f"{path}/exec", json=flood) as answer:
+                    user.answers[str(answer.status_code)] += 1
                     for _ in answer.iter_raw(_MIB):
                         if not user.going:
                             break
@@ -179,6 +190,7 @@ def sparse_trees(user: Hostile) -> None:
             return
         with contextlib.suppress(httpx.HTTPError):
             with user.client.stream("GET", f"{path}/files/tree", params={"path": "s"}) as answer:
+                user.answers[str(answer.status_code)] += 1
                 for _ in answer.iter_raw(_MIB):
                     if not user.going:
                         break
@@ -221,6 +233,7 @@ def _bomb(command: str) -> Callable[[Hostile], None]:
         for path in paths:
             body = {"command": ["sh", "-c", command], "timeout_s": user.seconds + 5}
             user.call("POST", f"{path}/commands", json=body)
+        user.ready()
         while user.going:
             time.sleep(0.1)
 
@@ -257,6 +270,7 @@ def connections(user: Hostile) -> None:
             for _ in range(25):
                 sock = socket.create_connection((address.hostname or "", address.port or 80), timeout=5)
                 held.append(sock)
+                user.answers["left"] += 1
                 if number % 2:
                     sock.sendall(b"GET /api/v1/health HTTP/1.1\r\nX-Slow: ")
             time.sleep(min(5.0, max(0.0, user.until - time.monotonic())))
@@ -294,10 +308,14 @@ def main() -> None:
     name, url, key, seconds, limits = sys.argv[1:6]
     os.nice(5)  # what is measured is the server and not this program beside it
     user = Hostile(url, key, float(seconds), LIMITS if limits == "explicit" else None)
+
+    def end(*_: object) -> None:
+        print(json.dumps(user.answers), flush=True)
+        os._exit(0)  # threads that still wait for an answer are of no interest
+
+    signal.signal(signal.SIGTERM, end)
     ABUSES[name](user)
-    print(user.done)
-    sys.stdout.flush()
-    os._exit(0)  # threads that still wait for an answer are of no interest
+    end()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """The fairness suite: what an ordinary user notices while a hostile one does their worst, on a real server.
 
-    make fairness                                   # every abuse for a minute, three times; about 40 minutes
+    make fairness                                   # every abuse for a minute, three times; about an hour
     make fairness ARGS="--seconds 5 --runs 1 --trips 10 --only 'fork bomb'"
 
-Figures (a table, and JSON with --json): p50 and p99 of the ordinary user's create + exec + write + read, quiet and under
-each abuse; the promise is a p99 within 4 times the quiet one, as the median of the runs. What must never happen ends
-the suite with exit code 1: a refusal, a round trip of more than 10 s, a server of more than 600 MB, or anything that is
-left on the host afterwards.
+Figures (a table, and JSON with --json): p50 and p99 of the ordinary user's create + exec + write + read, quiet and
+under each abuse; the promise is a p99 within 4 times the quiet one, as the median of the runs. What must never happen
+ends the suite with exit code 1: a refusal, a round trip of more than 10 s, a server of more than 600 MB, or anything
+that is left on the host afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Run:
 
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    abuses: int = 0
+    answers: dict[str, int] = field(default_factory=dict)
+    """What the hostile user was answered."""
 
     @property
     def p50(self) -> float:
@@ -121,10 +122,17 @@ def under(name: str, server: RunningServer, key: str, ann: httpx.Client, options
     limits = "default" if options.default_limits else "explicit"
     longest = str(_GIVE_UP_S)
     command = [sys.executable, "-W", "ignore", "-m", "fairness.abuses", name, server.url, key, longest, limits]
-    hostile = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    hostile = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        time.sleep(min(3.0, options.seconds / 2))  # the abuse is under way
-        return measure(ann, options.seconds, options.trips)
+        assert hostile.stdout is not None
+        if hostile.stdout.readline() != "ready\n":
+            return Run(failures=["the abuse could not begin"])
+        run = measure(ann, options.seconds, options.trips)
+        hostile.terminate()
+        run.answers = json.loads(hostile.communicate(timeout=60)[0].splitlines()[-1])
+        if not any(word == "left" or word.startswith("2") for word in run.answers):
+            run.failures.append(f"the abuse did nothing: {run.answers}")
+        return run
     finally:
         hostile.kill()
         hostile.wait()
@@ -192,7 +200,8 @@ def _all(folder: Path, options: argparse.Namespace, problems: list[str]) -> tupl
                     run = under(name, server, mallory.key, client, options)
                     found[name].append(run)
                     problems += [f"{name}: {failure}" for failure in run.failures]
-                    print(f"run {number + 1}: {name} p50 {run.p50 * 1e3:.0f} ms p99 {run.p99 * 1e3:.0f} ms", flush=True)
+                    times = f"p50 {run.p50 * 1e3:.0f} ms p99 {run.p99 * 1e3:.0f} ms"
+                    print(f"run {number + 1}: {name}: {times}, {run.answers}", flush=True)
     finally:
         with server.client() as admin:
             for info in everything(admin):
@@ -217,6 +226,7 @@ def _row(name: str, runs: list[Run], base: float) -> dict[str, Any]:
         "longest_ms": round(max((max(run.seconds, default=0.0) for run in runs), default=0.0) * 1e3, 1),
         "ratio": round(p99 / base, 2) if base else 0.0,
         "failures": sum(len(run.failures) for run in runs),
+        "hostile": [run.answers for run in runs],
     }
 
 
