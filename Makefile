@@ -3,7 +3,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup setup-test agent run demo test test-slow soak check bench format generate clean
+.PHONY: help setup setup-test agent run demo test test-slow soak fairness check bench format generate clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ test-slow: setup-test ## the slow tests: long runs, fuzzing, memory
 
 soak: setup-test ## a server under load for 40 minutes: nothing may grow; ARGS="--minutes 2 --kill-minutes 2"
 	@PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
+
+fairness: setup-test ## what an ordinary user notices of a hostile one; ARGS="--seconds 5 --runs 1 --trips 10" for a quick look
+	@PYTHONPATH=tests $(BIN)/python -W ignore -m fairness.suite $(ARGS)
 
 check: setup ## format, lint, types, layers, generated files, docs
 	@$(BIN)/ruff format --check .

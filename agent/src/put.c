@@ -26,6 +26,8 @@ struct folder_mode {
     char path[];
 };
 
+enum { HOLE = 4096 };
+
 struct put {
     int root;   /* directory that paths are relative to; made when the first item is known */
     int folder; /* the one that the last item is in */
@@ -34,6 +36,7 @@ struct put {
     uint64_t file_left;
     int64_t file_mtime_ns;
     uint64_t items;
+    bool holes;  /* the file has some */
     bool single; /* the tree is one file or one link */
     char file_name[NAME_MAX + 1];
     char temporary[32]; /* empty: the file has its final name already */
@@ -179,6 +182,12 @@ static int put_file(struct put *put, const char *name, mode_t mode, uint64_t siz
 static int finish_file(struct put *put)
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(put->file_mtime_ns)};
+    if (put->holes) { /* what comes last may be one */
+        off_t size = lseek(put->file, 0, SEEK_CUR);
+        put->holes = false;
+        if (size < 0 || ftruncate(put->file, size) < 0)
+            return -1;
+    }
     futimens(put->file, times);
     if (put->temporary[0] && renameat(put->folder, put->temporary, put->folder, put->file_name) < 0)
         return -1;
@@ -244,11 +253,36 @@ static size_t record_length(const struct put *put)
     return RECORD_SIZE + get_u16(put->record + 2) + get_u16(put->record + 4);
 }
 
+static bool is_zero(const uint8_t *bytes, size_t length)
+{
+    return !length || (!bytes[0] && !memcmp(bytes, bytes + 1, length - 1));
+}
+
+static bool is_zero_block(const uint8_t *bytes, size_t length)
+{
+    return length >= HOLE && is_zero(bytes, HOLE);
+}
+
+/* Blocks of zeros become holes: the file is new, so what is not written reads as zeros and takes no room. */
 static int take_content(struct put *put, const uint8_t **bytes, size_t *length)
 {
     size_t part = *length < put->file_left ? *length : (size_t)put->file_left;
     for (size_t done = 0; done < part;) {
-        ssize_t written = write(put->file, *bytes + done, part - done);
+        size_t end = done;
+        while (is_zero_block(*bytes + end, part - end))
+            end += HOLE;
+        if (end > done) {
+            if (part - end < HOLE && is_zero(*bytes + end, part - end))
+                end = part; /* the next piece may go on with them */
+            put->holes = true;
+            if (lseek(put->file, (off_t)(end - done), SEEK_CUR) < 0)
+                return -1;
+            done = end;
+            continue;
+        }
+        while (end < part && !is_zero_block(*bytes + end, part - end))
+            end += part - end < HOLE ? part - end : HOLE;
+        ssize_t written = write(put->file, *bytes + done, end - done);
         if (written < 0 && errno == EINTR)
             continue;
         if (written <= 0)

@@ -7,6 +7,7 @@ server nobody counts.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from contextvars import ContextVar
 
@@ -22,6 +23,7 @@ class Budgets:
 
     def __init__(self, of_one: int, of_all: int) -> None:
         self.of_one, self.of_all = of_one, of_all
+        self._lock = threading.Lock()
         self._held: Counter[str] = Counter()
         self._total = 0
 
@@ -33,18 +35,20 @@ class Budgets:
 
     def take(self, account: str, size: int) -> int:
         """As much of it as there is room for."""
-        mine = self._held[account]
-        room = min(self.of_one - mine, max(self.of_all - self._total, _FLOOR - mine))
-        granted = max(0, min(size, room))
-        self._held[account] += granted
-        self._total += granted
+        with self._lock:
+            mine = self._held[account]
+            room = min(self.of_one - mine, max(self.of_all - self._total, _FLOOR - mine))
+            granted = max(0, min(size, room))
+            self._held[account] += granted
+            self._total += granted
         return granted
 
     def give_back(self, account: str, size: int) -> None:
-        self._total -= size
-        self._held[account] -= size
-        if not self._held[account]:
-            del self._held[account]
+        with self._lock:
+            self._total -= size
+            self._held[account] -= size
+            if not self._held[account]:
+                del self._held[account]
 
 
 class Holding:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
@@ -14,43 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from fairness.conftest import Court
+from fairness.silence import SilentRegistry
 
 PATIENCE_S = 30
 PROMPT_S = 10.0
-
-
-class SilentRegistry:
-    """Takes connections and says nothing."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.connections: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                self.connections.append(self._listener.accept()[0])
-
-    def open_connections(self) -> int:
-        """Those that the other side has not closed."""
-        count = 0
-        for sock in self.connections:
-            sock.setblocking(False)
-            try:
-                while sock.recv(65536):
-                    pass
-            except BlockingIOError:
-                count += 1
-            except OSError:
-                pass
-        return count
-
-    def close(self) -> None:
-        for sock in [self._listener, *self.connections]:
-            with contextlib.suppress(OSError):
-                sock.close()
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import contextlib
 import os
 import secrets
 
+from atoll import sparse
+
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_GATHERED = 256
 _LAST_SECOND = (1 << 32) - 1
@@ -21,7 +23,7 @@ def clamp_mtime(mtime_ns: int) -> tuple[int, int]:
 class HostFile:
     """One that is being written. A new name is made directly; one that is taken is replaced by renaming over it."""
 
-    __slots__ = ("_fd", "_gathered", "_mode", "_mtime_ns", "_name", "_parent", "_written_name")
+    __slots__ = ("_fd", "_gathered", "_has_holes", "_mode", "_mtime_ns", "_name", "_parent", "_written_name")
 
     def __init__(self, parent: int, name: bytes, mode: int, mtime_ns: int) -> None:
         """`parent` must stay open until `commit` or `abort`."""
@@ -30,6 +32,7 @@ class HostFile:
         self._mode = mode & 0o777
         self._mtime_ns = mtime_ns
         self._gathered: list[memoryview] = []
+        self._has_holes = False
         try:
             self._fd = os.open(name, _CREATE, 0o600, dir_fd=parent)
         except FileExistsError:
@@ -38,11 +41,20 @@ class HostFile:
         except OSError as error:
             raise _named(error, name) from None
 
-    def write(self, data: memoryview) -> None:
-        """Remembers `data`, which must stay as it is until `flush`: file systems take large pieces much faster."""
+    def write(self, data: memoryview) -> int:
+        """How many bytes of it take room: blocks of zeros become holes. The rest is remembered, and must stay as it is
+        until `flush`: file systems take large pieces much faster."""
+        if sparse.may_have_holes(data):
+            self.flush()
+            self._has_holes = True
+            try:
+                return sparse.write(self._fd, data)
+            except OSError as error:
+                raise _named(error, self._name) from None
         self._gathered.append(data)
         if len(self._gathered) == _MOST_GATHERED:
             self.flush()
+        return len(data)
 
     def flush(self) -> None:
         pieces, self._gathered = self._gathered, []
@@ -59,6 +71,8 @@ class HostFile:
     def commit(self) -> None:
         try:
             self.flush()
+            if self._has_holes:
+                sparse.end(self._fd)
             os.fchmod(self._fd, self._mode)
             os.utime(self._fd, ns=clamp_mtime(self._mtime_ns))
             if self._written_name is not self._name:

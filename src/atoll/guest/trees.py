@@ -55,16 +55,18 @@ async def copy_from(
     timeout_s: float = 60.0,
     max_bytes: int | None = None,
     max_items: int | None = None,
+    room: Callable[[int], None] | None = None,
 ) -> int:
     """Copy a file or directory of the sandbox to the host; returns the number of items.
 
     Destinations are as for `copy_to`, missing parents are made. SandboxResourceError beyond a limit, ProtocolError for
-    anything that would reach outside of `dst`.
+    anything that would reach outside of `dst`. `room` is called with the bytes that take room on the disk, without the
+    holes of sparse files, and may raise.
     """
     check_path(src)
     destination = os.fspath(dst)
     return await _in_thread(
-        connect, timeout_s, lambda bulk: _download(bulk, src, destination, work_dir, max_bytes, max_items)
+        connect, timeout_s, lambda bulk: _download(bulk, src, destination, work_dir, max_bytes, max_items, room)
     )
 
 
@@ -108,9 +110,10 @@ def _download(
     work_dir: str | None,
     max_bytes: int | None,
     max_items: int | None,
+    room: Callable[[int], None] | None,
 ) -> int:
     failures = Failures()
-    unpacker = TreeUnpacker(src, destination, failures, max_bytes, max_items)
+    unpacker = TreeUnpacker(src, destination, failures, max_bytes, max_items, room)
     bulk.before_reuse = unpacker.flush
     try:
         with _refused(src):

@@ -8,6 +8,7 @@ come and never followed. Set-uid bits and owners are not taken over.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from atoll.errors import ProtocolError, SandboxResourceError
@@ -24,14 +25,22 @@ class TreeUnpacker:
     """Feed it the stream, then call `finish`; call `close` in any case. What is fed stays in use until `flush`."""
 
     def __init__(
-        self, source: str, destination: str, failures: Failures, max_bytes: int | None, max_items: int | None
+        self,
+        source: str,
+        destination: str,
+        failures: Failures,
+        max_bytes: int | None,
+        max_items: int | None,
+        room: Callable[[int], None] | None = None,
     ) -> None:
+        """`room` is called with the bytes that take room on the disk, without holes, and may raise."""
         self.items = 0
         self._source = source
         self._destination = destination
         self._failures = failures
         self._max_bytes = max_bytes
         self._max_items = max_items
+        self._room = room
         self._bytes = 0
         self._partial = b""
         self._remaining = 0
@@ -45,7 +54,9 @@ class TreeUnpacker:
         while position < end:
             if self._file is not None:
                 piece = data[position : position + self._remaining]
-                self._file.write(piece)
+                taken = self._file.write(piece)
+                if self._room is not None:
+                    self._room(taken)
                 position += len(piece)
                 self._remaining -= len(piece)
                 self._finish_file()

@@ -26,6 +26,7 @@ import os
 import stat
 from dataclasses import dataclass, field
 
+from atoll import sparse
 from atoll.errors import ImageError
 from atoll.images.decompress import Reader
 from atoll.images.headers import Member, TarStream, Type
@@ -170,11 +171,10 @@ class _Layer:
             fd = os.open(parts[-1], _CREATE, 0o600, dir_fd=self._root.directory(parts[:-1]))
         try:
             for chunk in archive.data():
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(fd, view) :]
+                self._budget.spend_room(sparse.write(fd, chunk))
                 if member.size > len(chunk):
                     self._work.check()
+            sparse.end(fd)
             self._own(fd, member)
             os.fchmod(fd, self._mode(member))
             os.utime(fd, (member.mtime, member.mtime))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.errors import ImageError
@@ -39,6 +40,8 @@ class Budget:
     entries_used: int = 0
     entry_bytes: int = 0
     """What each entry costs besides its content. Of an image that is nobody's quota; of a snapshot it is."""
+    room: Callable[[int], None] | None = None
+    """Called with the bytes that really take room on the disk, without holes. May raise."""
 
     def spend_bytes(self, count: int) -> None:
         self.bytes_used += count
@@ -47,6 +50,10 @@ class Budget:
                 f"the image unpacks to more than {self.limits.total_bytes:,} bytes",
                 hint="Raise the limit total_bytes if you trust this image.",
             )
+
+    def spend_room(self, count: int) -> None:
+        if self.room is not None:
+            self.room(count)
 
     def spend_entry(self) -> None:
         self.entries_used += 1

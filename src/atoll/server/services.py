@@ -19,6 +19,7 @@ from atoll.server.bell import Bell
 from atoll.server.metrics import Figures
 from atoll.server.secret import load_secret
 from atoll.server.settings import ServerSettings
+from atoll.server.trees import Transfers
 from atoll.server.webhooks import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService
 from atoll.service.ceilings import LimitCeilings
@@ -44,6 +45,7 @@ class Services:
     """Rings whenever something happens to a sandbox."""
     webhooks: Webhooks
     admissions: Admissions
+    transfers: Transfers
     figures: Figures = field(default_factory=Figures)
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
     """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
@@ -111,11 +113,12 @@ async def services(
         owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
         webhooks = Webhooks(sandboxes, identities, bell, settings.webhook_hosts)
+        transfers = Transfers(settings.transfers, settings.max_transfer_bytes)
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
         made = Services(
-            settings, engine, store, manager, identities, specs, sandboxes, rate, bell, webhooks, admissions
+            settings, engine, store, manager, identities, specs, sandboxes, rate, bell, webhooks, admissions, transfers
         )
         made.first_key = await identities.first_run()
         try:

@@ -121,6 +121,9 @@ class ServerSettings(BaseModel):
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 << 20, description="The largest body of a request.")
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(4 << 30, description="The largest file or tree.")
+    max_transfer_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        8 << 30, description="The most bytes of one user's trees and snapshots on their way that lie on the server."
+    )
     slow_s: Annotated[float, Field(gt=0)] = Field(
         30,
         description="A client that neither sends its request nor takes its answer for so long is given up.",

@@ -1,22 +1,27 @@
 """Trees as tar archives. They pass through a directory of the server that exists only for the request.
 
-Each is made in a place that the server empties when it starts: what was under way when one is killed does not stay.
+What lies there is counted for the user whose request it is, without the holes of sparse files, and nothing is taken
+that the disk of the sandbox could not hold. Each is made in a place that the server empties when it starts: what was
+under way when one is killed does not stay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from atoll import workers
-from atoll.errors import ImageError
+from atoll import sparse, workers
+from atoll.buffers import Budgets, Holding
+from atoll.errors import ImageError, SandboxResourceError
+from atoll.finishing import finish
 from atoll.guest import trees
 from atoll.images.decompress import plain
 from atoll.images.extract import extract
@@ -29,85 +34,163 @@ from atoll.walking import walk
 
 _CHUNK = 1 << 20
 _MOST_ITEMS = 1_000_000
+_OVERHEAD = 16 << 20
+"""An archive is larger than what is in it: headers, padding. Twice the disk of a sandbox and this is too much."""
 
 
-async def pack(sandbox: ManagedSandbox, path: str, max_bytes: int, place: Path) -> AsyncGenerator[bytes, None]:
+class Transfers:
+    """Where trees lie on their way in and out, and how much of it each user takes."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """At most so many bytes for each user, and four times as many for all."""
+        self.folder = folder
+        self.budgets = Budgets(max_bytes, 4 * max_bytes)
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Transfer]:
+        folder = Path(await workers.run(workers.TRANSFER, tempfile.mkdtemp, prefix="tree-", dir=self.folder))
+        transfer = Transfer(folder, self.budgets.open(workers.account.get()))
+        try:
+            yield transfer
+        finally:
+            # Whatever happens to the caller, and also if the caller's share of threads is taken.
+            await finish(workers.run(workers.ENGINE, remove_tree, folder))
+            transfer.holding.close()
+
+
+class Transfer:
+    """One tree on its way."""
+
+    def __init__(self, folder: Path, holding: Holding) -> None:
+        self.folder, self.holding = folder, holding
+        self.tree, self.archive = folder / "tree", folder / "archive"
+
+    def take(self, size: int) -> None:
+        """Room for so many bytes more. Raises SandboxResourceError."""
+        if self.holding.take(size) < size:
+            raise SandboxResourceError(
+                "the files that you send and fetch take too much room on the server at once",
+                hint="Wait for other transfers to end, or transfer less at a time.",
+            )
+
+    def below(self, most: int | None) -> Callable[[int], None]:
+        """`take`, up to so many bytes in all: what the disk of a sandbox has."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            taken += size
+            if most is not None and taken > most:
+                raise SandboxResourceError(f"the tree does not fit on the sandbox's disk of {most} bytes")
+            self.take(size)
+
+        return take
+
+
+async def pack(transfers: Transfers, sandbox: ManagedSandbox, path: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """The archive, piece by piece. What cannot be read is an error before the first."""
-    folder = Path(await workers.run(workers.TRANSFER, tempfile.mkdtemp, prefix="tree-", dir=place))
-    archive = folder / "archive"
+    held = contextlib.AsyncExitStack()
     try:
+        transfer = await held.enter_async_context(transfers.open())
         async with sandbox.use():
             await trees.copy_from(
-                sandbox._connect, sandbox._path(path), folder / "tree", max_bytes=max_bytes, max_items=_MOST_ITEMS
+                sandbox._connect,
+                sandbox._path(path),
+                transfer.tree,
+                max_bytes=max_bytes,
+                max_items=_MOST_ITEMS,
+                room=transfer.take,
             )
-        await workers.run(workers.TRANSFER, _write, folder / "tree", archive)
     except BaseException:
-        await workers.run(workers.TRANSFER, remove_tree, folder)
+        await held.aclose()
         raise
-    return _pieces(archive, folder)
+    return _pieces(transfer.tree, held)
 
 
-async def unpack(sandbox: ManagedSandbox, path: str, pieces: AsyncIterator[bytes], max_bytes: int, place: Path) -> None:
+async def unpack(
+    transfers: Transfers, sandbox: ManagedSandbox, path: str, pieces: AsyncIterator[bytes], max_bytes: int
+) -> None:
     """Nothing reaches the sandbox before the whole archive was read and understood."""
-    folder = Path(await workers.run(workers.TRANSFER, tempfile.mkdtemp, prefix="tree-", dir=place))
-    try:
-        with (folder / "archive").open("wb") as file:
+    most = sandbox.spec.limits.disk_bytes
+    async with transfers.open() as transfer:
+        room = transfer.below(None if most is None else 2 * most + _OVERHEAD)
+        with transfer.archive.open("wb", buffering=0) as file:
             async for piece in pieces:
-                await workers.run(workers.TRANSFER, file.write, piece)
-        await workers.run(workers.TRANSFER, _extract, folder / "archive", folder / "tree", max_bytes)
-        await sandbox.copy_to(folder / "tree", path)
-    finally:
-        await workers.run(workers.TRANSFER, remove_tree, folder)
+                room(await workers.run(workers.TRANSFER, sparse.write, file.fileno(), piece))
+            sparse.end(file.fileno())
+        work = Work()
+        extracting = asyncio.ensure_future(
+            workers.run(workers.TRANSFER, _extract, transfer, work, max_bytes, transfer.below(most))
+        )
+        try:
+            await asyncio.shield(extracting)
+        except asyncio.CancelledError:
+            work.cancel()
+            await finish(_over(extracting))
+            raise
+        await sandbox.copy_to(transfer.tree, path)
 
 
-async def _pieces(archive: Path, folder: Path) -> AsyncGenerator[bytes, None]:
-    try:
-        with archive.open("rb") as file:
-            while data := await workers.run(workers.TRANSFER, file.read, _CHUNK):
-                yield data
-    finally:
-        await asyncio.shield(workers.run(workers.TRANSFER, remove_tree, folder))
+async def _over(task: asyncio.Future[None]) -> None:
+    await asyncio.wait([task])
+    task.exception()
 
 
-def _write(tree: Path, archive: Path) -> None:
-    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
-        if not tree.is_dir() or tree.is_symlink():
-            _add(tar, tree.name, tree, tree.lstat())
-            return
+async def _pieces(tree: Path, held: contextlib.AsyncExitStack) -> AsyncGenerator[bytes, None]:
+    """The archive is written as it is sent: it is never there as a whole."""
+    async with held:
+        archive = _tar(tree)
+        while data := await workers.run(workers.TRANSFER, next, archive, b""):
+            yield data
+
+
+def _tar(tree: Path) -> Iterator[bytes]:
+    """None of its pieces is empty, and none larger than `_CHUNK`."""
+    if tree.is_dir() and not tree.is_symlink():
         fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            _add(tar, ".", tree, os.fstat(fd))
+            yield from _entry(".", tree, os.fstat(fd))
             for found in walk(fd):
                 # By the open parent: the whole path may be longer than any that can be opened.
                 place = Path(f"/proc/self/fd/{found.parent}", found.name)
-                _add(tar, f"./{os.fsdecode(found.path)}", place, found.info)
+                yield from _entry(f"./{os.fsdecode(found.path)}", place, found.info)
         finally:
             os.close(fd)
+    else:
+        yield from _entry(tree.name, tree, tree.lstat())
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _add(tar: tarfile.TarFile, name: str, place: Path, info: os.stat_result) -> None:
+def _entry(name: str, place: Path, info: os.stat_result) -> Iterator[bytes]:
     """Owners are left out: ids mean nothing outside of the sandbox."""
     member = tarfile.TarInfo(name)
     member.mode, member.mtime = stat.S_IMODE(info.st_mode), info.st_mtime
     if stat.S_ISREG(info.st_mode):
         member.size = info.st_size
-        with place.open("rb") as content:
-            tar.addfile(member, content)
-        return
-    if stat.S_ISLNK(info.st_mode):
+    elif stat.S_ISLNK(info.st_mode):
         member.type, member.linkname = tarfile.SYMTYPE, os.readlink(place)
     else:
         member.type = tarfile.DIRTYPE
-    tar.addfile(member)
+    yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    if member.isreg():
+        yield from _content(place, member.size)
 
 
-def _extract(archive: Path, tree: Path, max_bytes: int) -> None:
+def _content(place: Path, size: int) -> Iterator[bytes]:
+    with place.open("rb", buffering=0) as file:
+        for start in range(0, size, _CHUNK):
+            yield file.read(min(_CHUNK, size - start))
+    if size % tarfile.BLOCKSIZE:
+        yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _extract(transfer: Transfer, work: Work, max_bytes: int, room: Callable[[int], None]) -> None:
     """With the same care as an image of a stranger: nothing in it leads out of the tree."""
-    tree.mkdir()
+    transfer.tree.mkdir()
     limits = ImageLimits(total_bytes=max_bytes, file_bytes=max_bytes, entries=_MOST_ITEMS)
-    budget, work = Budget(limits), Work()
+    budget = Budget(limits, room=room)
     try:
-        with archive.open("rb") as file, Root(tree) as root, plain(file, limits, work) as reader:
+        with transfer.archive.open("rb") as file, Root(transfer.tree) as root, plain(file, limits, work) as reader:
             result = extract(reader, root, budget, work, whiteouts=False, detail="archive")
     except ImageError as error:
         if budget.bytes_used > limits.total_bytes or budget.entries_used > limits.entries:

@@ -130,9 +130,9 @@ async def download(
 ) -> Download:
     """A directory and everything in it, as a tar archive. Links stay links."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    settings = services.settings
-    packing = pack(sandbox, path, settings.max_upload_bytes, settings.transfers)
-    archive = await while_connected(request, packing)
+    archive = await while_connected(
+        request, pack(services.transfers, sandbox, path, services.settings.max_upload_bytes)
+    )
     return Download(_content(services, b"", archive), media_type="application/x-tar")
 
 
@@ -142,8 +142,7 @@ async def upload(
 ) -> Success:
     """Unpack a tar archive into a directory, which is made if missing."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    settings = services.settings
-    await unpack(sandbox, path, _body(request), settings.max_upload_bytes, settings.transfers)
+    await unpack(services.transfers, sandbox, path, _body(request), services.settings.max_upload_bytes)
     return Success()
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.background import BackgroundTask
 
 from atoll import workers
+from atoll.errors import SandboxResourceError
 from atoll.server.auth import Manager, Reader, Services_, needs
 from atoll.server.routes.sandboxes import SandboxId
 from atoll.server.services import Services
@@ -102,13 +103,19 @@ async def take_in(caller: Manager, services: Services_, name: SnapshotName, requ
 
 @asynccontextmanager
 async def _received(services: Services, request: Request) -> AsyncIterator[Path]:
-    file = _new_file(services)
+    file, holding = _new_file(services), services.transfers.budgets.open(workers.account.get())
     try:
         with await workers.run(workers.TRANSFER, _open_new, file) as target:
             async for piece in request.stream():
+                if holding.take(len(piece)) < len(piece):
+                    raise SandboxResourceError(
+                        "the files that you send take too much room on the server at once",
+                        hint="Wait for other transfers to end.",
+                    )
                 await workers.run(workers.TRANSFER, target.write, piece)
         yield file
     finally:
+        holding.close()
         file.unlink(missing_ok=True)
 
 
