@@ -290,7 +290,7 @@ class Saving(abc.ABC):
             raise
         finally:
             # It had a little room to be started, however full its account is.
-            await asyncio.to_thread(self._places.layers.limit, record.sandbox_id, limit_for(restored))
+            await asyncio.to_thread(self._checkpoints.set_limit, restored)
 
     async def _completed(self, record: Record) -> Record:
         """If whoever was restoring it died, go on with that."""
