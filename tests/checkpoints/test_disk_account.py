@@ -9,11 +9,14 @@ import shutil
 import pytest
 
 from atoll.engines.linux.oci import OciEngine
+from atoll.errors import SandboxResourceError
 from atoll.model import Cause
 from atoll.sandbox import AsyncSandbox
+from atoll.storage import BtrfsLayers, Layers, btrfs
 from checkpoints.conftest import MakeSandbox
 
 MIB = 1 << 20
+HOLD = "import os, time; kept = os.urandom(16 << 20); open('ready', 'w'); time.sleep(1000)"
 WRITE = "head -c {mib}m /dev/urandom >{name} && sync {name}"
 
 
@@ -95,9 +98,36 @@ async def test_a_fork_is_an_account_of_its_own(native: OciEngine, sandbox_on: Ma
             assert not await written(fork, 16, "third")
 
 
-async def test_accounts_go_with_their_sandboxes(native: OciEngine, sandbox_on: MakeSandbox) -> None:
-    from atoll.storage import btrfs
+@pytest.mark.parametrize("engine", ["runsc"], indirect=True)
+async def test_saved_memory_counts(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+    async with sandbox_on(engine, disk="1g") as sandbox:
+        state = await sandbox.checkpoint(memory=True)
+        (kept,) = engine._checkpoints.states.of(sandbox.id)
+        assert kept.memory_bytes > 0
+        account = engine._places.layers
+        assert _limit(account, sandbox.id) == (1 << 30) - kept.memory_bytes
+        await sandbox.delete_checkpoint(state)
+        assert _limit(account, sandbox.id) == 1 << 30
+    async with sandbox_on(engine, disk="4m") as sandbox:
+        await sandbox.start(["python3", "-c", HOLD])
+        async with asyncio.timeout(30):
+            while not await sandbox.exists("ready"):
+                continue
+        with pytest.raises(SandboxResourceError, match="disk limit"):
+            await sandbox.checkpoint(memory=True)
+        assert await sandbox.checkpoints() == []
+        assert (await sandbox.exec("echo on", timeout=20)).stdout == "on\n"
 
+
+def _limit(layers: Layers, layer_id: str) -> int | None:
+    assert isinstance(layers, BtrfsLayers)
+    number = layers._account(layers._directory, layer_id)
+    assert number is not None
+    quota = btrfs.account_quota(layers._directory, number)
+    return quota.limit_bytes if quota is not None else None
+
+
+async def test_accounts_go_with_their_sandboxes(native: OciEngine, sandbox_on: MakeSandbox) -> None:
     pool = native._places.layers._directory  # type: ignore[attr-defined]
     async with sandbox_on(native, disk="32m"), sandbox_on(native, disk="32m") as sandbox:
         assert await written(sandbox, 4)
@@ -107,6 +137,6 @@ async def test_accounts_go_with_their_sandboxes(native: OciEngine, sandbox_on: M
         hidden = [name for name in os.listdir(pool) if name.startswith(".")]
         assert sorted(name.rpartition(".")[2] for name in hidden) == ["account", "account"]
     async with asyncio.timeout(40), sandbox_on(native):
-        while btrfs.accounts(pool) != [] and len(btrfs.accounts(pool)) > 1:
+        while len(btrfs.accounts(pool)) > 1:
             btrfs.free_soon(pool)
             await native.gc()

@@ -21,7 +21,7 @@ from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.plan import CgroupLimits
 from atoll.errors import SandboxGoneError
 from atoll.model import Cause, Limits, SandboxSpec
-from atoll.resources import Ceilings, Resources
+from atoll.resources import Ceilings, Resources, sized
 from atoll.settings import Settings
 
 MIB = 1 << 20
@@ -248,6 +248,29 @@ async def test_the_defaults_that_hold_are_reported(engines: Engines) -> None:
         assert found.engine == "native"
         assert found.limits == SMALL.sandbox.model_copy(update={"pids": 30})
         assert found.limits_left_out == ()
+
+
+async def test_a_default_that_cannot_be_enforced_is_left_out_and_reported(engines: Engines) -> None:
+    engine = engines(OciEngine)
+    found = await engine.default_limits(SandboxSpec(isolation="gvisor"))
+    assert found.left_out == ("pids",)
+    assert found.limits.memory_bytes == 64 * MIB
+    asked = await engine.default_limits(SandboxSpec(isolation="gvisor", limits=Limits(pids=5)))
+    assert asked.left_out == ()  # what was asked for is refused, not left out
+
+
+def test_a_small_machine_leaves_room_for_its_host() -> None:
+    for memory, cpus, processes in ((1 << 30, 1, 32_768), (8 << 30, 4, 32_768), (1 << 40, 128, 4_194_304)):
+        found = sized(memory, cpus, processes, 100 << 30)
+        sandbox, account, total = found.sandbox, found.account, found.installation
+        assert sandbox.memory_bytes is not None
+        assert account.memory_bytes is not None
+        assert total.memory_bytes is not None
+        assert total.pids is not None
+        assert sandbox.memory_bytes >= 512 * MIB
+        assert account.memory_bytes < total.memory_bytes <= memory - 512 * MIB
+        assert total.pids < processes
+        assert (sandbox.cpus or 0) <= cpus
 
 
 def test_the_environment_sets_the_ceilings(tmp_path: Path) -> None:

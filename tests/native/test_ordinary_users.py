@@ -103,6 +103,20 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(user: OrdinaryUser) 
     assert "quotas" in lines[3]
 
 
+def test_defaults_that_cannot_be_enforced_are_left_out_and_reported(user: OrdinaryUser) -> None:
+    said = told(
+        user,
+        """
+        from atoll import Sandbox
+        with Sandbox(engine="native") as sandbox:
+            found = sandbox.info()
+            print(*found.limits_left_out)
+            print(found.limits.open_files, sandbox.exec("ulimit -n").stdout, end="")
+        """,
+    )
+    assert said == "memory_bytes cpus pids disk_bytes\n4096 4096\n"
+
+
 def test_files_of_every_owner_and_mode_go_with_the_sandbox(user: OrdinaryUser) -> None:
     said = told(
         user,

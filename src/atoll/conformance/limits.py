@@ -25,6 +25,15 @@ _ASKED: dict[Capability, dict[str, Any]] = {
 }
 
 
+_DEFAULTS = {
+    "memory_bytes": Capability.MEMORY,
+    "cpus": Capability.CPUS,
+    "pids": Capability.PIDS,
+    "disk_bytes": Capability.DISK,
+    "open_files": Capability.OPEN_FILES,
+}
+
+
 def _refused(capability: Capability) -> Callable[[Bench], Awaitable[None]]:
     async def refused(bench: Bench) -> None:
         sandbox = bench.unmade(**_ASKED[capability])
@@ -42,6 +51,18 @@ def _refused(capability: Capability) -> Callable[[Bench], Awaitable[None]]:
 
 for _capability in _ASKED:
     check(without={_capability})(_refused(_capability))
+
+
+@check()
+async def a_limit_that_nobody_asked_for_is_given_or_reported(bench: Bench) -> None:
+    """There is a default for each, or its absence is reported; one that is declared is not left out."""
+    async with bench.sandbox() as sandbox:
+        found = await sandbox.info()
+        for name, capability in _DEFAULTS.items():
+            given, left_out = getattr(found.limits, name) is not None, name in found.limits_left_out
+            must(given != left_out, f"the default of {name} is given: {given}, and left out: {left_out}")
+            must(given or capability not in bench.engine.capabilities, f"{name} could be limited, and is not")
+        must_equal((await sandbox.exec("ulimit -n", timeout=10)).stdout, f"{found.limits.open_files}\n", "open files")
 
 
 @check(needs={Capability.MEMORY})

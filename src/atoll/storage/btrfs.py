@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import struct
 from collections.abc import Iterator
@@ -203,6 +204,12 @@ def forget_empty_quotas(pool: Path) -> None:
 
 
 def _quotas(path: Path) -> Path:
+    return _quotas_of(path, path.stat().st_dev)
+
+
+@functools.lru_cache(64)
+def _quotas_of(path: Path, device: int) -> Path:
+    """A file system keeps its name as long as it is mounted."""
     with _directory(path) as fd:
         buffer = bytearray(1024)
         fcntl.ioctl(fd, _FS_INFO, buffer)

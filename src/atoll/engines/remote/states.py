@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
+from atoll.engines.base import limit_details
 from atoll.engines.remote.server import Server
 from atoll.errors import CheckpointNotFoundError, SnapshotNotFoundError, UnsupportedError
-from atoll.model import Handle, SandboxSpec
+from atoll.model import EffectiveLimits, Handle, Limits, SandboxSpec
 from atoll.settings import Settings
 
 MARK = "atoll-client"
@@ -158,7 +159,11 @@ class RemoteStates(abc.ABC):
 
 def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
     created = datetime.fromisoformat(info["created_at"]).timestamp()
-    return Handle("remote", sandbox_id, spec, created, {"remote_id": str(info["id"])})
+    details = {"remote_id": str(info["id"])}
+    if info.get("effective_limits") is not None:
+        given = Limits.model_validate(info["effective_limits"])
+        details |= limit_details(EffectiveLimits(given, tuple(map(str, info.get("limits_left_out") or ()))))
+    return Handle("remote", sandbox_id, spec, created, details)
 
 
 def labels_of(info: Mapping[str, Any]) -> dict[str, str]:

@@ -76,12 +76,19 @@ class Checkpoints:
         with contextlib.suppress(CheckpointNotFoundError):
             saved = await workers.run(workers.ENGINE, self.find, sandbox_id, checkpoint)
             await finish(workers.run(workers.ENGINE, self._delete, saved.id))
+            if saved.memory and (record := self._places.records.read(sandbox_id)) is not None:
+                await finish(workers.run(workers.ENGINE, self.set_limit, record))
 
     async def diff(self, record: Record, old: str, new: str | None, *, text: bool) -> list[Change]:
         """Cancelling ends the comparison at its next step, and removes what it made."""
         return await workers.run_cancellable(
             workers.COMPARISON, lambda cancellation: self._diff(record, old, new, text, cancellation)
         )
+
+    def set_limit(self, record: Record) -> None:
+        """What its files may take: its limit without what the memory in its checkpoints takes, which lies elsewhere."""
+        most = limit_for(record, self._memory_kept(record.sandbox_id))
+        self._places.layers.limit(record.sandbox_id, most)
 
     # --- where new sandboxes start ---------------------------------------------------------------------------------
 
@@ -216,7 +223,8 @@ class Checkpoints:
             raise SandboxResourceError(
                 f"sandbox '{record.sandbox_id}' has {MOST_CHECKPOINTS} checkpoints", hint="Delete some first."
             )
-        return self._write(
+        memory_bytes = self._memory_bytes(record, saved_id, kind) if memory else 0
+        saved = self._write(
             Saved(
                 id=saved_id,
                 kind=kind,
@@ -228,9 +236,30 @@ class Checkpoints:
                 size_bytes=self._size(record),
                 base=self._base(record),
                 memory=memory,
+                memory_bytes=memory_bytes,
                 runtime=record.runtime,
             )
         )
+        if memory and kind == "checkpoint":
+            self.set_limit(record)
+        return saved
+
+    def _memory_bytes(self, record: Record, saved_id: str, kind: Literal["checkpoint", "origin"]) -> int:
+        """Raises SandboxResourceError if it is more than the sandbox's disk has left."""
+        size = _bytes_in(self._places.memory(saved_id))
+        used = self._places.layers.account_usage(record.sandbox_id)
+        most = record.limits.disk_bytes
+        if kind == "checkpoint" and used is not None and most is not None:
+            left = most - record.origin_bytes - used - self._memory_kept(record.sandbox_id)
+            if size > left:
+                raise SandboxResourceError(
+                    f"the memory of sandbox '{record.sandbox_id}' takes {size} bytes, and its disk limit leaves {left}",
+                    hint="Delete checkpoints or files, or make it with a larger disk.",
+                )
+        return size
+
+    def _memory_kept(self, sandbox_id: str) -> int:
+        return sum(saved.memory_bytes for saved in self.states.of(sandbox_id) if saved.kind == "checkpoint")
 
     def _keep(self, record: Record, name: str, source: Saved | None, memory: bool) -> Saved:
         self._refuse_taken(name)
@@ -412,6 +441,6 @@ def layer_for(places: Places, record: Record, below: Path) -> Layer:
     return layer
 
 
-def limit_for(record: Record) -> int | None:
+def limit_for(record: Record, elsewhere: int = 0) -> int | None:
     wanted = record.limits.disk_bytes
-    return None if wanted is None else max(_SMALLEST_LIMIT, wanted - record.origin_bytes)
+    return None if wanted is None else max(_SMALLEST_LIMIT, wanted - record.origin_bytes - elsewhere)

@@ -78,8 +78,12 @@ class Places:
         return AccountGroups(self.hierarchy, self.slice, self.settings.resources)
 
     def group(self, sandbox_id: str) -> Group:
-        group = Group(self.hierarchy, self._groups.get(sandbox_id, ""))
-        return group if group.path and group.exists() else self._look_for_group(sandbox_id)
+        known = self._groups.get(sandbox_id)
+        # Asked for around every command: one look tells whether it is still there.
+        mount = next(iter(self.hierarchy.controllers.values()), None)
+        if known is not None and (mount is None or os.path.isdir(f"{mount}{known}")):
+            return Group(self.hierarchy, known)
+        return self._look_for_group(sandbox_id)
 
     def make_group(self, record: Record, limits: CgroupLimits) -> Group:
         """Raises OSError if a limit cannot be set."""

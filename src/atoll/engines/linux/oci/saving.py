@@ -303,7 +303,7 @@ class Saving(abc.ABC):
             raise
         finally:
             # It had a little room to be started, however full its account is.
-            await workers.run(workers.ENGINE, self._places.layers.limit, record.sandbox_id, limit_for(restored))
+            await workers.run(workers.ENGINE, self._checkpoints.set_limit, restored)
 
     async def _completed(self, record: Record) -> Record:
         """If whoever was restoring it died or gave up, go on with that. As it is, if somebody is at work on it."""
