@@ -126,6 +126,8 @@ class Group:
                 os.mkdir(f"{mount}{self.path}")
             except FileNotFoundError:  # the first one of this installation
                 Path(f"{mount}{self.path}").mkdir(parents=True, exist_ok=True)
+                with suppress(OSError):  # what is in it is named after sandboxes, which is no business of others
+                    os.chmod(Path(f"{mount}{self.path}").parent, 0o711)
             except FileExistsError:
                 pass
         self.limit(limits)
