@@ -159,15 +159,31 @@ static bool parse_id(const char *text, unsigned *id)
     return !*end && value < 0xffffffffu;
 }
 
-/* The account of that name or uid: name:password:uid:gid:comment:home:shell */
+static bool is_number(const char *text)
+{
+    return *text && text[strspn(text, "0123456789")] == '\0';
+}
+
+/* As it is written without need for thought: no leading zero. */
+static bool parse_wanted_id(const char *text, unsigned *id)
+{
+    return is_number(text) && (text[0] != '0' || !text[1]) && parse_id(text, id);
+}
+
+/* The account of that name or uid: name:password:uid:gid:comment:home:shell. A number is always a uid: an image may have an account
+ * whose name is a number, and whose uid is another. */
 static bool find_account(char *text, const char *wanted, char *words[7])
 {
+    unsigned uid = 0, found;
+    bool by_uid = is_number(wanted);
+    if (by_uid && !parse_wanted_id(wanted, &uid))
+        return false;
     char *line_state;
     for (char *line = strtok_r(text, "\n", &line_state); line; line = strtok_r(NULL, "\n", &line_state)) {
         int count = 0;
         for (char *word; count < 7 && (word = strsep(&line, ":"));)
             words[count++] = word;
-        if (count == 7 && (strcmp(words[0], wanted) == 0 || strcmp(words[2], wanted) == 0))
+        if (count == 7 && (by_uid ? parse_id(words[2], &found) && found == uid : strcmp(words[0], wanted) == 0))
             return true;
     }
     return false;
@@ -214,14 +230,14 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             if (result == 0)
                 result = set_pair(&launch->envp, count, "LOGNAME", words[0]);
         }
-    } else if (parse_id(wanted, &id)) {
+    } else if (parse_wanted_id(wanted, &id)) {
         launch->uid = launch->gid = id;
         result = 0;
     }
     free(text);
     if (result == 0 && group) {
         launch->group_count = 0;
-        if (!parse_id(group, &id))
+        if (!parse_wanted_id(group, &id))
             return errno = EINVAL, -1;
         launch->gid = id;
     }

@@ -16,7 +16,7 @@
 #include "native.h"
 
 enum { O_PATH_ = 010000000, O_CLOEXEC_ = 02000000, O_DIRECTORY_ = 0200000, O_NOFOLLOW_ = 0400000 };
-enum { MS_PRIVATE_ = 1 << 18, MS_REC_ = 1 << 14, MNT_DETACH_ = 2, SIGKILL_ = 9, TYPE_MISMATCH = EINVAL };
+enum { MS_PRIVATE_ = 1 << 18, MS_REC_ = 1 << 14, MNT_DETACH_ = 2, SIGKILL_ = 9, TYPE_MISMATCH = EINVAL, OUTSIDER = 65534 };
 enum { LISTENER = 3, AGENT = 4, GUARD = 5, SOL_SOCKET_ = 1, SCM_RIGHTS_ = 1, MSG_NOSIGNAL_ = 0x4000 };
 
 static _Noreturn void give_up(struct worker *worker, long error)
@@ -238,6 +238,25 @@ static void keep_string(char **list, int *count, char *text)
     list[(*count)++] = text;
 }
 
+/* An overlay looks at its layers with the rights of whoever mounted it. `outsider`: of one who owns nothing, so that what is the host's
+ * root's alone stays closed to everybody inside, also to root. */
+static void mount_overlay(const char *target, const char *flags, const char *options)
+{
+    bool outsider = has_flag(flags, "outsider");
+    if (outsider) { /* with the id go the capabilities about files, and they come back with it */
+        CALL(setfsgid, OUTSIDER);
+        CALL(setfsuid, OUTSIDER);
+        if (CALL(setfsuid, OUTSIDER) != OUTSIDER) /* it answers what it was before */
+            give_up(&me, EPERM);
+    }
+    long result = CALL(mount, "overlay", target, "overlay", attribute_flags(flags), options);
+    if (outsider) {
+        CALL(setfsuid, 0);
+        CALL(setfsgid, 0);
+    }
+    need(&me, result);
+}
+
 static void file_operation(const char *op)
 {
     if (!strcmp(op, "proc")) { /* proc NAME FLAGS: staged, so that it can be covered before it is placed */
@@ -265,7 +284,7 @@ static void file_operation(const char *op)
         need(&me, attach(mount, AT_FDCWD, me.detail));
     } else if (!strcmp(op, "overlay")) { /* overlay NAME FLAGS OPTIONS: relative directories, no path of the host */
         char *flags = word();
-        need(&me, CALL(mount, "overlay", me.detail, "overlay", attribute_flags(flags), word()));
+        mount_overlay(me.detail, flags, word());
     } else if (!strcmp(op, "root")) {
         root = (int)need(&me, CALL(openat, AT_FDCWD, me.detail, O_PATH_ | O_DIRECTORY_ | O_NOFOLLOW_ | O_CLOEXEC_, 0));
     } else if (!strcmp(op, "put")) { /* put TARGET SLOT FLAGS */

@@ -46,6 +46,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -580,11 +581,31 @@ static void host_operation(const char *op) {
     }
 }
 
+/* An overlay looks at its layers with the rights of whoever mounted it. `outsider`: of one who owns nothing, so that what is the host's
+ * root's alone stays closed to everybody inside, also to root. */
+static void op_overlay(const char *target, const char *flags, const char *options) {
+    enum { OUTSIDER = 65534 };
+    bool outsider = flag(flags, "outsider");
+    if (outsider) { /* with the id go the capabilities about files, and they come back with it */
+        setfsgid(OUTSIDER);
+        setfsuid(OUTSIDER);
+        if (setfsuid(OUTSIDER) != OUTSIDER) { /* it answers what it was before */
+            errno = EPERM;
+            fail();
+        }
+    }
+    need(mount("overlay", target, "overlay", mount_flags(flags), options));
+    if (outsider) {
+        setfsuid(0);
+        setfsgid(0);
+    }
+}
+
 static void sandbox_operation(const char *op) {
     detail = next();
     if (!strcmp(op, "overlay")) { /* overlay NAME FLAGS OPTIONS: relative directories, so no host path is in the options */
         char *flags = next(), *options = next();
-        need(mount("overlay", detail, "overlay", mount_flags(flags), options));
+        op_overlay(detail, flags, options);
     } else if (!strcmp(op, "root")) { /* root NAME: where paths inside resolve from now on */
         root = open(detail, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         need(root);

@@ -164,6 +164,7 @@ long system_call(long number, long a, long b, long c, long d, long e, long f)
         return fails(8) ? -EPIPE : 1;
     }
     case __NR_getdents64: return entries((char *)b, (size_t)c);
+    case __NR_setfsuid: return fails(16) ? 0 : a;
     case __NR_getcwd: memcpy((char *)a, "/w", 3); return 3;
     case __NR_seccomp: touch(*(void **)(c + 8), *(unsigned short *)c * (size_t)8); return 0;
     case __NR_prctl: return a == 24 && b > 40 ? -EINVAL : 0;

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,18 +67,18 @@ async def test_sandboxes_of_two_installations_share_no_ids(
     assert not any(claimed.find(str(first)) for first in firsts)
 
 
-def claim_some(machine: Path, home: Path) -> list[int]:
-    home.mkdir()
-    users._start = lambda owner: 5
-    ranges = IdRanges(home / "ids", Claims("ids", home, machine))
-    return [ranges.claim(f"same-{number}").first for number in range(40)]
-
-
-def test_many_installations_at_once_never_get_the_same(tmp_path: Path) -> None:
+def test_many_installations_at_once_never_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although their sandboxes have the same names."""
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        homes = [(tmp_path / "machine", tmp_path / f"home-{number}") for number in range(4)]
-        every = [first for part in pool.starmap(claim_some, homes) for first in part]
+    monkeypatch.setattr(users, "_start", lambda owner: 5)
+    together = threading.Barrier(4)
+
+    def claim_some(number: int) -> list[int]:
+        ranges = ranges_of(tmp_path, f"home-{number}")
+        together.wait()
+        return [ranges.claim(f"same-{number}").first for number in range(40)]
+
+    with ThreadPoolExecutor(4) as pool:
+        every = [first for part in pool.map(claim_some, range(4)) for first in part]
     assert len(set(every)) == len(every) == 160
 
 

@@ -81,7 +81,7 @@ def test_the_agent_is_process_one_and_serves_the_inherited_socket() -> None:
 
 def test_the_environment_is_cleared_and_never_on_the_command_line() -> None:
     assert not any("secret" in word for word in plan(env={"TOKEN": "secret"}))
-    assert hidden_arguments({"TOKEN": "secret", "ODD": "\udcff"}) == (
+    assert hidden_arguments([], {"TOKEN": "secret", "ODD": "\udcff"}) == (
         b"--clearenv\0--setenv\0TOKEN\0secret\0--setenv\0ODD\0\xff\0"
     )
 

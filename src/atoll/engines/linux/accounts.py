@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from atoll.engines.linux.cgroups import Group, Hierarchy
+from atoll.engines.linux.cgroups import Group, Hierarchy, hide_names
 from atoll.engines.linux.plan import CgroupLimits
 from atoll.resources import Ceilings, Resources
 
@@ -63,6 +63,8 @@ class AccountGroups:
             group = Group(self._hierarchy, path)
             with suppress(FileNotFoundError):  # removed again already: our caller notices
                 group.create(CgroupLimits(), parents=False)
+                for directory in group.directories():
+                    hide_names(directory)
                 for limits in self._each(ceilings):
                     # A ceiling cannot be lowered below what is in use: then the one from before holds.
                     with suppress(OSError):

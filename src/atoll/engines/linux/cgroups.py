@@ -314,8 +314,15 @@ def _make(directory: Path) -> None:
                 raise
             with suppress(FileNotFoundError):
                 directory.parent.mkdir(parents=True, exist_ok=True)
+                hide_names(directory.parent)
         else:
             return
+
+
+def hide_names(directory: Path) -> None:
+    """What is in it is named after sandboxes and accounts, which is no business of others."""
+    with suppress(OSError):
+        directory.chmod(0o711)
 
 
 def settings(mode: Mode, limits: CgroupLimits) -> list[tuple[str, str, str]]:

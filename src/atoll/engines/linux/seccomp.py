@@ -11,8 +11,8 @@ Docker refuses, and besides:
   past kernel bugs. They answer ENOSYS, so that programs take their usual way around.
 * `sync`, `syncfs`: one sandbox must not make the whole machine flush its disks.
 * `adjtimex`, `sched_setscheduler`, `sched_setattr`: nothing a guest should ask of the host's clock or scheduler.
-* `mknod` of devices; sockets other than UNIX, IPv4, IPv6 (streams and datagrams) and routing netlink, so AF_ALG,
-  AF_VSOCK, AF_PACKET and whatever comes next are closed; the two terminal ioctls that inject input (TIOCSTI,
+* `mknod` of devices; sockets other than UNIX, IPv4, IPv6 (TCP, UDP and ping) and routing netlink, so AF_ALG,
+  AF_VSOCK, AF_PACKET, MPTCP, SCTP and whatever comes next are closed; the two terminal ioctls that inject input (TIOCSTI,
   TIOCLINUX).
 
 Arguments are compared in their lower 32 bits where the kernel reads an `int`, so nothing is passed by setting a high
@@ -88,10 +88,21 @@ def _sockets() -> list[Rule]:
         Rule(("socket",), (Match(0, AF_NETLINK), Match(2, NETLINK_AUDIT)), error=errno.EPROTONOSUPPORT),
     ]
     for family in (AF_INET, AF_INET6):
-        rules += [
-            Rule(("socket",), (Match(0, family), Match(1, kind, SOCK_TYPE_MASK))) for kind in (SOCK_STREAM, SOCK_DGRAM)
-        ]
+        for kind, protocols in _PROTOCOLS.items():
+            matches = (Match(0, family), Match(1, kind, SOCK_TYPE_MASK))
+            rules += [Rule(("socket",), (*matches, Match(2, protocol))) for protocol in protocols]
+            # Programs that try these first go on with the ordinary one if the kernel does not know them.
+            rules += [
+                Rule(("socket",), (*matches, Match(2, protocol)), error=errno.EPROTONOSUPPORT)
+                for protocol in _FANCY_PROTOCOLS
+            ]
     return rules
+
+
+_TCP, _UDP, _ICMP, _ICMP6 = 6, 17, 1, 58
+_PROTOCOLS = {SOCK_STREAM: (0, _TCP), SOCK_DGRAM: (0, _UDP, _ICMP, _ICMP6)}
+_FANCY_PROTOCOLS = (33, 132, 136, 256, 262)
+"""DCCP, SCTP, UDP-Lite, SMC, MPTCP."""
 
 
 def _device_free_mknod(set_id: SetId) -> list[Rule]:

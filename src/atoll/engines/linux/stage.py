@@ -113,7 +113,8 @@ def _sandbox_part(plan: Plan, words: list[str]) -> None:
     ]
     words += ["root", f"root/{root.inner}"]
     if root.usr is not None:
-        words += ["overlay", "usr", "ro,nosuid,nodev", f"lowerdir=u:e,{OVERLAY}", "place", "usr", "/usr", "strict"]
+        words += ["overlay", "usr", "ro,nosuid,nodev,outsider", f"lowerdir=u:e,{OVERLAY}"]
+        words += ["place", "usr", "/usr", "strict"]
     for directory in plan.directories:
         words += ["directory", directory.path, oct(directory.mode).replace("0o", "0"), "0", "0"]
     for number, mount in enumerate(plan.mounts):

@@ -78,18 +78,20 @@ class ProcessEngine(LocalEngine):
         fds = Descriptors(
             listener=listener,
             info=_memory_file(b"", resources),
-            hidden=_memory_file(hidden_arguments(environment), resources),
+            hidden=_memory_file(b"", resources),
             hosts=_memory_file(hosts(record.spec.hostname).encode(), resources) if other_name else None,
             filter=_memory_file(call_filter.rendered(refuses_set_id=record.spec.has_writable_volume), resources),
         )
         links, directories = _top_level()
         around = Surroundings(home, base_files(home.parent, agent), links, directories, fds)
-        limited = record.spec.model_copy(update={"limits": record.limits})
+        words = arguments(record.spec.model_copy(update={"limits": record.limits}), around)
+        seen = words.index("--args")
+        os.pwrite(fds.hidden, hidden_arguments(words[:seen], environment), 0)
         user = "same" if record.uid is None else f"{record.uid}:{record.uid}"
         fresh = [str(agent), "--as", user, "--own-files", str(around.base), "--"]
         return Launch(
-            argv=[*fresh, bubblewrap, *arguments(limited, around)],
-            env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+            argv=[*fresh, bubblewrap, *words[seen:]],
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", searching.MAKING: str(home / "work")},
             fds=[fd for fd in (fds.info, fds.hidden, fds.hosts, fds.filter) if fd is not None],
             init=lambda monitor: _first_inside(fds.info),
             session=False,

@@ -11,8 +11,8 @@ make a file set-uid, because that would be a program of the host.
 bubblewrap itself is started by the agent's `--as`, which leaves the keys of the session behind, turns core dumps off and
 gives `/usr` and `/etc` inodes of their own (`agent/src/fresh.c`).
 
-The environment may hold secrets, and the command line of a process can be read by everybody on the host. So the
-environment goes through a descriptor (`hidden_arguments`), the rest over the command line.
+The environment may hold secrets, and the command line of a process can be read by everybody on the host. So all but the
+agent's own words goes through a descriptor (`hidden_arguments`).
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
     ]
 
 
-def hidden_arguments(environment: Mapping[str, str]) -> bytes:
-    """Those that bubblewrap reads from a descriptor."""
-    words = ["--clearenv"]
+def hidden_arguments(before: Iterable[str], environment: Mapping[str, str]) -> bytes:
+    """Those that bubblewrap reads from a descriptor: what comes before that descriptor, and the environment."""
+    words = [*before, "--clearenv"]
     for name, value in environment.items():
         words += ["--setenv", name, value]
     return b"".join(os.fsencode(word) + b"\0" for word in words)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from atoll.engines.local.processes import ProcessRef, each_process
 
+MAKING = "ATOLL_MAKING"
+"""The variable of bubblewrap itself, never of the sandbox, that names the work directory."""
+
 
 def find(work: Path) -> set[ProcessRef]:
     """Bubblewrap at work on the sandbox with this work directory, and whoever has the directory among their mounts."""
@@ -17,6 +20,9 @@ def find(work: Path) -> set[ProcessRef]:
 
 
 def _makes(pid: int, work: Path) -> bool:
+    """It is in the environment, which others cannot read; earlier versions had it on the command line."""
+    if f"{MAKING}={work}".encode(errors="surrogateescape") in _read(f"/proc/{pid}/environ").split(b"\0"):
+        return True
     words = _read(f"/proc/{pid}/cmdline").split(b"\0")
     return b"--as-pid-1" in words and os.fsencode(work) in words
 

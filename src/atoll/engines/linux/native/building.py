@@ -114,8 +114,8 @@ class NativeBuilder(Builder):
         else:
             root = Root((image.root.parent,), layer.path, image.root.name)
             env = image.config.env
-        # Its name tells whoever looks at the processes of this machine which sandbox it is.
-        argv = (f"atoll-agent {sandbox_id}", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
+        # All users of this machine may read it, so it does not name the sandbox.
+        argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
         files = places.network_files(sandbox_id, record.spec, root)
         env = {**env, **places.network_variables(record.spec)}
         plan = make_plan(

@@ -160,7 +160,9 @@ def _root(plan: Plan, lists: _Lists) -> None:
     lists.inside += ["mkdir", "root", "overlay", "root", "nosuid,nodev", options, "root", f"root/{root.inner}"]
     if root.usr is not None:
         _stage(plan, lists, root.usr, "u", "ro,nosuid,nodev")
-        lists.inside += ["mkdir", "e", "mkdir", "usr", "overlay", "usr", "ro,nosuid,nodev", f"lowerdir=u:e,{OVERLAY}"]
+        # An ordinary user is no owner of these files, and may have no other id to be.
+        flags = "ro,nosuid,nodev" if plan.ordinary_user else "ro,nosuid,nodev,outsider"
+        lists.inside += ["mkdir", "e", "mkdir", "usr", "overlay", "usr", flags, f"lowerdir=u:e,{OVERLAY}"]
         lists.inside += ["move", "/usr", "usr"]
     for directory in plan.directories:
         lists.inside += ["directory", directory.path, str(directory.mode)]

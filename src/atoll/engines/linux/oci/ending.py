@@ -61,6 +61,10 @@ class Ending:
         sandbox."""
         with contextlib.suppress(OSError):
             self._places.starting(sandbox_id).remove()
+        for directory in self._places.group(sandbox_id).directories():
+            with contextlib.suppress(OSError):  # runtimes leave the list of sandboxes open to all users
+                if directory.parent.stat().st_mode & 0o044:
+                    directory.parent.chmod(0o711)
 
     async def expire(self, record: Record) -> Record:
         """Its time is up: end it, and keep the reason. For whoever has the lock of the sandbox."""

@@ -231,6 +231,7 @@ def _make_directory(path: Path) -> None:
         os.mkdir(path, 0o700)
     except FileNotFoundError:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)  # it lists the sandboxes
     except FileExistsError:  # of a process that was killed and had our number
         pass
 
