@@ -422,6 +422,7 @@ class AsyncSandbox:
             await (await self._checkpointing()).hibernate(self._created())
         elif isinstance(engine, Pausable) and Capability.PAUSE in engine.capabilities:
             await engine.pause(self._created())
+            self._guest.doubt()
         else:
             raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
 

@@ -63,7 +63,8 @@ def test_an_idle_sandbox_sleeps_and_is_woken_by_rest_a_session_key_and_the_sdk(
     native: RunningServer, api: httpx.Client, session_settings: Settings
 ) -> None:
     path = f"/sandboxes/{_start(api)}"
-    session = _asleep(api, path)["session_api_key"]
+    session = api.get(path).json()["session_api_key"]
+    _asleep(api, path)
     assert api.post(f"{path}/exec", json={"command": "echo on"}).json()["stdout"] == "on\n"
     _asleep(api, path)
     with native.client("", **{"X-Session-API-Key": session}) as stranger:
