@@ -11,7 +11,7 @@ from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
 from atoll.conformance.saying import must, must_equal, refusal
 from atoll.engines.base import Pausable
-from atoll.errors import SandboxGoneError, SandboxPausedError, SpecError, UnsupportedError
+from atoll.errors import SandboxGoneError, SandboxPausedError, SandboxResourceError, SpecError, UnsupportedError
 from atoll.model import Capability, Cause, State
 
 _ASKED: dict[Capability, dict[str, Any]] = {
@@ -169,6 +169,17 @@ async def a_volume_that_is_missing_is_refused(bench: Bench) -> None:
         must(str(missing) in error.reason, f"the error does not name it: {error.reason}")
         must(not missing.exists(), "the missing directory was made on the host")
         must_equal(host.traces(bench.settings, sandbox.id), [], "what the refused sandbox left")
+
+
+@check(needs={Capability.PIDS})
+async def a_shell_command_that_hits_a_limit_in_silence_is_an_error(bench: Bench) -> None:
+    """No empty text that looks like success where there may be no more processes."""
+    async with bench.sandbox(limits={"pids": 32}) as sandbox:
+        bomb = "for i in $(seq 64); do sleep 5 & done"
+        error = await refusal(
+            sandbox.run_command(f"sh -c '{bomb}; wait' >/dev/null 2>&1; false", 30), SandboxResourceError, "a fork bomb"
+        )
+        must("pids" in str(error), f"the error: {error}")
 
 
 @check(needs={Capability.PAUSE})
