@@ -84,6 +84,8 @@ _LAST_WORDS = 64 << 10
 _PROMPT_S = 0.5
 """So soon after a command's deadline it is seen whether there can be an answer at all."""
 _INSPECT_S = 5.0
+_SAID = 500
+"""So much of what was written is shown in an error."""
 
 _UNDO = "before: "
 """What `made_by` of the checkpoints begins with that `undo` goes back to."""
@@ -370,19 +372,25 @@ class AsyncSandbox:
                 hint="The command was killed; the shell goes on. Give a longer timeout if it needs one.",
                 output=result.stdout,
             )
-        if result.cause in (Cause.SIGNAL, Cause.KILLED, Cause.LOST):
-            raise await self._shell_killed(result, before)
+        if result.exit_code != 0:
+            await self._refuse_silence(result, before)
         return result.stdout.rstrip("\n")
 
-    async def _shell_killed(self, result: ExecutionResult, before: LimitEvents | None) -> SandboxError:
-        """The shell itself ended in the middle: without this, an empty text would look like success."""
-        said = result.stdout.rstrip("\n")[-500:]
-        reason = f"the shell was killed before the command ended (exit code {result.exit_code})"
-        hint = "The next command starts a new shell, without the directory and variables of this one."
+    async def _refuse_silence(self, result: ExecutionResult, before: LimitEvents | None) -> None:
+        """A text cannot say that the shell was killed in the middle, or that a limit kept a command from running."""
+        said, killed = result.stdout.rstrip("\n"), result.cause in (Cause.SIGNAL, Cause.KILLED, Cause.LOST)
+        if said and not killed:
+            return
         hit = (await self._with_cause(result, before)).cause
-        kind = SandboxError if hit is result.cause else SandboxResourceError
-        limit = "" if hit is result.cause else f"; a limit of the sandbox was hit: {hit}"
-        return kind(f"{reason}{limit}{f': {said}' if said else ''}", hint=hint)
+        hint = (
+            "The next command starts a new shell, without the directory and variables of this one." if killed else None
+        )
+        what = "the shell was killed before the command ended" if killed else "the command could not do its work"
+        text = f" (exit code {result.exit_code}){f': {said[-_SAID:]}' if said else ''}"
+        if hit is not result.cause:
+            raise SandboxResourceError(f"{what}: a limit of the sandbox was hit: {hit}{text}", hint=hint)
+        if killed:
+            raise SandboxError(what + text, hint=hint)
 
     def shell(self, name: str = "default") -> AsyncShell:
         """The persistent shell of that name; `run` on it gives the exit code too."""
@@ -448,6 +456,7 @@ class AsyncSandbox:
             await (await self._checkpointing()).hibernate(self._created())
         elif isinstance(engine, Pausable) and Capability.PAUSE in engine.capabilities:
             await engine.pause(self._created())
+            self._guest.doubt()
         else:
             raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
 

@@ -7,61 +7,17 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atoll import AgentUnreachableError, AsyncSandbox, SandboxGoneError, SandboxPausedError
 from atoll.engines import registry
 from atoll.settings import Settings
+from sandbox.calling import CALLS, expect
 
 PROMPT_S = 4.0
-Call = Callable[[AsyncSandbox], Awaitable[Any]]
-
-
-async def _walk(sandbox: AsyncSandbox) -> None:
-    async for _ in sandbox.walk():
-        pass
-
-
-async def _read_stream(sandbox: AsyncSandbox) -> None:
-    async for _ in sandbox.read_stream("kept"):
-        pass
-
-
-async def _watch(sandbox: AsyncSandbox) -> None:
-    async with sandbox.watch():
-        pass
-
-
-CALLS: dict[str, Call] = {
-    "exec": lambda sandbox: sandbox.exec("touch done-exec", timeout=2),
-    "start": lambda sandbox: sandbox.start("touch done-start"),
-    "run_command": lambda sandbox: sandbox.run_command("touch done-shell", timeout=2),
-    "command": lambda sandbox: sandbox.command("nobody"),
-    "commands": lambda sandbox: sandbox.commands(),
-    "open_terminal": lambda sandbox: sandbox.open_terminal("touch done-terminal"),
-    "read_file": lambda sandbox: sandbox.read_file("kept"),
-    "read_stream": _read_stream,
-    "write_file": lambda sandbox: sandbox.write_file("done-write", "x"),
-    "write_stream": lambda sandbox: sandbox.write_stream("done-stream", [b"x"] * 3),
-    "append_file": lambda sandbox: sandbox.append_file("done-append", "x"),
-    "list_files": lambda sandbox: sandbox.list_files(),
-    "walk": _walk,
-    "stat": lambda sandbox: sandbox.stat("kept"),
-    "exists": lambda sandbox: sandbox.exists("kept"),
-    "make_dir": lambda sandbox: sandbox.make_dir("done-dir"),
-    "move": lambda sandbox: sandbox.move("kept", "done-move"),
-    "remove": lambda sandbox: sandbox.remove("kept"),
-    "chmod": lambda sandbox: sandbox.chmod("kept", 0o600),
-    "watch": _watch,
-    "copy_to": lambda sandbox: sandbox.copy_to("/etc/hostname", "done-copy"),
-    "copy_from": lambda sandbox: sandbox.copy_from("kept", "/tmp/never"),
-    "connect_port": lambda sandbox: sandbox.connect_port(80),
-    "connect_socket": lambda sandbox: sandbox.connect_socket("/run/x"),
-}
 
 
 @pytest.fixture(scope="session", params=["native", "oci"])
@@ -82,20 +38,6 @@ async def pausable(pausing_engine: str, session_settings: Settings) -> AsyncIter
     await engine.aclose()
 
 
-async def _expect(name: str, sandbox: AsyncSandbox, kind: type[Exception], limit_s: float) -> None:
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(limit_s + 10):
-            await CALLS[name](sandbox)
-    except kind:
-        took = time.monotonic() - started
-        assert took < limit_s, f"{name} took {took:.1f} s"
-        return
-    except Exception as error:
-        raise AssertionError(f"{name} raised {error!r}") from error
-    raise AssertionError(f"{name} succeeded")
-
-
 @pytest.mark.parametrize("connected", [True, False])
 async def test_every_call_of_a_paused_sandbox_says_so_at_once(pausable: AsyncSandbox, connected: bool) -> None:
     await pausable.run_command("true")
@@ -106,7 +48,7 @@ async def test_every_call_of_a_paused_sandbox_says_so_at_once(pausable: AsyncSan
         assert channel is not None
         channel._wire.heard -= 5  # nothing was heard for some time
     sandbox = pausable if connected else other
-    await asyncio.gather(*(_expect(name, sandbox, SandboxPausedError, PROMPT_S) for name in CALLS))
+    await asyncio.gather(*(expect(name, sandbox, SandboxPausedError, PROMPT_S) for name in CALLS))
     await pausable.resume()
     assert [info.path for info in await pausable.list_files()] == ["kept"]
     assert (await pausable.run_command("echo on")) == "on"
@@ -165,10 +107,10 @@ async def test_every_call_of_a_silent_sandbox_is_answered(
     channel = stopped._guest.current_channel()
     assert channel is not None
     channel._wire.heard -= 5
-    await asyncio.gather(*(_expect(name, stopped, AgentUnreachableError, PROMPT_S) for name in CALLS))
+    await asyncio.gather(*(expect(name, stopped, AgentUnreachableError, PROMPT_S) for name in CALLS))
 
 
 async def test_every_call_of_a_dead_sandbox_is_told_why(stopped: AsyncSandbox) -> None:
     record = (await stopped._the_engine())._records.read(stopped.id)  # type: ignore[attr-defined]
     os.kill(record.init.pid, signal.SIGKILL)
-    await asyncio.gather(*(_expect(name, stopped, SandboxGoneError, 2 * PROMPT_S) for name in CALLS))
+    await asyncio.gather(*(expect(name, stopped, SandboxGoneError, 2 * PROMPT_S) for name in CALLS))

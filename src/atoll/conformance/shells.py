@@ -10,7 +10,7 @@ from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
 from atoll.conformance.inside import until_gone, until_running
 from atoll.conformance.saying import must, must_equal, refusal
-from atoll.errors import SandboxTimeoutError
+from atoll.errors import SandboxError, SandboxTimeoutError
 from atoll.model import Cause
 from atoll.sandbox import AsyncSandbox
 
@@ -305,6 +305,17 @@ async def exit_starts_a_new_shell(bench: Bench) -> None:
             # Some shells say "exit" when they are left.
             must_equal((result.stdout[:4], result.exit_code), ("bye\n", code), f"the result of {leave!r}")
             must_equal(await sandbox.run_command("pwd; echo [$value]", 10), f"{top}\n[]", f"the shell after {leave!r}")
+
+
+@check()
+async def a_shell_that_is_killed_is_an_error(bench: Bench) -> None:
+    """`run_command` gives a text: that the shell died in the middle cannot be seen in it, so it is raised."""
+    async with bench.sandbox() as sandbox:
+        for command, said in (("kill -9 $$", ""), ("echo bye; kill -9 $$", "bye")):
+            error = await refusal(sandbox.run_command(command, 10), SandboxError, f"{command!r}")
+            must("killed" in str(error) and said in str(error), f"the error: {error}")
+            must_equal(await sandbox.run_command("echo on", 10), "on", "the next command")
+        await sandbox.run_command("exit 3", 10)  # to leave it is no failure
 
 
 @check()

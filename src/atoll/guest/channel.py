@@ -131,6 +131,10 @@ class Channel:
         if self.diagnose is not None and self.loop.time() - self._wire.heard >= _FRESH_S:
             await answered(self.request(Op.HELLO, live=True), self.diagnose)
 
+    def doubt(self) -> None:
+        """Whatever was heard lately: ask before anything else is sent."""
+        self._wire.heard -= _FRESH_S
+
     async def request(self, op: Op, fields: bytes = b"", *, live: bool = False) -> Fields:
         """The answer to a simple request. Cancelling tells the agent that nobody waits any more."""
         answer = Answer(self.loop)

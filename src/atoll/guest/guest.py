@@ -101,6 +101,11 @@ class Guest:
         except TimeoutError as error:
             raise AgentUnreachableError(f"the sandbox did not answer within {seconds:g} s") from error
 
+    def doubt(self) -> None:
+        """The agent may not answer any more, though it was heard just now."""
+        if (channel := self.current_channel()) is not None:
+            channel.doubt()
+
     async def diagnose(self) -> None:
         """Raises the reason why the sandbox cannot answer, if there is one."""
         if self._diagnose is not None:

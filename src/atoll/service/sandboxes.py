@@ -298,8 +298,8 @@ class SandboxService:
 
     async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
         """Raises ForbiddenError for a port that the sandbox's spec does not name."""
-        info = await self.describe(caller, sandbox_id)
-        if port not in {each.port for each in info.exposed_urls or ()}:
+        record = await self._existing(caller, sandbox_id)
+        if port not in {each.port for each in self._urls(record)}:
             raise ForbiddenError(f"port {port} of this sandbox is not exposed: name it in its spec")
 
     async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> tuple[str, str | None, int]:
@@ -338,7 +338,7 @@ class SandboxService:
         return None
 
     def info(self, caller: Caller, record: Record) -> SandboxInfo:
-        running = _answers(record)
+        running = record.state is State.RUNNING
         held = effective_limits(record.spec, record.details)
         labels = {name: value for name, value in record.labels.items() if not name.startswith(_OWN_LABELS)}
         return SandboxInfo(

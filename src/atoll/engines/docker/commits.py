@@ -62,6 +62,15 @@ class Saved(BaseModel):
         return base64.urlsafe_b64encode(text.encode()).decode()
 
 
+_standing: set[str] = set()
+"""Containers that stand still only because their state is being kept."""
+
+
+def stands_still(container: Mapping[str, Any]) -> bool:
+    """Whether it is paused for a moment, by us."""
+    return str(container.get("Id")) in _standing
+
+
 class Commits:
     def __init__(self, http: Http, installation: str) -> None:
         self._http = http
@@ -78,10 +87,14 @@ class Commits:
             "Labels": {**labels, LABEL: saved.label()},
         }
         query = {"container": str(container["Id"]), "repo": self._repository(kind), "tag": saved.id, "pause": "1"}
+        if not (container.get("State") or {}).get("Paused"):
+            _standing.add(str(container["Id"]))
         try:
             answer = await self._http.call("POST", "/commit", query=query, body=body, timeout_s=SLOW_S)
         except RefusedError as error:
             raise EngineError(f"the Docker engine could not keep the state: {error.message}") from error
+        finally:
+            _standing.discard(str(container["Id"]))
         return saved.model_copy(update={"image_id": str(answer["Id"])})
 
     async def flatten(self, pieces: AsyncIterator[bytes], saved: Saved) -> Saved:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents, OnImageProgress, limit_details, refuse_unsupported
-from atoll.engines.docker import agent_volume, counters, endpoint, facts, images, observing, plan, probing
+from atoll.engines.docker import agent_volume, commits, counters, endpoint, facts, images, observing, plan, probing
 from atoll.engines.docker.accounts import ContainerAccounts
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
@@ -179,6 +179,8 @@ class DockerEngine(DockerStates):
         name = self._who(handle.sandbox_id).container
         found = await self._completed(name)
         seen = observing.MISSING if found is None else observing.observe(found)
+        if seen.state is State.PAUSED and found is not None and commits.stands_still(found):
+            return Observation(State.RUNNING)
         lifetime_s = handle.spec.limits.lifetime_s
         if seen.state is State.PAUSED and lifetime_s is not None and handle.created_at + lifetime_s <= time.time():
             return await self._let_end(name)
