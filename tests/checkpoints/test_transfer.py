@@ -180,3 +180,37 @@ async def test_names_in_a_header_count_like_files(
     with pytest.raises(ImageError, match="more than 50 entries"):
         await native.import_snapshot(tmp_path / "file", "x")
     assert await native.snapshots() == []
+
+
+async def test_numbers_that_nobody_can_write_down_are_refused(native: OciEngine, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for number in ("Infinity", "-Infinity", "NaN", "1e999", "9" * 30):
+        for place in ("size_bytes", "created_at", "memory"):
+            value: Any = "NUMBER" if place != "memory" else {"version": "x", "files": [["pages.img", "NUMBER"]]}
+            head, line, rest = parcel([], **{place: value})[:-65].partition(b"\n")
+            content = head.replace(b'"NUMBER"', number.encode()) + line + rest
+            file.write_bytes(content + hashlib.sha256(content).hexdigest().encode() + b"\n")
+            if place == "created_at" and number == "9" * 30:
+                continue  # a number as any other, and nobody asks when a stranger says it was
+            with pytest.raises(ImageError):
+                await native.import_snapshot(file, "x")
+    assert native._places.layers.list_saved() == []
+
+
+async def test_a_name_costs_something_though_nothing_is_in_it(native: OciEngine, tmp_path: Path) -> None:
+    """Be it removed, or an empty file: a limit on bytes is one on names as well."""
+    for number, content in enumerate(
+        (
+            parcel([], removed=[f"n{number}" for number in range(5_000)]),
+            parcel([entry(f"n{number}") for number in range(5_000)]),
+        )
+    ):
+        file = tmp_path / f"{number}"
+        file.write_bytes(content)
+        with pytest.raises(ImageError, match="more than 1,000,000 bytes"):
+            await native.import_snapshot(file, f"many{number}", most_bytes=1_000_000)
+        made = await native.import_snapshot(file, f"many{number}", most_bytes=10_000_000)
+        assert made.size_bytes >= 5_000 * 500
+    file.write_bytes(parcel([], removed=["a", "a"]))
+    with pytest.raises(ImageError):
+        await native.import_snapshot(file, "twice")

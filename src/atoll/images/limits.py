@@ -37,6 +37,8 @@ class Budget:
     limits: ImageLimits = field(default_factory=ImageLimits)
     bytes_used: int = 0
     entries_used: int = 0
+    entry_bytes: int = 0
+    """What each entry costs besides its content. Of an image that is nobody's quota; of a snapshot it is."""
 
     def spend_bytes(self, count: int) -> None:
         self.bytes_used += count
@@ -48,6 +50,8 @@ class Budget:
 
     def spend_entry(self) -> None:
         self.entries_used += 1
+        if self.entry_bytes:
+            self.spend_bytes(self.entry_bytes)
         if self.entries_used > self.limits.entries:
             raise ImageError(
                 f"the image has more than {self.limits.entries:,} entries",

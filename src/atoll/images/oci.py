@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.errors import ImageError
+from atoll.images import strict_json
 from atoll.images.limits import ImageLimits
 
 INDEX_TYPES = (
@@ -73,7 +73,7 @@ def digest_of(data: bytes) -> str:
 
 def parse_json(data: bytes, what: str) -> dict[str, Any]:
     try:
-        value = json.loads(data)
+        value = strict_json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ImageError(f"the {what} of the image is not valid JSON") from error
     if not isinstance(value, dict):

@@ -14,6 +14,7 @@ Network = IPv4Network | IPv6Network
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 _LONGEST_NAME = 253
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+")
+_PLAIN_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 _COMPATIBLE = IPv6Network("::/96")
 _ISATAP = 0x5EFE
@@ -72,6 +73,14 @@ def _value(part: str) -> int:
     if part[:2] in ("0x", "0X"):
         return int(part[2:] or "0", 16)
     return int(part, 8) if len(part) > 1 and part[0] == "0" else int(part)
+
+
+def plain_number(text: object) -> object:
+    """A number that is written as everybody writes it. Python also reads `+80`, `8_0`, `080` and digits of other
+    scripts. ValueError for those."""
+    if isinstance(text, str) and not _PLAIN_NUMBER.fullmatch(text):
+        raise ValueError(f"{text[:20]!r} is not a number")
+    return text
 
 
 def unwrapped(address: Address) -> Address:

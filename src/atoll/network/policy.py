@@ -10,9 +10,18 @@ import functools
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
-from atoll.network.names import normal_name, within_private
+from atoll.network.names import normal_name, plain_number, within_private
 
 Protocol = Literal["web", "tcp", "udp"]
 WEB_PORTS = ((80, 80), (443, 443))
@@ -57,7 +66,7 @@ def _ports(value: object) -> tuple[tuple[int, int], ...]:
         else:
             pair = tuple(each) if isinstance(each, list | tuple) else (each, each)
         try:
-            low, high = (int(part) for part in pair)
+            low, high = (int(cast(int, plain_number(part))) for part in pair if isinstance(part, int | str))
         except (TypeError, ValueError):
             raise ValueError(f"{each!r} is not a port") from None
         if isinstance(each, bool) or not 1 <= low <= high <= 65_535:
@@ -197,9 +206,25 @@ class NetworkRules(BaseModel):
         return self
 
 
-NetworkPolicy = Literal["none", "all"] | NetworkRules
+def _kind(value: object) -> str:
+    """Rules are judged as rules and a word as a word, so that an error is about what was written."""
+    return "rules" if isinstance(value, dict | NetworkRules) else "word"
 
 
+NetworkPolicy = Annotated[
+    Annotated[Literal["none", "all"], Tag("word")] | Annotated[NetworkRules, Tag("rules")], Discriminator(_kind)
+]
+
+
+_CAMEL_CASE = {
+    "allowOutbound": "allow_outbound",
+    "networkEnabled": "network_enabled",
+    "allowedDomains": "allowed_domains",
+    "deniedDomains": "denied_domains",
+    "allowedCidrs": "allowed_cidrs",
+    "deniedCidrs": "denied_cidrs",
+    "bytesPerS": "bytes_per_s",
+}
 HIDDEN = "***"
 """Shown instead of a secret."""
 
@@ -240,13 +265,26 @@ def opens_private(policy: NetworkPolicy) -> bool:
     return any(rule.action == "allow" and rule.cidr is not None and within_private(rule.network) for rule in rules)
 
 
+def _snake_case(value: dict[str, Any]) -> dict[str, Any]:
+    """With the names that the seed writes in camel case. ValueError if one is there in both spellings."""
+    found: dict[str, Any] = {}
+    for name, each in value.items():
+        plain = _CAMEL_CASE.get(name, name)
+        if plain in found:
+            raise ValueError(f"{plain} is given twice")
+        found[plain] = each
+    return found
+
+
 def parse_policy(value: object) -> object:
     """The spellings of the seeds as a policy. What is missing, empty or null opens nothing."""
     if value is None or value is False:
         return "none"
     if not isinstance(value, dict):
+        if not isinstance(value, str | NetworkRules):
+            raise ValueError("a network policy is 'none', 'all' or an object with rules")
         return value
-    value = dict(value)
+    value = _snake_case(value)
     enabled = [value.pop(name) for name in ("network_enabled", "allow_outbound") if name in value]
     if any(not isinstance(each, bool) and each is not None for each in enabled):
         raise ValueError("network_enabled and allow_outbound are true or false")

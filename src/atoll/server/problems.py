@@ -38,6 +38,7 @@ from atoll.service import (
     SandboxSpecNotFoundError,
     UserNotFoundError,
 )
+from atoll.service.hidden_paths import without_paths
 from atoll.service.refusals import WebhookNotFoundError
 from atoll.signature import SignatureError
 from atoll.store import AlreadyThereError, StoreError
@@ -135,12 +136,13 @@ def of(error: BaseException) -> Problem:
     if isinstance(error, SandboxError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError) else None
-        return problem(status, error.code, error.reason, hint=error.hint, cause=str(cause) if cause else None)
+        reason, hint = _discreet(error.reason), error.hint and _discreet(error.hint)
+        return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None)
     if isinstance(error, PartialCopyError):
         return problem(409, "partial_copy", str(error))
     if isinstance(error, OSError):
         status, code = _OF_FILES.get(error.errno or 0, (422, "refused"))
-        return problem(status, code, _os_words(error))
+        return problem(status, code, _discreet(_os_words(error)))
     if isinstance(error, HTTPException):
         codes = {404: "no_such_route", 405: "method_not_allowed", 413: "too_large", 408: "too_slow", 416: "bad_range"}
         codes |= {503: "unavailable", 504: "timeout"}
@@ -186,6 +188,14 @@ def install(app: FastAPI) -> None:
 def _plain(detail: Mapping[str, Any]) -> dict[str, str]:
     where = ".".join(str(part) for part in detail["loc"])
     return {"type": str(detail["type"]), "where": where, "message": str(detail["msg"])}
+
+
+def _discreet(text: str) -> str:
+    """As users may read it; the log has the rest."""
+    shown = without_paths(text)
+    if shown != text:
+        _log.warning("a request failed: %s", text)
+    return shown
 
 
 def _os_words(error: OSError) -> str:

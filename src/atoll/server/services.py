@@ -19,6 +19,7 @@ from atoll.server.secret import load_secret
 from atoll.server.settings import ServerSettings
 from atoll.server.webhooks import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService
+from atoll.service.hidden_paths import hide
 from atoll.service.keys import TokenRules
 from atoll.service.rate import RateLimiter
 from atoll.service.session_keys import SessionKeys
@@ -56,6 +57,7 @@ async def services(
     secret = load_secret(settings.secret_path)
     store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
     installation = installation or Settings.load()
+    hide(settings.state_dir, installation.data_dir, installation.run_dir)
     engine = _engine(settings, installation)
     bell = Bell()
     manager = SandboxManager(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import time
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, S
 from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, Record, SandboxManager, fork_key
 from atoll.model import Cause, State
+from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
 from atoll.service.models import (
@@ -265,7 +267,8 @@ class SandboxService:
         if sandbox_id is not None:
             await self._known(caller, sandbox_id)
         found = await self.manager.events(after=after, sandbox_id=sandbox_id, owner=caller.owner, limit=limit)
-        return found, found[-1].number if found else after
+        shown = [dataclasses.replace(event, reason=without_paths(event.reason)) for event in found]
+        return shown, found[-1].number if found else after
 
     async def by_session_key(self, key: str) -> Caller:
         """Whoever holds the session key of a sandbox that runs. NotAuthenticatedError otherwise, whatever it is."""
@@ -340,7 +343,7 @@ class SandboxService:
             labels=labels,
             state=record.state,
             cause=record.cause,
-            reason=record.reason,
+            reason=without_paths(record.reason),
             engine=record.engine,
             image=shown_image(record.spec.image, record.owner),
             isolation=record.spec.isolation,

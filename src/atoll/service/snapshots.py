@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import urllib.parse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from atoll.service.models import SandboxSettings, SnapshotInfo
 
 _IMAGE = "snapshot:"
 _LONGEST_OWNER = 200
+_DIGEST = re.compile(r"~[0-9a-f]{64}")
 
 
 class SnapshotService:
@@ -36,19 +38,21 @@ class SnapshotService:
     async def list(self, caller: Caller, owner: str | None = None) -> list[SnapshotInfo]:
         """The caller's, oldest first; an administrator's also everybody else's."""
         found = await (await self._manager.saved_states()).snapshots()
-        owned = (_owned(snapshot) for snapshot in found)
         mine = caller.owner if owner is None else owner
+        if not caller.is_admin and mine != caller.user_id:
+            return []
+        part = None if mine is None else _part(mine) if mine else ""
         return [
-            SnapshotInfo.of(snapshot, user)
-            for snapshot, user in owned
-            if (mine is None or user == mine) and (caller.is_admin or user == caller.user_id)
+            SnapshotInfo.of(snapshot, mine if mine is not None else _owner_of(snapshot))
+            for snapshot in found
+            if part is None or snapshot.name.rpartition("/")[0] == part
         ]
 
     async def get(self, caller: Caller, name: str, owner: str | None = None) -> SnapshotInfo:
         wanted = self._full_name(caller, name, owner)
         for snapshot in await (await self._manager.saved_states()).snapshots():
             if snapshot.name == wanted:
-                return SnapshotInfo.of(*_owned(snapshot))
+                return SnapshotInfo.of(snapshot, caller.user_id if owner is None else owner)
         raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="`GET /snapshots` lists yours.")
 
     async def create(
@@ -68,7 +72,7 @@ class SnapshotService:
                 f"{_part(caller.user_id)}/{name}", checkpoint, memory=memory, drop_connections=drop_connections
             )
             await self._keep_within(room, made)
-        return SnapshotInfo.of(*_owned(made))
+        return SnapshotInfo.of(made, caller.user_id)
 
     async def delete(self, caller: Caller, name: str, owner: str | None = None) -> None:
         await self.get(caller, name, owner)
@@ -85,7 +89,7 @@ class SnapshotService:
             states = await self._manager.saved_states()
             made = await states.import_snapshot(file, f"{_part(caller.user_id)}/{name}", most_bytes=room.bytes_left)
             await self._keep_within(room, made)
-        return SnapshotInfo.of(*_owned(made))
+        return SnapshotInfo.of(made, caller.user_id)
 
     async def resolved(self, caller: Caller, settings: SandboxSettings) -> SandboxSettings:
         """`snapshot:NAME` means the caller's own; for administrators, if there is none, that of the machine."""
@@ -113,7 +117,7 @@ class SnapshotService:
         """One after another for each user, so that the limits are exact."""
         lock = self._turns.setdefault(caller.user_id, asyncio.Lock())
         async with lock:
-            mine = [each for each in await self.list(caller, caller.user_id) if each.owner_id == caller.user_id]
+            mine = await self.list(caller, caller.user_id)
             quotas = caller.quotas
             most = self._most if quotas.max_snapshots is None else quotas.max_snapshots
             most_bytes = self._most_bytes if quotas.max_snapshot_bytes is None else quotas.max_snapshot_bytes
@@ -153,10 +157,12 @@ def shown_image(image: str, owner: str | None) -> str:
 
 def _part(user_id: str) -> str:
     """A user's id as the first part of a name: legible, and never two users alike."""
+    if _DIGEST.fullmatch(user_id):
+        return user_id  # as an administrator was shown it
     quoted = urllib.parse.quote(user_id, safe="@|:+")
     return quoted if len(quoted) <= _LONGEST_OWNER else f"~{hashlib.sha256(user_id.encode()).hexdigest()}"
 
 
-def _owned(snapshot: Snapshot) -> tuple[Snapshot, str]:
-    """With whose it is. Empty: the machine's own."""
-    return snapshot, urllib.parse.unquote(snapshot.name.rpartition("/")[0])
+def _owner_of(snapshot: Snapshot) -> str:
+    """Whose it is. Empty: the machine's own. Of an id that is too long for a name only the digest is known."""
+    return urllib.parse.unquote(snapshot.name.rpartition("/")[0])

@@ -14,6 +14,7 @@ from atoll.images.credentials import Credentials
 from atoll.manager import SandboxManager
 from atoll.model import ImageProgress
 from atoll.network.policy import NetworkPolicy, opens_private
+from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import Caller
 from atoll.service.models import (
     MAX_SETTINGS,
@@ -250,7 +251,7 @@ class SandboxSpecService:
                     await self._manager.fetch_image(place[1], on_progress=report)
             self._images[place] = ("ready", "")
         except SandboxError as error:
-            self._images[place] = ("failed", str(error))
+            self._images[place] = ("failed", without_paths(str(error)))
         finally:
             self._progress.pop(place, None)
 

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from atoll.engines.docker.commits import Saved
 from atoll.errors import EngineError, ImageError
+from atoll.images import strict_json
 
 _FORMAT, _VERSION = "atoll-docker-snapshot", 1
 _TRAILER = 65
@@ -125,7 +126,7 @@ def _understood(content: IO[bytes], file: Path) -> Parcel:
     end = os.fstat(content.fileno()).st_size - _TRAILER
     head = content.readline(_LONGEST_HEADER)
     try:
-        header: Any = json.loads(head) if head.endswith(b"\n") else None
+        header: Any = strict_json.loads(head) if head.endswith(b"\n") else None
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT or end < len(head):

@@ -8,10 +8,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
+from atoll.network.names import plain_number
 from atoll.server.auth import SandboxUser, Services_, allow, identify, need_known_origin, services_of
 from atoll.server.exposed.exchange import forward
 from atoll.server.exposed.sockets import bridge
@@ -23,7 +24,8 @@ from atoll.service import Caller, Scope
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/ports", tags=["ports"])
 links = APIRouter(prefix="/sandboxes/{sandbox_id}/port-links", tags=["ports"])
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-Port = Annotated[int, Path(ge=1, le=65_535)]
+Port = Annotated[int, BeforeValidator(plain_number), Path(ge=1, le=65_535)]
+"""Written in one way only: what is decided on a path must not depend on who reads it."""
 
 
 class LinkRequest(BaseModel):

@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from atoll.engines.linux import overlay_diff
 from atoll.engines.linux.oci.saved import Base, Saved
 from atoll.errors import EngineError, ImageError
+from atoll.images import strict_json
 from atoll.images.decompress import plain
 from atoll.images.extract import extract
 from atoll.images.limits import Budget, ImageLimits
@@ -44,6 +45,9 @@ _LONGEST_HEADER = 8 << 20
 """Of a stranger's: what is read from it takes many times its length in memory."""
 _BLOCK = 1 << 20
 _OPAQUE = "user.overlay.opaque"
+_ENTRY_BYTES = 512
+"""What a name costs on the disk, be it one of an empty file or of something that was removed."""
+_MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +213,10 @@ class Parcel:
 def opened(file: Path, most_bytes: int | None = None) -> Iterator[Parcel]:
     """Raises ImageError for a file that is damaged or no snapshot. At most so much is unpacked of it."""
     limits = ImageLimits() if most_bytes is None else ImageLimits(total_bytes=most_bytes)
+    budget = Budget(limits, entry_bytes=_ENTRY_BYTES)
     try:
         with file.open("rb") as content:
-            yield _understood(content, file, Budget(limits))
+            yield _understood(content, file, budget)
     except OSError as error:
         raise ImageError(f"the snapshot '{file}' cannot be read: {error.strerror or error}") from error
 
@@ -220,7 +225,7 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> Parcel:
     end = os.fstat(content.fileno()).st_size - _TRAILER
     head = content.readline(_LONGEST_HEADER)
     try:
-        header: Any = json.loads(head) if head.endswith(b"\n") else None
+        header: Any = strict_json.loads(head) if head.endswith(b"\n") else None
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != _FORMAT or end < len(head):
@@ -234,8 +239,10 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> Parcel:
         base = Base.model_validate(header["base"])
         version, files = _memory_of(header.get("memory"), end - len(head))
         size_bytes = int(header["size_bytes"])
+        if size_bytes > _MOST_BYTES or len(set(removed)) != len(removed) or len(set(opaque)) != len(opaque):
+            raise ValueError("sizes or names that no export writes")
         return Parcel(base, size_bytes, "rootfs", removed, opaque, content, len(head), end, budget, version, files)
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, ValidationError) as error:
         raise ImageError(f"'{file}' is no snapshot: {type(error).__name__} in its header") from error
 
 
