@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from atoll.errors import SandboxError
 from atoll.server.problems import respond
 from atoll.server.services import Services
+from atoll.server.standing import remember
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
 
 SESSION_HEADER = "X-Session-API-Key"
@@ -47,6 +48,7 @@ async def identify(connection: HTTPConnection) -> Caller:
             "this needs a credential", hint="Send 'Authorization: Bearer' with an API key or a token."
         )
     services.rate.count(caller)
+    remember(connection, caller)
     return caller
 
 
