@@ -18,15 +18,14 @@ LONG = "u" * 230
 
 @pytest.fixture(scope="module")
 def small(
-    tmp_path_factory: pytest.TempPathFactory,
+    session_folder: Path,
     session_settings: Settings,
     need_engine: Callable[[str, Settings], None],
 ) -> Iterator[RunningServer]:
     """A server that remembers little."""
     need_engine("process", session_settings)
-    folder = tmp_path_factory.mktemp("small")
     variables = {"ATOLL_MAX_SPECS": "3", "ATOLL_MAX_KEYS": "4", "ATOLL_MAX_ENDED_RECORDS": "5"}
-    with running_server(folder / "s", "process", **variables) as server:
+    with running_server(session_folder / "small", "process", **variables) as server:
         yield server
 
 
@@ -55,8 +54,9 @@ def test_what_has_ended_is_kept_for_each_user_and_found_in_pages(small: RunningS
         for client, count in ((hal, 2), (gil, 7)):
             for number in range(count):
                 wanted = {"name": f"n{number}", "labels": {"odd": str(number % 2)}}
-                id = client.post("/sandboxes", json=wanted).json()["id"]
-                assert client.delete(f"/sandboxes/{id}").status_code == 200
+                answer = client.post("/sandboxes", json=wanted)
+                assert answer.status_code == 200, answer.text
+                assert client.delete(f"/sandboxes/{answer.json()['id']}").status_code == 200
         found: list[str] = []
         page: dict[str, str] = {"ended": "true", "limit": "2"}
         while True:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from server.conftest import Person, new_user
 from server.running import RunningServer
@@ -173,3 +176,28 @@ def test_an_administrator_makes_lasting_keys_for_others(server: RunningServer, a
 def new_user_by(admin: httpx.Client, name: str) -> str:
     assert admin.post("/users", json={"id": name}).status_code == 201
     return str(admin.post("/keys", json={"user_id": name, "scopes": ["read"]}).json()["key"])
+
+
+def test_what_is_open_ends_when_the_right_to_it_does(server: RunningServer, client: httpx.Client, sandbox: str) -> None:
+    """A terminal, a stream of events, and a command that somebody waits for."""
+    made = client.post("/keys", json={"scopes": ["read", "use"]}).json()
+    url = f"ws{server.url.removeprefix('http')}/api/v1{sandbox}/terminal"
+    authorization = {"Authorization": f"Bearer {made['key']}"}
+    with (
+        server.client(made["key"]) as user,
+        connect(url, additional_headers=authorization, proxy=None) as terminal,
+        user.stream("GET", "/events/stream") as events,
+        concurrent.futures.ThreadPoolExecutor() as threads,
+    ):
+        with server.client(made["key"]) as other:
+            wanted = {"command": "touch begun; sleep 50", "timeout_s": 60}
+            waiting = threads.submit(other.post, f"{sandbox}/exec", json=wanted)
+            while client.get(f"{sandbox}/files/stat", params={"path": "begun"}).status_code != 200:
+                assert not waiting.done()
+            client.delete(f"/keys/{made['id']}")
+            with pytest.raises(httpx.TransportError):
+                waiting.result(timeout=20)
+        with pytest.raises(httpx.TransportError):
+            list(events.iter_lines())
+        with pytest.raises(ConnectionClosed):
+            list(terminal)

@@ -88,7 +88,7 @@ def parse_places(texts: Iterable[str]) -> tuple[frozenset[str], tuple[Network, .
             except ValueError as error:
                 raise SpecError(f"{text!r} is neither HOST, HOST:PORT nor a range of addresses: {error}") from error
         elif text:
-            names.add(text)
+            names.add(text.lower())
     return frozenset(names), tuple(networks)
 
 

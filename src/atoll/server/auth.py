@@ -12,6 +12,7 @@ from atoll.errors import SandboxError
 from atoll.server.admission import admission_of
 from atoll.server.problems import respond
 from atoll.server.services import Services
+from atoll.server.standing import remember
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
 
 SESSION_HEADER = "X-Session-API-Key"
@@ -51,6 +52,7 @@ async def identify(connection: HTTPConnection) -> Caller:
         )
     services.rate.count(caller)
     services.admissions.admit(connection.scope, caller)
+    remember(connection, caller)
     return caller
 
 

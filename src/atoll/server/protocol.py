@@ -13,6 +13,8 @@ from websockets.http11 import Request
 from atoll.server.vanished import Watched
 
 GONE = "gone"
+CUT = "cut"
+"""In `scope["state"]`: what ends the connection at once."""
 _SWITCHING = 101
 _HEADERS_S = 20.0
 _MOST_BYTES = 64 << 10
@@ -37,6 +39,7 @@ class BoundedProtocol(Watched, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._await_headers()
         super().on_message_begin()
+        self.scope["state"][CUT] = self.transport.abort
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -96,6 +99,7 @@ class BoundedSocket(Watched, WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if self.response.status_code == _SWITCHING:
             self.scope["state"][GONE] = self._gone
+            self.scope["state"][CUT] = self.transport.abort
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone.set()

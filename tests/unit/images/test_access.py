@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engines.docker import images as docker_images
 from atoll.errors import ImageError, SpecError
 from atoll.images import Images
 from atoll.images.access import OPERATOR, Access, UnreachableError, current, parse_places, pulling_with
@@ -169,3 +170,13 @@ async def test_what_the_registry_gives_to_everybody_is_everybodys(images: Images
     with pulling_with(listed(open_registry)):
         await images.ensure(name)
     assert not (await images.get(name)).private
+
+
+def test_a_docker_engine_is_not_sent_there_either(images: Images, closed_registry: str) -> None:
+    """It makes the connection itself; where the name leads now is judged before, and no login goes along."""
+    for name in ("127.0.0.1:5000/a/b", "localhost:5000/a", "10.0.0.1/a/b", "registry.invalid/a"):
+        with pytest.raises(UnreachableError):
+            docker_images._credentials(name, STRANGER)
+    assert docker_images._credentials("library/python", STRANGER) == {}
+    assert docker_images._credentials(f"{closed_registry}/a/b", listed(closed_registry)) == {}
+    assert "X-Registry-Auth" in docker_images._credentials(f"{closed_registry}/a/b", OPERATOR)

@@ -168,9 +168,10 @@ def _credentials(repository: str, asker: access.Access) -> dict[str, str]:
     """The engine makes the connection, so all that can be judged here is where the registry's name leads now."""
     first, slash, _ = repository.partition("/")
     registry = first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
-    if asker.guarded:
+    if asker.guarded and registry != "docker.io":  # which is public, and often a mirror that only the engine knows
         host, _, port = registry.rpartition(":") if ":" in registry else (registry, "", "443")
-        asker.check(host, int(port or 443), asker.resolve(host.strip("[]"), int(port or 443)))
+        host = host.strip("[]").lower()
+        asker.check(host, int(port or 443), asker.resolve(host, int(port or 443)))
     found = asker.credentials(registry)
     if found is None:
         return {}

@@ -27,6 +27,7 @@ from atoll.server.exposed.sockets import bridge
 from atoll.server.exposed.way import COOKIE, Way, cookies
 from atoll.server.limits import BodyLimits
 from atoll.server.services import Services
+from atoll.server.standing import remember
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError
 from atoll.service import Scope as Right
 
@@ -139,6 +140,7 @@ async def _by_port(connection: HTTPConnection, services: Services, sandbox_id: s
             continue
         _need_own_origin(connection)
         services.rate.count(caller)
+        remember(connection, caller)
         return _Admitted(caller, until=float(mark.partition(".")[0]))
     try:
         return _Admitted(allow(await identify(connection), Right.USE, session=True), with_authorization=True)

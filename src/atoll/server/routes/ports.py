@@ -19,6 +19,7 @@ from atoll.server.exposed.sockets import bridge
 from atoll.server.exposed.way import Way
 from atoll.server.problems import respond
 from atoll.server.routes.sandboxes import SandboxId
+from atoll.server.standing import remember
 from atoll.service import Caller, Scope
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/ports", tags=["ports"])
@@ -80,6 +81,7 @@ async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: s
         if caller is None:
             caller = await services.sandboxes.by_port_link(sandbox_id, port, mark)
             services.rate.count(caller)
+            remember(connection, caller)
             until = float(mark.partition(".")[0])
         before += f"~{mark}/"
     if caller is None:
