@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import operator
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
@@ -210,6 +211,7 @@ class Files:
                         if record.path or record.kind != ERROR:
                             _check_record(record, plain_name=op is Op.LIST)
                         yield record
+                    await asyncio.sleep(0)  # many pieces may be here already, and others have their turn
                 parser.finish()
         finally:
             inbox.close()

@@ -7,13 +7,13 @@ kernel that cannot log packets to us, connections are refused after they were ac
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
+from atoll import workers
 from atoll.network import netlink, router
 from atoll.network.nfnetlink import VerdictMap
 from atoll.network.policy import NetworkPolicy
@@ -67,7 +67,7 @@ class Gate:
                 self._chains -= unused
 
     async def _nft(self, text: str) -> None:
-        await asyncio.to_thread(_load, self._router, text)
+        await workers.run(workers.ENGINE, _load, self._router, text)
 
 
 def _chain(policy: NetworkPolicy) -> tuple[str, str]:

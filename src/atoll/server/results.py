@@ -2,7 +2,7 @@
 
 Encoding at once would need many times the memory: a zero byte becomes six characters, and all would pass through the
 event loop in one step. So what is small is encoded at once, and what is not goes out in pieces, and others have their
-turn between two of them.
+turn between two of them, however many answers one user waits for.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from starlette.responses import JSONResponse, Response
 
 from atoll.model import ExecutionResult
 from atoll.server.streaming import Download
+from atoll.workers import Shares
 
 T = TypeVar("T")
 Encoding = Literal["utf-8", "base64"]
-_PIECE = 48 << 10
+_PIECE = 24 << 10
 """Divisible by three, so that pieces of base64 can be joined."""
-_ITEMS = 100
+_ITEMS = 50
+_turns = Shares(1024, 1)
+"""In each round of the event loop one piece of one answer of each user is encoded."""
 
 
 def execution(result: ExecutionResult, encoding: Encoding) -> Response:
@@ -69,9 +72,13 @@ def _response(pieces: Iterator[str], small: bool) -> Response:
 
 
 async def _in_turns(pieces: Iterator[str]) -> AsyncGenerator[bytes, None]:
-    for piece in pieces:
+    while True:
+        async with _turns.slot():
+            piece = next(pieces, None)
+            await asyncio.sleep(0)
+        if piece is None:
+            return
         yield piece.encode()
-        await asyncio.sleep(0)
 
 
 def _text(data: bytes) -> Iterator[str]:
