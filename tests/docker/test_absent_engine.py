@@ -124,7 +124,7 @@ async def test_a_silent_engine_is_given_up_within_seconds(docker_host: str, sett
         return caught.value.reason
 
     with private_engine.stopped():
-        async with asyncio.timeout(9):
+        async with asyncio.timeout(12):
             told = await asyncio.gather(
                 refused(engine.list()),
                 refused(engine.delete(handle)),

@@ -21,8 +21,8 @@ from atoll.errors import EngineError, EngineUnavailableError
 QUICK_S = 5.0
 """For whatever the engine answers from memory, and for the connection itself."""
 SLOW_S = 60.0
-_LOOK_S, _PING_S = 2.0, 3.0
-"""While a slow request runs the engine is asked every two seconds whether it is there at all."""
+_LOOK_S = 1.0
+"""While a slow request runs the engine is asked every second whether it is there at all."""
 _MAX_HEAD = 64 << 10
 _MAX_BODY = 64 << 20
 _MAX_MESSAGE = 2000
@@ -233,7 +233,7 @@ class Http:
             await asyncio.sleep(_LOOK_S)
             try:
                 with suppress(RefusedError):  # a proxy in between may refuse it: that is an answer too
-                    await self.raw("GET", "/_ping", timeout_s=_PING_S)
+                    await self.raw("GET", "/_ping", timeout_s=QUICK_S)
             except EngineUnavailableError:
                 with suppress(RuntimeError):  # it ended by itself meanwhile
                     deadline.reschedule(asyncio.get_running_loop().time())
