@@ -58,7 +58,7 @@ def take(server: RunningServer, tmp: Path) -> dict[str, int]:
         "sandboxes": _entries(settings.data_dir / "oci/sandboxes"),
         "layers and states": _entries(*settings.data_dir.glob("pool/*"), settings.data_dir / "layers"),
         "network links": len(os.listdir("/sys/class/net")),
-        "loop devices": sum(1 for _ in Path("/sys/block").glob("loop*/loop/backing_file")),
+        "loop devices": _loops(server.folder),
         "run directory": _entries(*settings.run_dir.glob("*")),
         "transfers": _entries(server.folder / "state/transfers"),
         "temporary files": _entries(tmp),
@@ -111,6 +111,14 @@ def _processes(settings: Settings) -> int:
         with contextlib.suppress(OSError):
             inside = group in Path(f"/proc/{pid}/cgroup").read_text()
             found += inside or marker in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return found
+
+
+def _loops(folder: Path) -> int:
+    found = 0
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            found += str(folder) in path.read_text()
     return found
 
 
