@@ -72,7 +72,9 @@ class Request:
                 raise SpecError(f"a {what} must be more than 0 seconds, not {seconds!r}")
         if self.key is not None:
             others = (self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin)
-            object.__setattr__(self, "fingerprint", fingerprint(self.spec.model_dump_json(), *others))
+            object.__setattr__(
+                self, "fingerprint", fingerprint(self.spec.model_dump_json(exclude={"account"}), *others)
+            )
 
     @classmethod
     def of(
