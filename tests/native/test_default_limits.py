@@ -19,7 +19,6 @@ from atoll.engines.linux.cgroups import Group
 from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.plan import CgroupLimits
-from atoll.errors import SandboxGoneError
 from atoll.model import Cause, Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources, sized
 from atoll.settings import Settings
@@ -28,7 +27,7 @@ MIB = 1 << 20
 SMALL = Resources(
     sandbox=Limits(memory_bytes=64 * MIB, pids=40, cpus=2, disk_bytes=32 * MIB, open_files=128),
     account=Ceilings(memory_bytes=96 * MIB, pids=60),
-    installation=Ceilings(memory_bytes=160 * MIB, pids=100),
+    installation=Ceilings(memory_bytes=200 * MIB, pids=100),
 )
 BOMB = """
 import os, signal, sys
@@ -85,7 +84,7 @@ async def bomb(box: AsyncSandbox, processes: int = 100) -> int:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(50):
         while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -133,29 +132,32 @@ async def test_the_processes_of_one_account_leave_room_for_another(engines: Engi
         assert await bomb(other, 20) == 20
 
 
+HOLD = "import sys, time; kept = bytearray(int(sys.argv[1]) << 20); time.sleep(1000)"
+
+
 async def test_the_memory_of_one_account_is_not_taken_from_another(engines: Engines) -> None:
+    """The kernel ends the largest process, but only among those of the account that is over its ceiling."""
     engine = engines()
     async with AsyncExitStack() as stack:
-        greedy = [await sandbox(engine, stack, "aaa") for _ in range(3)]
         other = await sandbox(engine, stack, "bbb")
-        kept = await other.start("a=$(head -c 20m /dev/zero | tr '\\\\0' x); echo ready; sleep 1000")
+        greedy = [await sandbox(engine, stack, "aaa") for _ in range(4)]
+        await other.start(["python3", "-c", HOLD, "45"])
+
+        async def holds() -> bool:
+            return ((await other.stats()).memory_bytes or 0) > 45 * MIB
+
+        await until(holds)
         for box in greedy:
-            try:
-                # 50 MiB in each would fit its own limit, all three do not fit their account's.
-                await box.start(["python3", "-c", "kept = bytearray(50 << 20); import time; time.sleep(1000)"])
-            except SandboxGoneError:
-                continue
+            await box.start(["python3", "-c", HOLD, "30"])
+        (untouched,) = [handle for handle in await engine.list() if handle.spec.account == "bbb"]
 
         async def somebody_paid() -> bool:
-            events = [await engine.limit_events(handle) for handle in await engine.list()]
-            return any(event.oom_kills for event in events)
+            return any([(await engine.limit_events(handle)).oom_kills for handle in await engine.list()])
 
         await until(somebody_paid)
         assert sum([(await box.stats()).memory_bytes or 0 for box in greedy]) <= 96 * MIB
-        assert (await other.exec("echo ok", timeout=10)).stdout == "ok\n"
-        (untouched,) = [handle for handle in await engine.list() if handle.spec.account == "bbb"]
         assert (await engine.limit_events(untouched)).oom_kills == 0
-        assert kept.id in await other.commands()
+        assert await holds()
 
 
 async def test_all_sandboxes_together_end_at_the_ceiling_of_the_installation(engines: Engines) -> None:
@@ -183,13 +185,13 @@ async def test_processor_time_is_shared_between_accounts_and_then_between_sandbo
             await box.start(["python3", "-c", SPIN])
 
         async def all_spin() -> bool:
-            return all([await used(box) > 0.1 for box in (*greedy, other)])
+            return all([await used(box) > 0.05 for box in (*greedy, other)])
 
         await until(all_spin)
         theirs, its = await used(*greedy), await used(other)
 
         async def enough() -> bool:
-            return await used(*greedy) + await used(other) > theirs + its + 1.0
+            return await used(*greedy) + await used(other) > theirs + its + 0.7
 
         await until(enough)
         theirs, its = await used(*greedy) - theirs, await used(other) - its

@@ -65,7 +65,7 @@ def base(spec: SandboxSpec) -> tuple[str, str]:
     """What cannot be changed when a sandbox is claimed, and its variables, which can only be added to."""
     limits = spec.limits.model_copy(update={"lifetime_s": None})
     plain = spec.model_copy(update={"labels": {}, "env": {}, "limits": limits})
-    return plain.model_dump_json(), repr(sorted(spec.env.items()))
+    return plain.model_dump_json(exclude={"account"}), repr(sorted(spec.env.items()))
 
 
 class Pool:
