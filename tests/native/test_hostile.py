@@ -97,7 +97,7 @@ async def test_an_image_reaches_nothing_of_the_host(
 
 async def test_path_names_that_are_too_long_are_an_error(engine: NativeEngine, tmp_path: Path) -> None:
     for target in ("/" + "x" * 300, "/x" * 2100):
-        volume = {"host": str(tmp_path), "path": target}
+        volume = {"host": str(tmp_path), "path": target, "read_only": True}
         with pytest.raises(SandboxError, match=r"could not be made: put .*too long"):
             await engine.create("a", SandboxSpec.of(volumes=[volume]))
     assert await engine.list() == []

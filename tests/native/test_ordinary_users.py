@@ -216,3 +216,28 @@ def test_a_delegated_control_group_is_used(user: OrdinaryUser) -> None:
     finally:
         for each in sorted((path for path in group.glob("**/") if path.is_dir()), reverse=True):
             each.rmdir()
+
+
+VOLUME = """
+import os
+from atoll import Sandbox
+volume = os.path.expanduser("~/volume")
+os.makedirs(volume)
+with Sandbox(volumes={volume: "/v"}) as sandbox:
+    made = sandbox.exec(
+        "cp /usr/bin/cat /v/cat && chmod 4755 /v/cat && stat -c %a /v/cat && cp /v/cat /tmp/cat && chmod 4755 /tmp/cat"
+        " && stat -c %a /tmp/cat"
+    )
+    try:
+        sandbox.write_file("/v/written", "x", mode=0o6755)
+    except PermissionError:
+        print("refused")
+print(made.stdout.split(), made.stderr, *(oct(os.stat(f"{volume}/{name}").st_mode) for name in sorted(os.listdir(volume))))
+"""
+
+
+def test_no_set_uid_program_of_the_user_comes_to_lie_in_a_volume(user: OrdinaryUser) -> None:
+    """With a single id the agent cannot be looked into by the user's own supervisor: it is refused, not let through."""
+    refused = user.home.name == "home-single"
+    expected = "refused\n['755', '4755']  0o100755\n" if refused else "['755', '4755']  0o100755 0o100755\n"
+    assert told(user, VOLUME) == expected

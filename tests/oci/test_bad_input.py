@@ -114,7 +114,7 @@ async def test_gvisor_cannot_count_processes_and_says_so(settings: Settings, nee
 )
 async def test_a_volume_that_cannot_be(runc: OciEngine, host: str, path: str, text: str) -> None:
     with pytest.raises(SandboxError, match=text):
-        await runc.create("a", SandboxSpec.of(volumes=[{"host": host, "path": path}]))
+        await runc.create("a", SandboxSpec.of(volumes=[{"host": host, "path": path, "read_only": True}]))
     assert await runc.list() == []
 
 

@@ -151,6 +151,8 @@ async def test_a_killed_command_without_a_limit_as_the_cause_is_a_result(sandbox
 
 async def test_volumes_can_be_read_only(config: Config, tmp_path: Path) -> None:
     (tmp_path / "rw").mkdir()
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "rw", 4321, 4321)
     (tmp_path / "ro").mkdir()
     (tmp_path / "ro" / "file").write_text("given")
     bindings = {str(tmp_path / "rw"): "/data", str(tmp_path / "ro"): "/given:ro"}

@@ -395,12 +395,13 @@ async def test_f14_files_belong_to_root_inside_who_is_nobody_outside(target: Tar
     shared = place / "shared"
     shared.mkdir(mode=0o777)
     shared.chmod(0o777)
+    os.chown(shared, 4321, 4321)
     async with target.sandbox(volumes={str(shared): "/v"}) as sandbox:
         await sandbox.write_file("/root/secret", "x", mode=0o600)
         denied = await inside(sandbox, "say(attempt(os.open, '/root/secret', os.O_RDONLY))", "1000")
         assert denied == "EACCES"
         assert (await sandbox.stat("/root/secret")).uid == 0
-        # What root inside makes in a volume is root's on the host's disk, and still gives nobody inside any right.
+        # What root inside makes in a volume is the owner's on the host's disk, and gives nobody inside any right.
         await sandbox.exec("cp /usr/bin/id /v/id && chmod 4755 /v/id")
         assert (await sandbox.exec("/v/id -u", user="1000")).stdout == "1000\n"
 

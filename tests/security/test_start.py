@@ -558,7 +558,7 @@ def test_b14_a_volume_is_named_by_whole_paths(text: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/proc", "/proc/sys", "/sys/fs/cgroup", "/dev", "/dev/shm"])
 async def test_b14_a_volume_covers_no_wall(target: Target, path: str, place: Path) -> None:
     with pytest.raises((SpecError, EngineError, ImageError)):
-        async with target.sandbox(volumes={str(place): path}):
+        async with target.sandbox(volumes={str(place): f"{path}:ro"}):
             pass
 
 
@@ -569,6 +569,7 @@ async def test_b14_a_volume_lands_inside_whatever_the_image_links_to(
     victim, shared, root = place / "victim", place / "shared", small_image(place)
     victim.mkdir()
     shared.mkdir()
+    os.chown(shared, 4321, 4321)
     (shared / "file").write_text("from the host")
     (root / "data").symlink_to(f"../../../../../../..{victim}")
     put_in_place_of_any_image(target, root, monkeypatch)
@@ -597,7 +598,8 @@ async def test_b15_a_directory_inside_a_shared_volume_is_never_a_way_out(target:
     (shared / "a" / "b").mkdir(parents=True)
     (victim / "b").mkdir(parents=True)
     (victim / "b" / "outside").write_text("")
-    shared.chmod(0o777)
+    for path in (shared, shared / "a", shared / "a" / "b", victim / "b"):
+        os.chown(path, 4321, 4321)
     async with target.sandbox(volumes={str(shared): "/vol"}) as first:
         attack = asyncio.create_task(inside(first, SWAP.replace("TARGET", str(victim)), timeout=70))
         seen: set[str] = set()

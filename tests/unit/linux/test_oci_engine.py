@@ -164,6 +164,7 @@ async def test_limits_hold_and_are_counted(runc: OciEngine) -> None:
 
 async def test_volumes_are_there_with_the_rights_asked_for(runc: OciEngine, tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
+    os.chown(tmp_path / "shared", 4321, 4321)
     (tmp_path / "shared/file").write_text("from the host")
     host = str(tmp_path / "shared")
     volumes = [{"host": host, "path": "/data/in"}, {"host": host, "path": "/ro", "read_only": True}]
@@ -194,7 +195,7 @@ async def test_nobody_inside_can_look_into_the_agent(runc: OciEngine) -> None:
         ({"isolation": "vm"}, EngineUnavailableError, "kata"),
         ({"limits": {"inodes": 100}}, UnsupportedError, "inodes"),
         ({"volumes": [{"host": "/does/not/exist", "path": "/v"}]}, SpecError, "does not exist"),
-        ({"volumes": [{"host": "/tmp", "path": "/proc/x"}]}, SpecError, "cannot be mounted"),
+        ({"volumes": [{"host": "/tmp", "path": "/proc/x", "read_only": True}]}, SpecError, "cannot be mounted"),
     ],
 )
 async def test_what_cannot_be_is_refused_with_the_reason(
