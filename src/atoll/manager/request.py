@@ -77,18 +77,12 @@ class Request:
         if self.on_idle not in (None, "end", "pause", "disk"):
             raise SpecError(f"on_idle is 'end', 'pause' or 'disk', not {self.on_idle!r}")
         if self.key is not None:
-<<<<<<< HEAD
             others: tuple[object, ...] = (
                 *(self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin),
                 *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
             )
-            object.__setattr__(self, "fingerprint", fingerprint(self.spec.model_dump_json(), *others))
-=======
-            others = (self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin)
-            object.__setattr__(
-                self, "fingerprint", fingerprint(self.spec.model_dump_json(exclude={"account"}), *others)
-            )
->>>>>>> limits
+            body = self.spec.model_dump_json(exclude={"account"})
+            object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod
     def of(
