@@ -127,7 +127,7 @@ class Group:
             except FileNotFoundError:  # the first one of this installation
                 Path(f"{mount}{self.path}").mkdir(parents=True, exist_ok=True)
                 with suppress(OSError):  # what is in it is named after sandboxes, which is no business of others
-                    os.chmod(Path(f"{mount}{self.path}").parent, 0o711)
+                    os.chmod(Path(f"{mount}{self.path}").parent, 0o711)  # noqa: S103
             except FileExistsError:
                 pass
         self.limit(limits)
