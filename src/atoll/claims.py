@@ -1,12 +1,15 @@
-"""What only one installation on this machine may have at a time, such as a range of host ids, whatever its data directory.
+"""What only one installation on this machine may have at a time, such as a range of host ids, whatever its data
+directory.
 
-Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named after
-what is claimed, and its text says for whom: the claiming installation's directory (by device and inode, so a copy of a
-directory is another one), the PID namespace it was made in, the owner, and the directory's path. Making a link is one step
-that only one process can win. The directory is below `/run`: it is empty after a restart of the machine, as are the claims.
+Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named
+after what is claimed, and its text says for whom: the claiming installation's directory (by device and inode, so a copy
+of a directory is another one), the PID namespace it was made in, the owner, and the directory's path. Making a link is
+one step that only one process can win. The directory is below `/run`: it is empty after a restart of the machine, as
+are the claims.
 
-Installations that vanish leave claims behind. One is only taken away if it is old, its directory is gone, it was made where
-we would see its processes, and none of them is left. Whoever does that holds a lock, so nobody removes a claim twice.
+Installations that vanish leave claims behind. One is only taken away if it is old, its directory is gone, it was made
+where we would see its processes, and none of them is left. Whoever does that holds a lock, so nobody removes a claim
+twice.
 """
 
 from __future__ import annotations

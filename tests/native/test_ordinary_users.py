@@ -232,7 +232,8 @@ with Sandbox(volumes={volume: "/v"}) as sandbox:
         sandbox.write_file("/v/written", "x", mode=0o6755)
     except PermissionError:
         print("refused")
-print(made.stdout.split(), made.stderr, *(oct(os.stat(f"{volume}/{name}").st_mode) for name in sorted(os.listdir(volume))))
+modes = [oct(os.stat(f"{volume}/{name}").st_mode) for name in sorted(os.listdir(volume))]
+print(made.stdout.split(), made.stderr, *modes)
 """
 
 

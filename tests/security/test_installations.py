@@ -1,4 +1,5 @@
-"""Two installations on one machine: whatever their data directories, they never hand out the same ids, links or groups."""
+"""Two installations on one machine: whatever their data directories, they never hand out the same ids, links or
+groups."""
 
 from __future__ import annotations
 

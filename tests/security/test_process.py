@@ -33,7 +33,8 @@ def secret() -> Iterator[str]:
 KEYS = """
 buffer = ctypes.create_string_buffer(100)
 key = call(250, 10, -3, b"user", NAME.encode(), 0)
-say([open("/proc/keys").read(), key[1], call(248, b"user", b"x", b"y", 1, -3)[1], call(250, 11, max(key[0], 1), buffer, 100)[1]])
+added, read = call(248, b"user", b"x", b"y", 1, -3), call(250, 11, max(key[0], 1), buffer, 100)
+say([open("/proc/keys").read(), key[1], added[1], read[1]])
 """
 
 
@@ -66,8 +67,8 @@ say(said)
 async def test_it_has_the_filter_of_all_engines_and_leaves_no_core(target: Target) -> None:
     async with target.sandbox() as sandbox:
         assert await inside(sandbox, CALLS) == {
-            "vsock": "EPERM", "alg": "EPERM", "packet": "EPERM", "raw": "EPERM", "userns": "EPERM", "io_uring": "ENOSYS",
-            "core": [0, 0], "filters": "2",
+            "vsock": "EPERM", "alg": "EPERM", "packet": "EPERM", "raw": "EPERM", "userns": "EPERM",
+            "io_uring": "ENOSYS", "core": [0, 0], "filters": "2",
         }  # fmt: skip
 
 
@@ -99,7 +100,7 @@ async def test_files_that_all_sandboxes_see_carry_no_lock_from_one_to_another(ta
         assert await inside(first, f"PATH = {path!r}\n{LOCK}") == "taken", "or the lock would show nothing"
         assert await inside(second, f"PATH = {path!r}\n{LOCK}") == "locked"
         if path == "/usr/bin/env":
-            with open(path) as file:
+            with open(path) as file:  # noqa: ASYNC230
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         await holder.kill()
 

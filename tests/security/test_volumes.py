@@ -1,5 +1,5 @@
-"""Volumes that a sandbox may write to. What it leaves there is on the host's disk, where the sandbox's walls do not stand:
-no file of root's, and nobody's set-uid program. On its own files the same bits work."""
+"""Volumes that a sandbox may write to. What it leaves there is on the host's disk, where the sandbox's walls do not
+stand: no file of root's, and nobody's set-uid program. On its own files the same bits work."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ async def test_a_volume_that_becomes_roots_after_it_was_looked_at_is_refused(
     volume = volume_of(place, 0, 0)
     for module in ("oci.building", "native.building"):
         monkeypatch.setattr(f"atoll.engines.linux.{module}.check_volumes", lambda spec: None)
-    with pytest.raises(SandboxError, match="volume .*Operation not permitted"):
+    with pytest.raises(SandboxError, match=r"volume .*Operation not permitted"):
         async with target.sandbox(volumes={str(volume): "/v"}):
             pass
 
@@ -214,9 +214,9 @@ subprocess.run(["cp", "-p", "b", "c"], check=True)
 subprocess.run(["tar", "cpf", "t.tar", "a", "b", "d"], check=True)
 subprocess.run(["tar", "xpf", "t.tar", "-C", "d"], check=True)
 errors = []
-for function, arguments in ((os.chmod, ("/opt/nothing", 0o4755)), (os.chmod, ("a/b", 0o4755)), (os.fchmod, (99, 0o4755)),
-                            (os.open, ("b", os.O_CREAT | os.O_EXCL, 0o4755)), (os.chmod, ("/usr/bin/cat", 0o4755))):
-    try:
+for function, arguments in ((os.chmod, ("/opt/nothing", 0o4755)), (os.chmod, ("a/b", 0o4755)),
+                            (os.fchmod, (99, 0o4755)), (os.open, ("b", os.O_CREAT | os.O_EXCL, 0o4755)), (os.chmod,
+                            ("/usr/bin/cat", 0o4755))): try:
         function(*arguments)
         errors.append("ok")
     except OSError as error:
@@ -315,7 +315,8 @@ async def test_a_supervisor_ends_with_its_sandbox_however_that_ends(target: Targ
     (supervisor,) = supervisors(sandbox.id)
     ended = os.pidfd_open(supervisor)
     record = target.engine._places.records.read(sandbox.id)
-    assert record is not None and record.init is not None
+    assert record is not None
+    assert record.init is not None
     os.kill(record.init.pid, 9)
     try:
         assert await readable({ended}, Deadline.after(20))

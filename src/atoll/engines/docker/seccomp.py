@@ -13,8 +13,8 @@ ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
 @functools.cache
 def rendered(architecture: str, *, refuses_set_id: bool = False) -> str:
-    """For an engine on machines of this architecture, as `uname -m` names it. `refuses_set_id`: no file becomes set-uid,
-    because it could be one of the host's."""
+    """For an engine on machines of this architecture, as `uname -m` names it. `refuses_set_id`: no file becomes
+    set-uid, because it could be one of the host's."""
     chosen = profile("refused" if refuses_set_id else "allowed")
     return json.dumps(
         {

@@ -44,8 +44,8 @@ def program(profile: Profile, machine: str) -> list[Instruction]:
     numbers = NUMBERS[machine]
     ranges = _ranges(profile, numbers)
     search = _search(ranges, profile)
-    # x32 is a second table under the same architecture: it deserves the same end as a foreign one. Where nothing else is
-    # refused, somebody else may have to answer such a call, and a kill would be stronger than any answer.
+    # x32 is a second table under the same architecture: it deserves the same end as a foreign one. Where nothing else
+    # is refused, somebody else may have to answer such a call, and a kill would be stronger than any answer.
     foreign = KILL if profile.default_error is not None else _refuse(errno.ENOSYS)
     head = [
         Instruction(LD, 0, 0, ARCHITECTURE),

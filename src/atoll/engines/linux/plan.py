@@ -79,7 +79,8 @@ class Root:
     """Holds `upper` and `work`; mounted with mapped ids."""
     inner: str
     usr: Path | None = None
-    """The host's own /usr, read-only, when the image has none. What only the host's root may read there stays closed."""
+    """The host's own /usr, read-only, when the image has none. What only the host's root may read there stays
+    closed."""
 
 
 @dataclass(frozen=True, slots=True)

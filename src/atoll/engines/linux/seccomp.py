@@ -12,8 +12,8 @@ Docker refuses, and besides:
 * `sync`, `syncfs`: one sandbox must not make the whole machine flush its disks.
 * `adjtimex`, `sched_setscheduler`, `sched_setattr`: nothing a guest should ask of the host's clock or scheduler.
 * `mknod` of devices; sockets other than UNIX, IPv4, IPv6 (TCP, UDP and ping) and routing netlink, so AF_ALG,
-  AF_VSOCK, AF_PACKET, MPTCP, SCTP and whatever comes next are closed; the two terminal ioctls that inject input (TIOCSTI,
-  TIOCLINUX).
+  AF_VSOCK, AF_PACKET, MPTCP, SCTP and whatever comes next are closed; the two terminal ioctls that inject input
+  (TIOCSTI, TIOCLINUX).
 
 Arguments are compared in their lower 32 bits where the kernel reads an `int`, so nothing is passed by setting a high
 bit. `clone3` hides its flags behind a pointer that no filter can read: it answers ENOSYS and the C library falls
@@ -75,8 +75,9 @@ class Profile:
 
 
 SetId = Literal["allowed", "supervised", "refused"]
-"""What becomes of calls that set the set-uid or set-gid bit of a file. *Supervised*: they work on the sandbox's own files,
-and on a volume without these bits (`launcher/src/guard.c`). *Refused*: EPERM, where nobody can tell the two apart."""
+"""What becomes of calls that set the set-uid or set-gid bit of a file. *Supervised*: they work on the sandbox's own
+files, and on a volume without these bits (`launcher/src/guard.c`). *Refused*: EPERM, where nobody can tell the two
+apart."""
 
 
 def _sockets() -> list[Rule]:

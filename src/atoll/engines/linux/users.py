@@ -1,7 +1,7 @@
 """Host ids for sandboxes: each gets a range of 65,536 that nobody else has, as long as it exists.
 
-A range is claimed twice: for this installation on the machine (`claims.py`), so that no other installation has it, and in
-the installation's own directory, as a symbolic link named after it that points to the sandbox's name and to no file.
+A range is claimed twice: for this installation on the machine (`claims.py`), so that no other installation has it, and
+in the installation's own directory, as a symbolic link named after it that points to the sandbox's name and to no file.
 Making either is one step that only one process can win, and a crash leaves either no link or one that names its owner,
 which `owners` reports to whoever cleans up. Sandboxes of an earlier version have the second alone; the first is made up
 for.

@@ -64,8 +64,8 @@ def hosts(hostname: str) -> str:
 
 
 def base_files(engine_dir: Path, agent: Path, host_etc: Path = Path("/etc")) -> Path:
-    """A directory with `etc` and `agent` as they are on this host now, and with an empty `usr` where the agent's `--own-files`
-    shows the host's. Made if there is none yet."""
+    """A directory with `etc` and `agent` as they are on this host now, and with an empty `usr` where the agent's
+    `--own-files` shows the host's. Made if there is none yet."""
     parent = engine_dir / ".base"
     path = parent / f"{boot_id()[:8]}-{_state(agent, host_etc)}"
     if not path.is_dir():

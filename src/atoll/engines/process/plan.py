@@ -5,11 +5,11 @@ Theory of operation. The sandbox's root is an empty, read-only tmpfs of bubblewr
 directories, its volumes and a bounded `/dev/shm`. Every namespace is new, so there is no network but a loopback, no
 process, no message queue and no host name of others to see. The one user inside is an ordinary one, who has no
 capability and cannot get any: `no_new_privs` is set by bubblewrap, file systems are mounted `nosuid`, and further user
-namespaces are disabled. It has the filter of system calls of the other engines. Where it may write to a volume, it cannot
-make a file set-uid, because that would be a program of the host.
+namespaces are disabled. It has the filter of system calls of the other engines. Where it may write to a volume, it
+cannot make a file set-uid, because that would be a program of the host.
 
-bubblewrap itself is started by the agent's `--as`, which leaves the keys of the session behind, turns core dumps off and
-gives `/usr` and `/etc` inodes of their own (`agent/src/fresh.c`).
+bubblewrap itself is started by the agent's `--as`, which leaves the keys of the session behind, turns core dumps off
+and gives `/usr` and `/etc` inodes of their own (`agent/src/fresh.c`).
 
 The environment may hold secrets, and the command line of a process can be read by everybody on the host. So all but the
 agent's own words goes through a descriptor (`hidden_arguments`).

@@ -1,7 +1,8 @@
 """Users for sandboxes, when we are root: each sandbox runs as one that nobody else on this machine has.
 
 A user is claimed by making a link of its number to the sandbox's name, which only one process can do, and which is done
-as a whole or not at all. It leads nowhere. Before that it is claimed for this installation on the machine (`claims.py`).
+as a whole or not at all. It leads nowhere. Before that it is claimed for this installation on the machine
+(`claims.py`).
 """
 
 from __future__ import annotations
