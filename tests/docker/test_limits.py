@@ -17,6 +17,7 @@ from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from docker import private_engine
 from docker.test_plan import IMAGE, INFO, WHO
+from needs import not_applicable
 
 MIB = 1 << 20
 SMALL = Resources(
@@ -43,7 +44,7 @@ def _group(engine: DockerEngine, controller: str) -> Path:
 
 async def test_a_container_that_asks_for_no_limit_has_one(limited: DockerEngine) -> None:
     if not await limited.shared_ceilings():
-        pytest.skip("this Docker engine makes control groups elsewhere")
+        not_applicable("this Docker engine makes control groups elsewhere")
     spec = SandboxSpec.of(image=private_engine.DEBIAN, account="aaa", limits={"cpus": 0.5})
     async with AsyncSandbox(spec, engine=limited) as sandbox:
         (handle,) = await limited.list()

@@ -17,6 +17,7 @@ from atoll.engines.docker import DockerEngine, endpoint
 from atoll.model import Volume
 from atoll.settings import Settings
 from docker.private_engine import DEBIAN, SCRIPT, START_S, stop_another, where
+from needs import missing, not_applicable
 from security import probe
 
 PROGRAM = Path(probe.__file__).read_text()
@@ -24,7 +25,11 @@ EXPLAINED = {"A20.host_root", "C03.host_paths", "C03.layers"}
 """Docker's own ways, as SECURITY.md says: root is the host's without `userns-remap`, the mount table names paths."""
 MAPPED = "0 300000 65536"
 
-x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the probe knows the system calls of x86-64")
+
+@pytest.fixture
+def known_machine() -> None:
+    if platform.machine() != "x86_64":
+        not_applicable("the probe knows the system calls of x86-64")
 
 
 async def open_walls(engine: DockerEngine, user: str) -> dict[str, str]:
@@ -38,7 +43,7 @@ async def open_walls(engine: DockerEngine, user: str) -> dict[str, str]:
     return {line["id"]: line["why"] for line in lines if line["verdict"] != "HELD"}
 
 
-@x86_64
+@pytest.mark.usefixtures("known_machine")
 @pytest.mark.parametrize("user", ["0", "1000"])
 async def test_no_wall_is_open_but_those_that_are_explained(engine: DockerEngine, user: str) -> None:
     found = await open_walls(engine, user)
@@ -69,7 +74,7 @@ def remapped() -> Iterator[str]:
     ]
     for name in ("/etc/subuid", "/etc/subgid"):
         if not os.path.exists(name):
-            pytest.skip(f"there is no {name}")
+            missing(f"there is no {name}")
     with open(folder / "said", "w+") as said:
         variables = {**os.environ, "DOCKERD_OPTIONS": "--userns-remap=daemon"}
         done = subprocess.run(command, stdout=said, stderr=said, timeout=START_S, env=variables)

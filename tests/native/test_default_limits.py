@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -22,6 +21,7 @@ from atoll.engines.linux.plan import CgroupLimits
 from atoll.model import Cause, Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources, sized
 from atoll.settings import Settings
+from needs import need
 
 MIB = 1 << 20
 SMALL = Resources(
@@ -49,8 +49,7 @@ Engines = Callable[..., OciEngine]
 @pytest.fixture(scope="module")
 def settings() -> Iterator[Settings]:
     """One for all: to make a pool takes longer than most of these tests."""
-    if os.geteuid() != 0:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs root")
+    need("root")
     folder = Path(tempfile.mkdtemp(prefix="al-", dir="/tmp"))
     folder.chmod(0o755)
     yield Settings(folder / "data", folder / "run")

@@ -12,6 +12,7 @@ from atoll.engines import registry
 from atoll.engines.linux.oci.runtimes import locate
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.settings import Settings
+from needs import missing, not_applicable
 
 
 @pytest.fixture
@@ -19,9 +20,9 @@ def gvisor(tmp_path: Path) -> Settings:
     settings = Settings(tmp_path / "data", tmp_path / "run")
     tmp_path.chmod(0o755)
     if os.geteuid() != 0 or locate("runsc", settings.data_dir) is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs root and runsc")
+        missing("needs root and runsc")
     if registry.auto(settings)[0].name != "native":
-        pytest.skip("`auto` is another engine here")
+        not_applicable("`auto` is another engine here")
     return settings
 
 

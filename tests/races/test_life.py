@@ -22,6 +22,7 @@ import pytest
 from atoll.engines.linux.oci.runtimes import locate
 from atoll.manager import SandboxManager
 from atoll.settings import Settings
+from needs import missing, need
 from oci.remains import remains
 from races.driver import CAP, DEADLINE_S, engine_for
 from races.judging import History, compare
@@ -38,12 +39,10 @@ def settings() -> Iterator[Settings]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def need(name: str) -> None:
-    explain = pytest.fail if os.environ.get("CI") else pytest.skip
-    if os.geteuid() != 0:
-        explain("needs root")
+def need_runtime(name: str) -> None:
+    need("root")
     if name != "native" and locate(name, Path("/nonexistent")) is None:
-        explain(f"needs {name}: run 'make setup-test'")
+        missing(f"needs {name}: run 'make setup-test'")
 
 
 class Role:
@@ -96,7 +95,7 @@ class Role:
 
 
 async def race(name: str, settings: Settings, operations: int, kills: int) -> None:
-    need(name)
+    need_runtime(name)
     seed = os.environ.get("ATOLL_RACE_SEED") or os.urandom(4).hex()
     print(f"ATOLL_RACE_SEED={seed}")
     log, began = settings.data_dir.parent / "log", time.monotonic()

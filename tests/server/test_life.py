@@ -14,6 +14,7 @@ import pytest
 
 from atoll.settings import Settings
 from leftovers import leftovers
+from needs import need
 from server.running import RunningServer, start_server
 
 
@@ -94,8 +95,7 @@ def test_what_keeps_a_server_from_starting_is_a_message(server: RunningServer, t
 @pytest.mark.usefixtures("server")
 def test_a_deletion_wins_over_a_restart(session_folder: Path) -> None:
     """Whoever asked for the restart is told, and nothing of the sandbox is left."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+    need("root")
     folder = session_folder / "wins"
     running = start_server(folder, engine="native")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import httpx
 import pytest
 
 from atoll.settings import Settings
+from needs import need
 from server.conftest import new_user
 from server.running import RunningServer, running_server
 
@@ -39,8 +39,7 @@ os._exit(0)'"""
 def limited(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> Iterator[RunningServer]:
-    if os.geteuid() != 0:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs root")
+    need("root")
     need_engine("native", session_settings)
     with running_server(session_folder / "limited", "native", **CEILINGS) as running:
         yield running

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,14 +11,13 @@ import httpx
 import pytest
 
 from atoll.settings import Settings
+from needs import needs
 from server.conftest import Person, new_user
 from server.running import RunningServer, running_server
 from unit.images.archives import file, small_root
 from unit.images.registries import PASSWORD, USER, Front, Pusher, registry
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("docker-registry") is None, reason="no registry to test with: apt-get install docker-registry"
-)
+pytestmark = needs("docker-registry")
 LOGIN = {"username": USER, "password": PASSWORD}
 
 

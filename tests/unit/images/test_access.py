@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -17,12 +16,11 @@ from atoll.errors import ImageError, SpecError
 from atoll.images import Images
 from atoll.images.access import OPERATOR, Access, UnreachableError, current, parse_places, pulling_with
 from atoll.images.credentials import Credentials
+from needs import needs
 from unit.images.archives import file, small_root
 from unit.images.registries import PASSWORD, USER, Front, Pusher, registry
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("docker-registry") is None, reason="no registry to test with: apt-get install docker-registry"
-)
+pytestmark = needs("docker-registry")
 STRANGER = Access(guarded=True)
 
 
