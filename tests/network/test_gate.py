@@ -116,6 +116,14 @@ def test_a_change_of_the_policy_changes_what_is_refused(internet: Internet, make
     assert attempts(sandbox, target, (EVIL, 80)) == ["ConnectionRefusedError"] * 2
 
 
+def test_a_scan_finds_nothing_open_and_is_counted(internet: Internet, make: Make) -> None:
+    scanner = make({"engine": "native"}, {"allowed_domains": ["allowed.test"]})
+    targets = [(EVIL, port) for port in range(1000, 1300)]
+    assert set(attempts(scanner, *targets)) == {"ConnectionRefusedError"}
+    log = [each for each in scanner.network_log() if each.destination.startswith(EVIL)]
+    assert 200 <= len(log) + sum(each.dropped for each in log) <= len(targets)
+
+
 def chains(settings: Settings) -> set[str]:
     with open(Gateway(settings).places.router) as router, netlink.inside(router.fileno()):
         listed = subprocess.run(["nft", "list", "chains"], check=True, capture_output=True, text=True).stdout
