@@ -8,6 +8,7 @@ no other Atoll on the machine meanwhile.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import httpx
 
-from needs import need
 from server.running import RunningServer, start_server
 from server.test_kill import free_port
 from soak import measures
@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--engine", default="native")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
-    need("root")
+    if os.geteuid() != 0:
+        parser.error("needs root")
     print(f"seed {options.seed}")
     kept = True
     if options.minutes:
