@@ -8,6 +8,7 @@ no other Atoll on the machine meanwhile.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import httpx
 
-from needs import need
 from server.running import RunningServer, start_server
 from server.test_kill import free_port
 from soak import measures
@@ -36,7 +36,8 @@ def main() -> int:
     parser.add_argument("--engine", default="native")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
-    need("root")
+    if os.geteuid() != 0:
+        parser.error("needs root")
     print(f"seed {options.seed}")
     kept = True
     if options.minutes:
@@ -62,21 +63,25 @@ class Soak:
         what = f"a kill every {self._options.kill_every:g} s" if self._kills else "no kills"
         print(f"\n{seconds / 60:g} minutes, {self._options.users} users, {what}, in {self._folder}", flush=True)
         self._server = self._start()
-        users = self._users()
-        for user in users:
-            user.each_once()
-        self._load(users, _WARM_UP_S, kills=False)
-        before = self._settled(users)
-        users = self._users(users)
-        self._load(users, seconds, kills=self._kills)
-        after = self._settled(users, before)
-        kept = self._report(users, measures.compare(before, after))
+        users: list[User] = []
+        try:
+            users = self._users()
+            for user in users:
+                user.each_once()
+            self._load(users, _WARM_UP_S, kills=False)
+            before = self._settled(users)
+            users = self._users(users)
+            self._load(users, seconds, kills=self._kills)
+            after = self._settled(users, before)
+            kept = self._report(users, measures.compare(before, after)) and self._server.stop() == 0
+        finally:
+            for user in users:
+                user.over.set()
+            if self._server.process.poll() is None:
+                self._server.process.kill()
+                print(f"kept for a look: {self._folder}")
         if kept:
-            kept = self._server.stop() == 0
             shutil.rmtree(self._folder, ignore_errors=True)
-        else:
-            self._server.process.kill()
-            print(f"kept for a look: {self._folder}")
         return kept
 
     def _start(self) -> RunningServer:

@@ -73,8 +73,11 @@ class User(Client):
                 self.problems.append(f"{name} of user {self.number}: {error!r}")
 
     def delete_all(self) -> None:
+        """Also snapshots that were made for an answer which a killed server did not send."""
         while self._sandboxes:
             self._delete(f"/sandboxes/{self._sandboxes[0]}")
+        for snapshot in self._ask("GET", "/snapshots").json():
+            self._ask("DELETE", f"/snapshots/{snapshot['name']}", missing_ok=True)
 
     def _ask(self, method: str, path: str, *, missing_ok: bool = False, **options: Any) -> httpx.Response:
         deadline = time.monotonic() + GIVE_UP_S
