@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from atoll.engines.linux.accounts import ACCOUNT
 from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.local.processes import each_process
 from atoll.settings import Settings
@@ -28,12 +29,13 @@ def leftovers(settings: Settings) -> list[str]:
 
 
 def _groups(settings: Settings) -> list[str]:
-    """Those of single sandboxes; the one around them goes when the engine is closed."""
+    """Those of single sandboxes; the ones around them, of accounts and of all, go when the engine is closed."""
     name = settings.data_dir / "installation-id"
     if not name.exists():
         return []
     around = Group(Hierarchy.find(), f"/atoll-{name.read_text()[:12]}")
-    return sorted(str(path) for group in around.directories() for path in group.glob("*/"))
+    found = [path for group in around.directories() for path in (*group.glob("*/"), *group.glob(f"{ACCOUNT}*/*/"))]
+    return sorted(str(path) for path in found if not path.name.startswith(ACCOUNT))
 
 
 def _names(pid: int, marker: bytes) -> bool:
