@@ -194,6 +194,28 @@ async def test_nobody_inside_takes_the_agents_place(engine: DockerEngine) -> Non
             await engine.connect(await handle_of(engine, sandbox))
 
 
+async def test_no_set_id_program_gets_onto_a_writable_volume(engine: DockerEngine, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in").chmod(0o777)
+    attempts = (
+        "cp /bin/cat /in/cat; chmod 4755 /in/cat; chmod 2755 /in/cat; chmod u+s /tmp/own; cp -p /in/cat /in/copy;"
+        " touch /tmp/own && chmod 755 /tmp/own && chmod 644 /in/cat && stat -c %a /in/cat"
+    )
+    async with new(engine, volumes=[{"host": str(tmp_path / "in"), "path": "/in"}]) as sandbox:
+        result = await sandbox.exec(attempts, timeout=20)
+        assert result.stdout == "644\n", result
+        assert "not permitted" in result.stderr
+        with pytest.raises(PermissionError):
+            await sandbox.write_file("/in/written", "x", mode=0o4755)
+    modes = [path.stat().st_mode & 0o7000 for path in (tmp_path / "in").iterdir()]
+    assert modes
+    assert not any(modes)
+    async with new(engine, volumes=[{"host": str(tmp_path / "in"), "path": "/in", "read_only": True}]) as sandbox:
+        result = await sandbox.exec("touch /tmp/own && chmod 4755 /tmp/own && stat -c %a /tmp/own", timeout=20)
+        assert result.stdout == "4755\n", "without a writable volume it is allowed"
+
+
 async def test_volumes_that_give_the_machine_away_are_refused(engine: DockerEngine, settings: Settings) -> None:
     engine_socket = where().path
     for path in (engine_socket, str(Path(engine_socket).parent), "/", str(settings.data_dir)):

@@ -110,6 +110,16 @@ def test_a_read_only_volume_shows_nothing_that_is_mounted_below_it() -> None:
     assert not second["BindOptions"]["NonRecursive"]
 
 
+def test_a_writable_volume_is_refused_where_the_filter_has_no_effect() -> None:
+    writable = SandboxSpec.of(image="x", volumes=[{"host": "/a", "path": "/in"}])
+    read_only = SandboxSpec.of(image="x", volumes=[{"host": "/a", "path": "/in", "read_only": True}])
+    plan.check_set_id(writable, "runc")
+    plan.check_set_id(read_only, "runsc")
+    for runtime in ("runsc", "kata-runtime"):
+        with pytest.raises(SpecError, match="set-uid"):
+            plan.check_set_id(writable, runtime)
+
+
 @pytest.mark.parametrize("path", ["/var", "/var/run/docker.sock", "/var/lib/docker/overlay2", "/"])
 def test_a_volume_that_would_open_the_walls_is_refused(path: str) -> None:
     spec = SandboxSpec.of(image="x", volumes=[{"host": path, "path": "/in"}])
