@@ -193,6 +193,8 @@ class OciEngine(Saving):
         try:
             async with self._places.exclusion.alone(handle.sandbox_id, _BRIDGE_S):
                 return await self._streams.get(handle.sandbox_id, self._runtime_of(handle))
+        except EngineUnavailableError:
+            raise
         except EngineError as error:
             raise AgentUnreachableError(
                 f"the agent of sandbox '{handle.sandbox_id}' cannot be reached: {error.reason}"
