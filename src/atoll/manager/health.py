@@ -58,6 +58,7 @@ class Health:
         guest = Guest(lambda: self._core.engine_of(member).connect(member.record.handle()), connect_timeout_s=5.0)
 
         async def ask() -> Background:
+            before = await core.engine_of(member).stats(member.record.handle())
             processes, stats = await guest.processes.list(), await guest.stats()
             tables = [await connections.table(guest, path) for path in connections.TABLES if member.record.services]
             used = await core.engine_of(member).stats(member.record.handle())
@@ -66,7 +67,8 @@ class Health:
                 running=any(process.running for process in processes) or (used.pids or 0) > _QUIET_PIDS,
                 output_bytes=stats.output_bytes,
                 sent_bytes=connections.sent_bytes(await connections.table(guest, connections.DEVICES)),
-                cpu_s=used.cpu_s or 0.0,
+                cpu_s=before.cpu_s or 0.0,
+                cpu_after_s=used.cpu_s or 0.0,
                 listens=frozenset(port for table in tables for port in connections.listening(table)),
             )
 

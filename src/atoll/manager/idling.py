@@ -20,6 +20,7 @@ from atoll.model import Capability, Cause, State
 
 _BUSY_SHARE = 0.01
 """Of one processor, over the time between the two looks. Waiting for something to happen takes less."""
+_BUSY_LEAST_S = 0.04
 _AT_ONCE = 32
 _SOON_S = 1.0
 _log = logging.getLogger(__name__)
@@ -146,6 +147,8 @@ class Idling:
         if before is not None and before.at < self._since(member):
             before = None
         if before is None:
+            # Two looks right after another would take a moment's rest for idleness.
+            member.look_again = seen.at + max(_SOON_S, self._timeout(member) / 4)
             return not seen.running
         if _is_busy(before, seen):
             member.usage.touch()
@@ -155,7 +158,7 @@ class Idling:
 def _is_busy(before: Background, seen: Background) -> bool:
     if seen.output_bytes != before.output_bytes or seen.sent_bytes > before.sent_bytes:
         return True
-    return seen.cpu_s - before.cpu_s > _BUSY_SHARE * (seen.at - before.at)
+    return seen.cpu_s - before.cpu_after_s > max(_BUSY_LEAST_S, _BUSY_SHARE * (seen.at - before.at))
 
 
 def can_pause(core: Core, member: Member) -> bool:

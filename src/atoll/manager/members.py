@@ -39,6 +39,9 @@ class Background:
     sent_bytes: int = 0
     """That went out over its network."""
     cpu_s: float = 0.0
+    """That was used when the look began."""
+    cpu_after_s: float = 0.0
+    """And when it was over: with a virtual kernel, looking takes more than an idle sandbox does."""
     listens: frozenset[int] = frozenset()
     """TCP ports."""
 
