@@ -53,7 +53,7 @@ _WRITTEN = {
     "resolv.conf": "",
     "shells": "/bin/sh\n/bin/bash\n",
 }
-_LAYOUT = 2
+_LAYOUT = 3
 """Counted up with what else is made."""
 _LINKED = {"ssl/cert.pem": "certs/ca-certificates.crt"}
 """Where OpenSSL looks first. The directory of single certificates is left out: hundreds of links to copy."""
@@ -105,6 +105,7 @@ def _make(draft: Path, agent: Path, host_etc: Path) -> None:
     for name in ("files/usr", "empty"):
         (draft / name).mkdir()
     shutil.copyfile(agent, draft / "files" / "agent")
+    (draft / "files" / "nothing").touch()
     for name in _COPIED:
         with suppress(FileNotFoundError, PermissionError):
             _copy(host_etc / name, etc / name)

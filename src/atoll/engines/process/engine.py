@@ -16,6 +16,7 @@ from atoll.engines.local.processes import ProcessRef
 from atoll.engines.process import call_filter, probing, searching
 from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
 from atoll.engines.process.plan import (
+    TELLING,
     Descriptors,
     Surroundings,
     arguments,
@@ -83,7 +84,7 @@ class ProcessEngine(LocalEngine):
             filter=_memory_file(call_filter.rendered(refuses_set_id=record.spec.has_writable_volume), resources),
         )
         links, directories = _top_level()
-        around = Surroundings(home, base_files(home.parent, agent), links, directories, fds)
+        around = Surroundings(home, base_files(home.parent, agent), links, directories, fds, _covered())
         words = arguments(record.spec.model_copy(update={"limits": record.limits}), around)
         seen = words.index("--args")
         os.pwrite(fds.hidden, hidden_arguments(words[:seen], environment), 0)
@@ -128,6 +129,11 @@ def _memory_file(content: bytes, resources: ExitStack) -> int:
         file.write(content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+@functools.cache
+def _covered() -> tuple[str, ...]:
+    return tuple(name for name in TELLING if os.path.isfile(f"/proc/{name}"))
 
 
 @functools.cache

@@ -78,6 +78,12 @@ class Surroundings:
     directories: tuple[str, ...]
     """Those of the same names that are directories, on hosts where /usr is not merged."""
     fds: Descriptors
+    covered: tuple[str, ...] = ()
+    """Files of /proc that tell about the machine, as far as it has them: an empty one is shown."""
+
+
+TELLING = ("buddyinfo", "cmdline", "config.gz", "diskstats", "interrupts", "key-users", "keys", "partitions")
+"""What is worth covering in /proc, of what every user of the machine may read."""
 
 
 def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
@@ -116,7 +122,10 @@ def _system(around: Surroundings) -> list[str]:
     if around.fds.hosts is not None:
         words += ["--perms", "0644", "--ro-bind-data", str(around.fds.hosts), "/etc/hosts"]
     # bubblewrap's /dev is a tmpfs that would take any amount of memory; only /dev/shm has to be written to.
-    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
+    words += ["--proc", "/proc"]
+    for name in around.covered:
+        words += ["--ro-bind", f"{around.base}/nothing", f"/proc/{name}"]
+    words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
     return [*words, "--remount-ro", "/dev", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108
 
 
