@@ -298,8 +298,9 @@ class Saving(abc.ABC):
             return await self._launch(restored, runtime)
         except Exception as error:
             ended = Ended(cause=Cause.LOST, reason=f"it could not be started again: {error}")
+            # It still says what it was going back to: without, it would look like one that was never made.
             with suppress(OSError):
-                self._places.records.write(restored.model_copy(update={"ended": ended, "restoring": None}))
+                self._places.records.write(restored.model_copy(update={"ended": ended}))
             raise
 
     async def _completed(self, record: Record) -> Record:
