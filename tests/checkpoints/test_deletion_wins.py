@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.engines.linux.oci import OciEngine
-from atoll.errors import SandboxGoneError
+from atoll.errors import SandboxError, SandboxGoneError
 from atoll.model import State
 from atoll.settings import Settings
 from checkpoints.conftest import MakeSandbox
@@ -52,3 +52,23 @@ async def test_whatever_is_done_meanwhile(
             assert "has been deleted" in str(outcome)
         assert (await engine.inspect(handle)).state is State.MISSING
         assert leftovers(settings) == []
+
+
+async def test_one_that_could_not_be_started_again_is_kept(
+    native: OciEngine, sandbox_on: MakeSandbox, settings: Settings
+) -> None:
+    """Its files are still there, so nobody collects it, and it can go back once what was missing is there."""
+    volume = settings.data_dir.parent / "volume"
+    volume.mkdir()
+    sandbox = await sandbox_on(native, volumes={str(volume): "/data"}).create()
+    await sandbox.write_file("file", "kept")
+    checkpoint = await sandbox.checkpoint()
+    volume.rmdir()
+    with pytest.raises(SandboxError):
+        await sandbox.rollback(checkpoint)
+    assert await native.gc() == []
+    assert [handle.sandbox_id for handle in await native.list()] == [sandbox.id]
+    volume.mkdir()
+    await sandbox.rollback(checkpoint)
+    assert await sandbox.read_file("file") == "kept"
+    await sandbox.cleanup()

@@ -272,8 +272,8 @@ class OciEngine(Saving):
     async def pause(self, handle: Handle) -> None:
         await self._existing(handle)
         async with self._alone(handle.sandbox_id):
-            self._living(handle)
-            await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
+            async with self._explained(self._living(handle)):
+                await self._pausing.pause(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def resume(self, handle: Handle) -> None:
         record = self._places.records.read(handle.sandbox_id)
@@ -282,8 +282,8 @@ class OciEngine(Saving):
             return
         await self._existing(handle)
         async with self._alone(handle.sandbox_id):
-            self._living(handle)
-            await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
+            async with self._explained(self._living(handle)):
+                await self._pausing.resume(handle.sandbox_id, self._runtime_of(handle), Deadline.after(_PAUSE_S))
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         async with self._alone(handle.sandbox_id):

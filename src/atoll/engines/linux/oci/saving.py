@@ -24,13 +24,14 @@ from atoll.engines.local import exclusion, processes
 from atoll.engines.local.processes import ProcessRef
 from atoll.engines.local.states import all_or_none
 from atoll.engines.local.waiting import Deadline, finish
-from atoll.errors import CheckpointNotFoundError, SandboxGoneError, SpecError, UnsupportedError
+from atoll.errors import CheckpointNotFoundError, EngineError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.images import tree
 from atoll.model import Cause, Handle, SandboxSpec
 
 _STOP_S = 30.0
 _PAUSE_S = 10.0
 _DUMP_S = 120.0
+_DYING_S = 2.0
 _AS_IT_IS = "as it is"
 """Not a saved state: its layer stays."""
 _FORKS_AT_ONCE = 8
@@ -216,11 +217,23 @@ class Saving(abc.ABC):
         @asynccontextmanager
         async def dump(target: Path) -> AsyncIterator[None]:
             await workers.run(workers.ENGINE, target.mkdir, mode=0o700, parents=True)
-            async with self._pausing.holding(record.sandbox_id, runtime, _PAUSE_S):
+            async with self._explained(record), self._pausing.holding(record.sandbox_id, runtime, _PAUSE_S):
                 await self._pausing.dump(record.sandbox_id, runtime, target, Deadline.after(_DUMP_S))
                 yield
 
         return dump
+
+    @asynccontextmanager
+    async def _explained(self, record: Record) -> AsyncIterator[None]:
+        """What a runtime cannot do because the sandbox is just dying is reported as its end."""
+        try:
+            yield
+        except EngineError as error:
+            self._places.exclusion.refuse_deleted(record.sandbox_id)
+            if record.init is None or await processes.wait({record.init}, Deadline.after(_DYING_S)):
+                gone = f"sandbox '{record.sandbox_id}' has just ended"
+                raise SandboxGoneError(gone, cause=Cause.LOST.value) from error
+            raise
 
     async def _unfreeze(self, record: Record) -> None:
         """Whoever held it still to save it has died: it goes on as before."""
@@ -298,8 +311,9 @@ class Saving(abc.ABC):
             return await self._launch(restored, runtime)
         except Exception as error:
             ended = Ended(cause=Cause.LOST, reason=f"it could not be started again: {error}")
+            # It still says what it was going back to: without, it would look like one that was never made.
             with suppress(OSError):
-                self._places.records.write(restored.model_copy(update={"ended": ended, "restoring": None}))
+                self._places.records.write(restored.model_copy(update={"ended": ended}))
             raise
         finally:
             # It had a little room to be started, however full its account is.
