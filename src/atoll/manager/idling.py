@@ -20,6 +20,8 @@ from atoll.model import Capability, Cause, State
 
 _BUSY_SHARE = 0.01
 """Of one processor, over the time between the two looks. Waiting for something to happen takes less."""
+_BUSY_SHARE_VIRTUAL = 0.1
+"""A kernel in user space takes some hundredths of a processor by itself, also when nothing runs on it."""
 _BUSY_LEAST_S = 0.04
 _AT_ONCE = 32
 _SOON_S = 1.0
@@ -150,15 +152,21 @@ class Idling:
             # Two looks right after another would take a moment's rest for idleness.
             member.look_again = seen.at + max(_SOON_S, self._timeout(member) / 4)
             return not seen.running
-        if _is_busy(before, seen):
+        if _is_busy(before, seen, _busy_share(member)):
             member.usage.touch()
         return True
 
 
-def _is_busy(before: Background, seen: Background) -> bool:
+def _busy_share(member: Member) -> float:
+    record = member.record
+    isolation = record.details.get("isolation") or record.spec.isolation or "namespaces"
+    return _BUSY_SHARE if isolation == "namespaces" else _BUSY_SHARE_VIRTUAL
+
+
+def _is_busy(before: Background, seen: Background, share: float) -> bool:
     if seen.output_bytes != before.output_bytes or seen.sent_bytes > before.sent_bytes:
         return True
-    return seen.cpu_s - before.cpu_after_s > max(_BUSY_LEAST_S, _BUSY_SHARE * (seen.at - before.at))
+    return seen.cpu_s - before.cpu_after_s > max(_BUSY_LEAST_S, share * (seen.at - before.at))
 
 
 def can_pause(core: Core, member: Member) -> bool:
