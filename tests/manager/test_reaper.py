@@ -32,9 +32,12 @@ async def test_an_idle_sandbox_is_ended_with_its_cause_and_a_used_one_is_not(
 async def test_the_reaper_comes_by_itself(make_manager: Make, clock: ManualClock) -> None:
     manager = make_manager(idle_timeout=100, cleanup_interval=30, clock=clock)
     id = await manager.create_sandbox()
+    member = manager._parts.core.members.get(id)  # type: ignore[union-attr]
     for seconds in (30, 20, 10, 30, 10):  # the interval, half of the time, and its end
         await until(lambda seconds=seconds: seconds in clock.sleeps())  # type: ignore[misc]
         clock.advance(seconds)
+        if seconds == 20:  # looked at for the first time, by the clock of now
+            await until(lambda: member.background is not None)
     assert (await manager.wait_until(id, State.MISSING)).cause is Cause.POLICY
 
 
