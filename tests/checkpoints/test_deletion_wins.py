@@ -60,6 +60,7 @@ async def test_one_that_could_not_be_started_again_is_kept(
     """Its files are still there, so nobody collects it, and it can go back once what was missing is there."""
     volume = settings.data_dir.parent / "volume"
     volume.mkdir()
+    os.chown(volume, 1000, 1000)
     sandbox = await sandbox_on(native, volumes={str(volume): "/data"}).create()
     await sandbox.write_file("file", "kept")
     checkpoint = await sandbox.checkpoint()
@@ -69,6 +70,7 @@ async def test_one_that_could_not_be_started_again_is_kept(
     assert await native.gc() == []
     assert [handle.sandbox_id for handle in await native.list()] == [sandbox.id]
     volume.mkdir()
+    os.chown(volume, 1000, 1000)
     await sandbox.rollback(checkpoint)
     assert await sandbox.read_file("file") == "kept"
     await sandbox.cleanup()

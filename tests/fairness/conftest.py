@@ -61,6 +61,7 @@ def session_court(session_folder: Path, need_engine: Callable[[str, Settings], N
     steps = session_folder / "steps"
     variables = {
         "ATOLL_TEST_STEPS": str(steps),
+        "ATOLL_REGISTRIES": "127.0.0.0/8",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")]),
     }
     with (

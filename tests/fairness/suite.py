@@ -181,7 +181,7 @@ def main() -> int:
 
 
 def _all(folder: Path, options: argparse.Namespace, problems: list[str]) -> tuple[list[dict[str, Any]], int]:
-    server = start_server(folder, options.engine, 0, ATOLL_MAX_NUM_SANDBOXES="200")
+    server = start_server(folder, options.engine, 0, ATOLL_MAX_NUM_SANDBOXES="200", ATOLL_REGISTRIES="127.0.0.0/8")
     rss = Rss(server.process.pid)
     names = options.only or list(ABUSES)
     quiet: list[Run] = []

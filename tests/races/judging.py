@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from atoll.model import State
 _EXPECTED = {
     "SandboxGoneError",
     "SandboxNotFoundError",
+    "SandboxPausedError",
     "ConflictError",
     "LimitReachedError",
     "CheckpointNotFoundError",
@@ -114,6 +114,8 @@ async def compare(manager: SandboxManager, engine: OciEngine, history: History) 
     faults += _on_the_machine(engine, set(handles), alive)
     for id in sorted(alive):
         try:
+            if members[id].record.state is State.PAUSED:  # by a driver, so no use wakes it
+                await manager.resume_sandbox(id)
             said = (await members[id].sandbox.exec("echo here", timeout=60)).stdout
         except SandboxError as error:
             said = f"{error}"
@@ -126,10 +128,7 @@ async def compare(manager: SandboxManager, engine: OciEngine, history: History) 
 
 def _on_the_machine(engine: OciEngine, known: set[str], alive: set[str]) -> list[str]:
     places = engine._places
-    groups: set[str] = set()
-    for directory in places.group("x").directories():
-        with suppress(FileNotFoundError):
-            groups |= {path.name.removeprefix(STARTING) for path in directory.parent.iterdir() if path.is_dir()}
+    groups = {name.removeprefix(STARTING) for name in places.accounts.names()}
     layers, ids = set(places.layers.list()), set(places.ids.owners().values())
     saved = {state.sandbox_id for state in engine._checkpoints.states.all() if state.sandbox_id}
     running = {id for id in known if places.group(id).pids()}

@@ -107,10 +107,10 @@ def test_a_port_in_a_path_is_written_in_one_way(client: httpx.Client, sandbox: s
 
 
 def test_an_import_that_fails_tells_nothing_of_the_server(
-    tmp_path: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
+    session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> None:
     need_engine("native", session_settings)
-    with running_server(tmp_path / "s", "native") as server, server.client() as admin:
+    with running_server(session_folder / "imports", "native") as server, server.client() as admin:
         assert admin.post("/users", json={"id": LONG, "quotas": {"max_snapshots": 1}}).status_code == 201
         key = admin.post("/keys", json={"user_id": LONG, "scopes": ["read", "use", "manage"]}).json()["key"]
         with server.client(key) as user:
@@ -118,13 +118,15 @@ def test_an_import_that_fails_tells_nothing_of_the_server(
             for content in (b"", b"no\n", head + b"\n" + b"x" * 100, b'{"format": "atoll-snapshot", "version": 7}\n'):
                 answer = user.put("/snapshots/x/content", content=content)
                 assert answer.status_code == 422
-                assert str(tmp_path) not in answer.text
+                assert str(session_folder) not in answer.text
             _long_ids_are_counted(user, admin)
 
 
 def _long_ids_are_counted(user: httpx.Client, admin: httpx.Client) -> None:
     """Of a user whose id is too long to be part of a name."""
-    sandbox = f"/sandboxes/{user.post('/sandboxes').json()['id']}"
+    created = user.post("/sandboxes")
+    assert created.status_code == 200, created.text
+    sandbox = f"/sandboxes/{created.json()['id']}"
     made = user.post(f"{sandbox}/snapshots", json={"name": "one"})
     assert (made.status_code, made.json()["owner_id"]) == (200, LONG)
     assert user.post(f"{sandbox}/snapshots", json={"name": "two"}).status_code == 429

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +39,7 @@ class Holding:
         count = "pgrep -f '[s]leep 314|[y]es 314' | wc -l"
         ran = self._admin.post(f"{self._sandbox}/exec", json={"command": count}).json()
         found["processes"] = int(ran["stdout"])
-        found["directories"] = len(list(Path(tempfile.gettempdir()).glob("atoll-tree-*")))
+        found["directories"] = len(list(self._server.folder.glob("state/transfers/*")))
         return found
 
     def until_as(self, before: dict[str, int], seconds: float) -> None:

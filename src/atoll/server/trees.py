@@ -13,7 +13,8 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -139,12 +140,31 @@ async def _over(task: asyncio.Future[None]) -> None:
 async def _pieces(tree: Path, held: contextlib.AsyncExitStack) -> AsyncGenerator[bytes, None]:
     """The archive is written as it is sent: it is never there as a whole."""
     async with held:
-        archive = _tar(tree)
-        while data := await workers.run(workers.TRANSFER, next, archive, b""):
-            yield data
+        archive = _Archive(tree)
+        try:
+            while data := await workers.run(workers.TRANSFER, archive.next):
+                yield data
+        finally:
+            await finish(workers.run(workers.ENGINE, archive.close))
 
 
-def _tar(tree: Path) -> Iterator[bytes]:
+class _Archive:
+    """The pieces, asked for by one thread after another. A reader who is gone may have left a thread at work on one."""
+
+    def __init__(self, tree: Path) -> None:
+        self._pieces = _tar(tree)
+        self._turn = threading.Lock()
+
+    def next(self) -> bytes:
+        with self._turn:
+            return next(self._pieces, b"")
+
+    def close(self) -> None:
+        with self._turn:
+            self._pieces.close()
+
+
+def _tar(tree: Path) -> Generator[bytes, None, None]:
     """None of its pieces is empty, and none larger than `_CHUNK`."""
     if tree.is_dir() and not tree.is_symlink():
         fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

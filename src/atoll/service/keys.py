@@ -6,6 +6,7 @@ A token is a JWT. Its algorithm is fixed by the server's settings, never taken f
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -62,6 +63,8 @@ class Identities:
         self._rules = rules or TokenRules()
         self._known: dict[bytes, tuple[float, float, Caller]] = {}
         self._vouched: dict[tuple[str | None, str | None], float] = {}
+        self._standing: dict[tuple[str, str | None, bool], float] = {}
+        self._checking = asyncio.Lock()
         self._changes = 0
         """What was looked up before a change is not remembered after it."""
         self._provider = jwt.PyJWKClient(self._rules.jwks_url, timeout=10) if self._rules.jwks_url else None
@@ -88,6 +91,17 @@ class Identities:
         """Whether somebody who was let in earlier still would be. Raises NotAuthenticatedError."""
         if caller.expires_at is not None and caller.expires_at <= time.time():
             raise NotAuthenticatedError("the credential has expired")
+        place, changes = (caller.user_id, caller.key_id, caller.sandbox_id is not None), self._changes
+        async with self._checking:  # one at a time: all streams of a user ask at once, and one answer is for all
+            if self._standing.get(place, 0.0) > time.monotonic():
+                return
+            await self._check(caller)
+            if len(self._standing) >= _MOST_REMEMBERED:
+                self._standing.clear()
+            if changes == self._changes:
+                self._standing[place] = time.monotonic() + _REMEMBER_S
+
+    async def _check(self, caller: Caller) -> None:
         if caller.sandbox_id is not None:
             await self.vouch(caller.user_id or None, caller.key_id)
             return
@@ -123,6 +137,7 @@ class Identities:
         self._changes += 1
         self._known.clear()
         self._vouched.clear()
+        self._standing.clear()
 
     async def _by_key(self, text: str) -> tuple[Caller, float]:
         key_id, _, secret = text.removeprefix(_PREFIX).partition("_")

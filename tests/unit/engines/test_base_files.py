@@ -46,7 +46,7 @@ def test_it_holds_what_programs_need_and_no_secret(host: Path) -> None:
             "etc/passwd",
             "etc/resolv.conf",
         ),
-        *("etc/shells", "etc/ssl/cert.pem", "etc/ssl/certs/ca-certificates.crt"),
+        *("etc/shells", "etc/ssl/cert.pem", "etc/ssl/certs/ca-certificates.crt", "nothing"),
     ]
     assert "admin" not in found["etc/passwd"].read_text()
     assert found["etc/resolv.conf"].read_text() == ""
@@ -64,7 +64,7 @@ def test_every_user_can_read_it_and_run_the_agent(host: Path) -> None:
     assert (base / "agent").stat().st_mode & 0o777 == 0o755
     assert (base / "etc/ssl/certs/ca-certificates.crt").stat().st_mode & 0o777 == 0o644
     assert (base / "etc").stat().st_mode & 0o777 == 0o755
-    assert base.parent.stat().st_mode & 0o777 == 0o711
+    assert base.parent.parent.stat().st_mode & 0o777 == 0o711
 
 
 def test_it_is_made_once_and_again_when_the_host_changed(host: Path) -> None:
@@ -82,15 +82,16 @@ def test_those_of_earlier_boots_are_removed(host: Path, monkeypatch: pytest.Monk
     old = make(host)
     monkeypatch.setattr(module, "boot_id", lambda: "bbbbbbbb-2")
     new = make(host)
-    assert [path.name for path in new.parent.iterdir()] == [new.name]
-    assert not old.exists()
+    assert list(new.parent.parent.iterdir()) == [new.parent]
+    assert not old.parent.exists()
 
 
 def test_what_a_killed_process_was_copying_is_removed_and_that_of_a_living_one_is_not(host: Path) -> None:
     base = make(host)
     dead = subprocess.Popen(["true"])
     dead.wait()
-    (base.parent / f".0123.{dead.pid}" / "etc").mkdir(parents=True)
-    (base.parent / f".4567.{os.getpid()}").mkdir()
-    sweep(base.parent.parent)
-    assert sorted(path.name for path in base.parent.iterdir()) == [f".4567.{os.getpid()}", base.name]
+    bases = base.parent.parent
+    (bases / f".0123.{dead.pid}" / "etc").mkdir(parents=True)
+    (bases / f".4567.{os.getpid()}").mkdir()
+    sweep(bases.parent)
+    assert sorted(path.name for path in bases.iterdir()) == [f".4567.{os.getpid()}", base.parent.name]
