@@ -3,9 +3,9 @@ directory.
 
 Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named
 after what is claimed, and its text says for whom: the claiming installation's directory (by device, inode and birth, so
-a copy of a directory is another one, and so is one that was made after it was removed), the PID namespace it was made in, the owner, and the directory's path. Making a link is
-one step that only one process can win. The directory is below `/run`: it is empty after a restart of the machine, as
-are the claims.
+a copy of a directory is another one, and so is one that was made after it was removed), the PID namespace it was made
+in, the owner, and the directory's path. Making a link is one step that only one process can win. The directory is below
+`/run`: it is empty after a restart of the machine, as are the claims.
 
 Installations that vanish leave claims behind. One is only taken away if it is old, its directory is gone, it was made
 where we would see its processes, and none of them is left. Whoever does that holds a lock, so nobody removes a claim

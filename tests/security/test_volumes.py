@@ -315,6 +315,32 @@ async def test_a_supervisor_opens_no_file_of_the_hosts_network_for_its_caller(ta
         tag.write_text(before)
 
 
+LANDLOCK = r"""
+sys_create, sys_restrict = 444, 446
+said, kind = "no Landlock", call(sys_create, None, 0, 1)
+if kind[0] > 0:
+    READ_FILE = 1 << 2
+    rules = struct.pack("<Q", READ_FILE)
+    ruleset = call(sys_create, rules, len(rules), 0)[0]
+    assert call(sys_restrict, ruleset, 0)[0] == 0
+    said = "closed"
+    try:
+        os.open("/etc/passwd", os.O_CREAT, 0o4644)
+        said = "opened"
+    except PermissionError:
+        pass
+say(said)
+"""
+
+
+@SUPERVISED
+async def test_a_supervisor_gives_nobody_back_what_landlock_took(target: Target, place: Path) -> None:
+    async with target.sandbox(volumes={str(volume_of(place)): "/v"}) as sandbox:
+        assert await inside(sandbox, LANDLOCK) == "no Landlock"
+    async with target.sandbox() as sandbox:
+        assert await inside(sandbox, LANDLOCK) in {"no Landlock", "closed"}, "the kernel may have none"
+
+
 @MAPPED
 async def test_what_a_supervisor_does_counts_for_its_sandbox(target: Target, place: Path) -> None:
     assert isinstance(target.engine, NativeEngine | OciEngine)
