@@ -10,11 +10,12 @@
  *
  * Each call is made by a child of its own that first becomes the caller: it joins the caller's user namespace and takes over its root
  * directory, working directory, ids, groups, capabilities and umask. So it can do no more than the caller could, and follows no link
- * that the caller could not follow. It looks at what it has opened, never at the path again. It is in no PID namespace of the
- * sandbox, so nobody inside can name it.
+ * that the caller could not follow. It joins its network and IPC, too: what is below /proc/sys depends on who looks. It looks at what
+ * it has opened, never at the path again. It is in no PID namespace of the sandbox, so nobody inside can name it.
  *
- * The listener comes over a socket, from whoever installs the filter; before it come the lists of the control groups to join. When
- * the last process under the filter is gone, so is this one. If this one dies first, those calls fail: nothing is let through.
+ * The listener comes over a socket, from whoever installs the filter; before it come the lists of the control groups to join, at once
+ * and as soon as the listener is there: a runtime takes no group that somebody is in. When the last process under the filter is gone,
+ * so is this one. If this one dies first, those calls fail: nothing is let through.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,6 +23,7 @@
 #include <limits.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
+#include <linux/nsfs.h>
 #include <linux/seccomp.h>
 #include <grp.h>
 #include <poll.h>
@@ -58,7 +60,7 @@ static bool virtual_kernel;
 /* -- what the caller is: read while it waits, and only then believed -- */
 
 struct caller {
-    int proc, root, cwd, memory, userns;
+    int proc, root, cwd, memory, userns, network, ipc;
     mode_t umask;
     uid_t uid;
     gid_t gid, groups[MOST_GROUPS];
@@ -78,8 +80,10 @@ static int open_caller(struct caller *caller, uint32_t pid) {
     caller->cwd = openat(caller->proc, "cwd", O_PATH | O_DIRECTORY | O_CLOEXEC);
     caller->memory = openat(caller->proc, "mem", O_RDONLY | O_CLOEXEC);
     caller->userns = openat(caller->proc, "ns/user", O_RDONLY | O_CLOEXEC);
+    caller->network = openat(caller->proc, "ns/net", O_RDONLY | O_CLOEXEC);
+    caller->ipc = openat(caller->proc, "ns/ipc", O_RDONLY | O_CLOEXEC);
     bool found = caller->proc >= 0 && caller->root >= 0 && caller->cwd >= 0 && caller->memory >= 0 && caller->userns >= 0;
-    return found ? 0 : -1;
+    return found && caller->network >= 0 && caller->ipc >= 0 ? 0 : -1;
 }
 
 /* The numbers are those of the user namespace that we are in. */
@@ -118,6 +122,14 @@ static int read_identity(struct caller *caller) {
     return found == 5 ? 0 : -1;
 }
 
+/* An ordinary user has the right to do so in the user namespace that the other one belongs to, and nowhere else. */
+static int enter(int namespace) {
+    if (setns(namespace, 0) == 0)
+        return 0;
+    int owner = errno == EPERM ? ioctl(namespace, NS_GET_USERNS) : -1;
+    return owner < 0 || setns(owner, CLONE_NEWUSER) < 0 ? -1 : setns(namespace, 0);
+}
+
 /* Become the caller, with its rights and no more. */
 static int become(struct caller *caller) {
     /* Groups as long as we are who we are: a runtime's namespace may forbid it. An ordinary user may only change them there, if at
@@ -125,7 +137,7 @@ static int become(struct caller *caller) {
     bool ordinary = geteuid() != 0;
     if (!ordinary && (read_identity(caller) < 0 || setgroups((size_t)caller->group_count, caller->groups) < 0))
         return -1;
-    if (setns(caller->userns, CLONE_NEWUSER) < 0 || read_identity(caller) < 0)
+    if (enter(caller->network) < 0 || enter(caller->ipc) < 0 || setns(caller->userns, CLONE_NEWUSER) < 0 || read_identity(caller) < 0)
         return -1;
     if (ordinary && setgroups((size_t)caller->group_count, caller->groups) < 0 && errno != EPERM)
         return -1;
@@ -284,6 +296,8 @@ static int make_file(const struct call *call, int root) {
     mode_t plain = call->mode & ~(mode_t)SET_ID;
     bool is_new = false;
     int fd = -1;
+    if (flags & O_PATH) /* it makes nothing, whatever else is asked for, and cannot be handed over */
+        return errno = EINVAL, -1;
     for (int i = 0; fd < 0 && i < TRIES; i++) {
         is_new = true;
         fd = openat(call->at, call->path, (flags & O_TMPFILE) == O_TMPFILE ? flags : flags | O_EXCL, plain);
@@ -405,21 +419,23 @@ static int receive_listener(int channel) {
 }
 
 int supervise(int channel, bool with_virtual_kernel) {
-    static char lists[65536];
+    static char lists[65536], lasting[65536];
     virtual_kernel = with_virtual_kernel;
     pid_t child = fork();
     if (child)
         return child < 0 ? 125 : 0;
     if (setsid() < 0 || chdir("/") < 0)
         _exit(125);
-    ssize_t length = recv(channel, lists, sizeof lists - 1, 0);
-    if (length <= 0)
+    ssize_t length = recv(channel, lists, sizeof lists - 1, 0), lasting_length = recv(channel, lasting, sizeof lasting - 1, 0);
+    if (length <= 0 || lasting_length <= 0)
         _exit(125);
     join(lists, (size_t)length - 1); /* one NUL more, so that the message is never empty */
     listener = receive_listener(channel);
     close(channel);
-    if (listener >= 0)
-        serve();
+    if (listener < 0)
+        _exit(0);
+    join(lasting, (size_t)lasting_length - 1);
+    serve();
     _exit(0);
 }
 

@@ -2,10 +2,10 @@
 directory.
 
 Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named
-after what is claimed, and its text says for whom: the claiming installation's directory (by device and inode, so a copy
-of a directory is another one), the PID namespace it was made in, the owner, and the directory's path. Making a link is
-one step that only one process can win. The directory is below `/run`: it is empty after a restart of the machine, as
-are the claims.
+after what is claimed, and its text says for whom: the claiming installation's directory (by device, inode and birth, so
+a copy of a directory is another one, and so is one that was made after it was removed), the PID namespace it was made
+in, the owner, and the directory's path. Making a link is one step that only one process can win. The directory is below
+`/run`: it is empty after a restart of the machine, as are the claims.
 
 Installations that vanish leave claims behind. One is only taken away if it is old, its directory is gone, it was made
 where we would see its processes, and none of them is left. Whoever does that holds a lock, so nobody removes a claim
@@ -14,8 +14,10 @@ twice.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +29,8 @@ from atoll.settings import owned_directory
 MACHINE = Path("/run/atoll-claims")
 _YOUNG_S = 600.0
 """What was claimed just now may not be in use yet."""
+_AT_FDCWD, _STATX_BTIME, _STATX_BYTES = -100, 0x800, 256
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +92,17 @@ class Claims:
         return None if self.take(name, owner) else self.find(name)
 
     def release(self, name: str, owner: str) -> None:
-        """Only what this installation claimed for that owner. May be repeated."""
+        """Only what this installation claimed for that owner. May be repeated, and by several at once."""
+        if not self._is_ours(name, owner):
+            return
+        with self._alone():
+            # Whoever released it meanwhile may have left it to another installation.
+            if self._is_ours(name, owner):
+                (self.directory / name).unlink(missing_ok=True)
+
+    def _is_ours(self, name: str, owner: str) -> bool:
         found = self.find(name)
-        if found is not None and found.owner == owner and found.home_id == identity(self.home):
-            (self.directory / name).unlink(missing_ok=True)
+        return found is not None and found.owner == owner and found.home_id == identity(self.home)
 
     def own(self) -> dict[str, str]:
         """What this installation has, and for whom."""
@@ -147,7 +158,17 @@ def identity(directory: Path) -> str | None:
         found = os.stat(directory)
     except OSError:
         return None
-    return f"{found.st_dev}:{found.st_ino}"
+    return f"{found.st_dev}:{found.st_ino}:{_birth(directory)}"
+
+
+def _birth(directory: Path) -> str:
+    """When it was made, because file systems give the inode of what was removed to what is made next. Empty where that
+    is not known."""
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    if _libc.statx(_AT_FDCWD, os.fsencode(directory), 0, _STATX_BTIME, found) != 0:
+        return ""
+    mask, seconds, nanoseconds = struct.unpack_from("=I76xqI", found)
+    return f"{seconds}.{nanoseconds:09}" if mask & _STATX_BTIME else ""
 
 
 def uids_in_use() -> set[int]:

@@ -120,6 +120,40 @@ def test_a_young_claim_one_in_use_and_one_from_elsewhere_are_kept(
     assert here.collect() == [str(first)]
 
 
+def test_a_directory_that_is_made_again_does_not_inherit_the_claims_of_the_one_before(tmp_path: Path) -> None:
+    """Many file systems give it the same inode. The sandboxes of the one before may still run."""
+    before = ranges_of(tmp_path, "a")
+    first = before.claim("running").first
+    shutil.rmtree(tmp_path / "a")
+    again = ranges_of(tmp_path, "a")
+    assert again.owners() == {}
+    again.release_all("running")
+    assert again.machine is not None
+    assert again.machine.find(str(first)) is not None
+
+
+def test_a_claim_that_was_released_meanwhile_and_is_anothers_now_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    ours, theirs = (Claims("ids", tmp_path / name, tmp_path / "machine") for name in "ab")
+    assert ours.take("1", "sandbox")
+    find = Claims.find
+
+    def find_and_be_late(self: Claims, name: str) -> claims.Claim | None:
+        found = find(self, name)
+        if found is not None and found.home == str(tmp_path / "a"):
+            monkeypatch.setattr(Claims, "find", find)
+            Claims("ids", tmp_path / "a", tmp_path / "machine").release("1", "sandbox")
+            assert theirs.take("1", "other")
+        return found
+
+    monkeypatch.setattr(Claims, "find", find_and_be_late)
+    ours.release("1", "sandbox")
+    assert theirs.own() == {"1": "other"}
+
+
 def test_processes_of_a_sandbox_are_seen_by_their_ids() -> None:
     child = os.fork()
     if child == 0:

@@ -215,7 +215,8 @@ subprocess.run(["tar", "cpf", "t.tar", "a", "b", "d"], check=True)
 subprocess.run(["tar", "xpf", "t.tar", "-C", "d"], check=True)
 errors = []
 tries = [(os.chmod, ("/opt/nothing", 0o4755)), (os.chmod, ("a/b", 0o4755)), (os.fchmod, (99, 0o4755)),
-         (os.open, ("b", os.O_CREAT | os.O_EXCL, 0o4755)), (os.chmod, ("/usr/bin/cat", 0o4755))]
+         (os.open, ("b", os.O_CREAT | os.O_EXCL, 0o4755)), (os.open, ("w", os.O_CREAT | os.O_PATH, 0o4777)),
+         (os.chmod, ("/usr/bin/cat", 0o4755))]
 for function, arguments in tries:
     try:
         function(*arguments)
@@ -251,7 +252,7 @@ async def test_set_id_bits_work_on_the_own_files_of_a_sandbox_with_a_volume(targ
         "modes": ["0o4755", "0o6711", "0o6711", "0o2775", "0o4755", "0o6711", "0o2775"],
         "content": "content more0o666",
         "inherited": False,
-        "errors": ["ENOENT", "ENOTDIR", "EBADF", "EEXIST", "EROFS"],
+        "errors": ["ENOENT", "ENOTDIR", "EBADF", "EEXIST", "EINVAL", "EROFS"],
     }
 
 
@@ -290,6 +291,73 @@ async def test_a_package_with_a_set_uid_program_is_installed_beside_a_volume(tar
         assert more.success, more
         assert (await sandbox.exec("stat -c %a /opt/tiny/set-uid")).stdout == "4755\n"
     assert special(volume) == []
+
+
+SEEN = r"""
+seen = []
+for flags, mode in ((os.O_RDONLY, 0), (os.O_CREAT, 0o4644)):
+    with open(os.open("/proc/sys/net/ipv4/conf/lo/tag", flags, mode)) as file:
+        seen.append(file.read())
+say(seen)
+"""
+
+
+@SUPERVISED
+async def test_a_supervisor_opens_no_file_of_the_hosts_network_for_its_caller(target: Target, place: Path) -> None:
+    """What is below /proc/sys/net is that of the network of whoever opens it. The kernel makes no use of this one."""
+    tag = Path("/proc/sys/net/ipv4/conf/lo/tag")
+    before = tag.read_text()
+    tag.write_text("4711")
+    try:
+        async with target.sandbox(volumes={str(volume_of(place)): "/v"}) as sandbox:
+            assert await inside(sandbox, SEEN) == ["0\n", "0\n"]
+    finally:
+        tag.write_text(before)
+
+
+LANDLOCK = r"""
+sys_create, sys_restrict = 444, 446
+said, kind = "no Landlock", call(sys_create, None, 0, 1)
+if kind[0] > 0:
+    READ_FILE = 1 << 2
+    rules = struct.pack("<Q", READ_FILE)
+    ruleset = call(sys_create, rules, len(rules), 0)[0]
+    assert call(sys_restrict, ruleset, 0)[0] == 0
+    said = "closed"
+    try:
+        os.open("/etc/passwd", os.O_CREAT, 0o4644)
+        said = "opened"
+    except PermissionError:
+        pass
+say(said)
+"""
+
+
+@SUPERVISED
+async def test_a_supervisor_gives_nobody_back_what_landlock_took(target: Target, place: Path) -> None:
+    async with target.sandbox(volumes={str(volume_of(place)): "/v"}) as sandbox:
+        assert await inside(sandbox, LANDLOCK) == "no Landlock"
+    async with target.sandbox() as sandbox:
+        assert await inside(sandbox, LANDLOCK) in {"no Landlock", "closed"}, "the kernel may have none"
+
+
+@MAPPED
+async def test_what_a_supervisor_does_counts_for_its_sandbox(target: Target, place: Path) -> None:
+    assert isinstance(target.engine, NativeEngine | OciEngine)
+    async with target.sandbox(volumes={str(volume_of(place)): "/v"}) as sandbox:
+        assert (await sandbox.exec("touch /v/x && chmod 4755 /v/x")).success
+        (supervisor,) = supervisors(sandbox.id)
+        record = target.engine._places.records.read(sandbox.id)
+        assert record is not None
+        assert record.init is not None
+        assert groups(supervisor) == groups(record.init.pid)
+
+
+def groups(pid: int) -> dict[str, str]:
+    """By hierarchy: where limits are."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    alone = len(lines) == 1
+    return {names: path for _, names, path in lines if alone or {"memory", "pids", "cpu"} & set(names.split(","))}
 
 
 @SUPERVISED

@@ -21,6 +21,8 @@ back to `clone`, whose flags are checked for new namespaces.
 
 Set-id bits. What is set-uid in a volume is set-uid on the host, so where a sandbox may write to a volume the calls that
 set such a bit are not simply allowed: see `SetId`. `openat2` hides its mode behind a pointer and answers ENOSYS there.
+So does Landlock where the calls are supervised: a program that gave up rights that way would get them back from the
+supervisor, which can take over everything of its caller but that.
 """
 
 from __future__ import annotations
@@ -123,6 +125,7 @@ _OPENS = {"open": (1, 2), "openat": (2, 3)}
 """Flags and mode. Without a flag that makes a file the mode is whatever lies there."""
 _O_CREAT, _O_TMPFILE = 0o100, 0o2000_0000
 _HIDDEN_MODE = "openat2"
+_LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
 
 def _set_id_rules(set_id: SetId) -> list[Rule]:
@@ -164,10 +167,11 @@ def default_profile() -> Profile:
 def profile(set_id: SetId) -> Profile:
     refused = tuple(sorted(syscalls.ANSWER_NOT_IMPLEMENTED))
     about_modes = frozenset((*_MODES, *_OPENS, _HIDDEN_MODE)) if set_id != "allowed" else frozenset()
+    misleading = _LANDLOCK if set_id == "supervised" else ()
     return Profile(
         (
-            Rule(tuple(sorted(syscalls.ALLOWED - about_modes))),
-            Rule(refused, error=errno.ENOSYS),
+            Rule(tuple(sorted(syscalls.ALLOWED - about_modes - set(misleading)))),
+            Rule((*refused, *misleading), error=errno.ENOSYS),
             Rule(("clone",), (Match(0, 0, NEW_NAMESPACES),)),
             *(Rule(("personality",), (Match(0, value),)) for value in PERSONALITIES),
             *_sockets(),

@@ -117,8 +117,17 @@ class Builder:
     async def _supervisor(
         self, plan: Plan, deadline: Deadline, opened: ExitStack, *, virtual_kernel: bool = False
     ) -> int:
-        groups = self._lists(plan)
-        return await supervisor(self._places.mounter(), groups, deadline, opened, virtual_kernel=virtual_kernel)
+        # Runtimes refuse a group for the sandbox that somebody is in, so it enters that afterwards.
+        group = self._places.group(plan.sandbox_id)
+        own = dict.fromkeys(group.directory(name) for name in group.hierarchy.controllers)
+        return await supervisor(
+            self._places.mounter(),
+            self._lists(plan),
+            deadline,
+            opened,
+            lasting=[directory / "cgroup.procs" for directory in own if directory is not None],
+            virtual_kernel=virtual_kernel,
+        )
 
     def _lists(self, plan: Plan) -> list[Path]:
         return [directory / "cgroup.procs" for directory in self._places.starting(plan.sandbox_id).directories()]
