@@ -187,6 +187,46 @@ async def test_a_thousand_idle_sandboxes_are_looked_at_only_when_it_matters(
     await until(lambda: member.background)
 
 
+async def test_one_that_cannot_move_to_the_disk_is_tried_once_in_each_sleep(
+    make_manager: Make, clock: ManualClock, engine: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    async def refuse(handle: object) -> None:
+        tries.append(handle)
+        raise UnsupportedError("its memory cannot be saved")
+
+    monkeypatch.setattr(engine, "hibernate", refuse)
+    manager = make_manager(disk_timeout=5, paused_timeout=100, clock=clock)
+    id = await manager.create_sandbox()
+    for sleeps in (1, 2):
+        await manager.pause_sandbox(id)
+        clock.advance(6)
+        await until(lambda: len(tries) >= sleeps)
+        await asyncio.sleep(0.2)
+        await manager.cleanup_idle()
+        assert len(tries) == sleeps
+        if sleeps == 1:
+            await manager.resume_sandbox(id)
+    clock.advance(100)
+    await manager.wait_until(id, State.MISSING, timeout=10)
+
+
+async def test_a_lease_of_another_boot_ends_when_it_was_to_end(make_manager: Make, clock: ManualClock) -> None:
+    clock.advance(1_000_000)
+    first = make_manager(idle_timeout=IDLE_S, clock=clock)
+    id = await first.create_sandbox()
+    await first.keep_alive(id, 100)
+    await first.cleanup(keep=True)
+    # Engines elsewhere keep their sandboxes while the machine of the manager starts again.
+    clock.boot_id, clock._now, clock.jump = "second boot", 10.0, 1_001_000.0
+    manager = make_manager(idle_timeout=IDLE_S, clock=clock)
+    await manager.start()
+    [record] = await manager.list_sandboxes()
+    assert record.leased_now is not None
+    assert record.leased_now == pytest.approx(100, abs=0.1)
+
+
 def test_the_tables_of_a_sandbox_are_read_as_hostile_input() -> None:
     devices = "Inter-| Receive\n face |bytes\n    lo: 9 9 0 0 0 0 0 0 77 1 0 0 0 0 0 0\n"
     devices += "  eth0: 1 1 0 0 0 0 0 0 1234 1 0 0 0 0 0 0\neth1:5\neth2: x\n" + "e" * 500 + ": " + "9 " * 16

@@ -116,6 +116,7 @@ class Pausing:
         reason = "its processes are stopped" if goal is State.PAUSED else ""
         member.paused_since = core.clock.now()
         member.on_disk = member.on_disk and goal is State.PAUSED
+        member.stays_in_memory = False
         update = {"paused_by": by, "paused_at": core.clock.wall() if by is not None else None}
         await core.ledger.change(member, goal, reason=reason, update=update)
 
