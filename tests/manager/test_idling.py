@@ -187,6 +187,29 @@ async def test_a_thousand_idle_sandboxes_are_looked_at_only_when_it_matters(
     await until(lambda: member.background)
 
 
+async def test_whoever_comes_while_it_is_about_to_sleep_on_the_disk_is_not_cut_off(
+    make_manager: Make, clock: ManualClock, engine: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = make_manager(idle_timeout=IDLE_S, on_idle="disk", clock=clock)
+    sandbox = await manager.get_sandbox(id := await manager.create_sandbox())
+    running: list[asyncio.Task[object]] = []
+
+    async def let_go_of_all(drop_connections: bool) -> None:
+        running.append(asyncio.create_task(sandbox.exec("sleep 0.5; echo done")))
+        await until(lambda: sandbox.keeper.usage.active)
+
+    async def hibernate(handle: object) -> None:
+        pytest.fail("somebody uses it")
+
+    monkeypatch.setattr(sandbox, "let_go_of_all", let_go_of_all)
+    monkeypatch.setattr(engine, "hibernate", hibernate)
+    for _ in range(2):
+        clock.advance(IDLE_S / 2 + 0.1)
+        await manager.cleanup_idle()
+    assert (await running[0]).stdout == "done\n"  # type: ignore[attr-defined]
+    assert (await manager.describe(id)).state is State.RUNNING
+
+
 async def test_one_that_cannot_move_to_the_disk_is_tried_once_in_each_sleep(
     make_manager: Make, clock: ManualClock, engine: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

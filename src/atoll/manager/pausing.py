@@ -49,6 +49,8 @@ class Pausing:
         if await self._reaches(member, State.RUNNING, State.PAUSED):
             await member.sandbox.let_go_of_all(drop_connections)
         if await self._reaches(member, State.RUNNING, State.PAUSED):
+            if by is PausedBy.IDLE and member.usage.active:
+                return  # somebody came meanwhile
             written = self._core.ledger.change(member, act=Act.PAUSE)
 
             async def hibernate(handle: Handle) -> None:
