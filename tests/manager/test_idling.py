@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from atoll import Cause
-from atoll.errors import SandboxPausedError, UnsupportedError
+from atoll.errors import EngineError, SandboxPausedError, UnsupportedError
 from atoll.guest import connections
 from atoll.manager import PausedBy, SandboxManager
-from atoll.model import State
+from atoll.model import Handle, State
 from atoll.settings import Settings
-from manager.engines import TroubledProcess
+from manager.engines import TroubledEngine, TroubledProcess
 from manager.times import ManualClock
 from manager.waiting import until
 
@@ -185,6 +185,28 @@ async def test_a_thousand_idle_sandboxes_are_looked_at_only_when_it_matters(
     assert engine.calls["inspect"] == before  # type: ignore[attr-defined]
     clock.advance(20)
     await until(lambda: member.background)
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+async def test_one_whose_pause_failed_is_woken_all_the_same(
+    make_manager: Make, clock: ManualClock, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    pause = engine.pause  # type: ignore[attr-defined]
+
+    async def fail(handle: Handle) -> None:
+        if sleeps:
+            await pause(handle)
+        raise EngineError("it took too long")
+
+    manager = make_manager(idle_timeout=IDLE_S, on_idle="pause", clock=clock)
+    id = await manager.create_sandbox()
+    monkeypatch.setattr(engine, "pause", fail)
+    for _ in range(2):
+        clock.advance(IDLE_S / 2 + 0.1)
+        await manager.cleanup_idle()
+    record = await manager.describe(id)
+    assert (record.state, record.paused_by) == ((State.PAUSED, PausedBy.IDLE) if sleeps else (State.RUNNING, None))
+    assert (await (await manager.get_sandbox(id)).exec("echo awake")).stdout == "awake\n"
 
 
 async def test_whoever_comes_while_it_is_about_to_sleep_on_the_disk_is_not_cut_off(

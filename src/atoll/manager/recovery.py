@@ -147,6 +147,8 @@ class Recovery:
         found = {"details": handle.details, "spec": _with_network_of(member.record.spec, handle.spec)}
         await core.ledger.change(member, update={**found, **self._time_left(member.record)})
         await core.health.look(member)
+        if member.record.state is State.RUNNING and member.record.paused_by is not None:
+            await core.ledger.correct(member, {"paused_by": None})
         self._report.adopted.append(member.id)
         if member.waits_in_pool:
             self._pools.put_back(member)
