@@ -896,7 +896,7 @@ class AsyncSandbox:
         self._kept = None
         await self._let_go()
         await engine.rollback(handle, checkpoint_id)
-        await self._guest.channel()
+        await self._guest.renewed()
 
     async def _before(self, command: CommandLine) -> None:
         """With `undo`: keep the state before a command, and only the last of these."""

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from atoll import Cause
-from atoll.errors import SandboxPausedError, UnsupportedError
+from atoll.errors import EngineError, SandboxPausedError, UnsupportedError
 from atoll.guest import connections
 from atoll.manager import PausedBy, SandboxManager
-from atoll.model import State
+from atoll.model import Handle, State
 from atoll.settings import Settings
-from manager.engines import TroubledProcess
+from manager.engines import TroubledEngine, TroubledProcess
 from manager.times import ManualClock
 from manager.waiting import until
 
@@ -185,6 +185,95 @@ async def test_a_thousand_idle_sandboxes_are_looked_at_only_when_it_matters(
     assert engine.calls["inspect"] == before  # type: ignore[attr-defined]
     clock.advance(20)
     await until(lambda: member.background)
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+async def test_one_whose_pause_failed_is_woken_all_the_same(
+    make_manager: Make, clock: ManualClock, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    pause = engine.pause  # type: ignore[attr-defined]
+
+    async def fail(handle: Handle) -> None:
+        if sleeps:
+            await pause(handle)
+        raise EngineError("it took too long")
+
+    manager = make_manager(idle_timeout=IDLE_S, on_idle="pause", clock=clock)
+    id = await manager.create_sandbox()
+    monkeypatch.setattr(engine, "pause", fail)
+    for _ in range(2):
+        clock.advance(IDLE_S / 2 + 0.1)
+        await manager.cleanup_idle()
+    record = await manager.describe(id)
+    assert (record.state, record.paused_by) == ((State.PAUSED, PausedBy.IDLE) if sleeps else (State.RUNNING, None))
+    assert (await (await manager.get_sandbox(id)).exec("echo awake")).stdout == "awake\n"
+
+
+async def test_whoever_comes_while_it_is_about_to_sleep_on_the_disk_is_not_cut_off(
+    make_manager: Make, clock: ManualClock, engine: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = make_manager(idle_timeout=IDLE_S, on_idle="disk", clock=clock)
+    sandbox = await manager.get_sandbox(id := await manager.create_sandbox())
+    running: list[asyncio.Task[object]] = []
+
+    async def let_go_of_all(drop_connections: bool) -> None:
+        running.append(asyncio.create_task(sandbox.exec("sleep 0.5; echo done")))
+        await until(lambda: sandbox.keeper.usage.active)
+
+    async def hibernate(handle: object) -> None:
+        pytest.fail("somebody uses it")
+
+    monkeypatch.setattr(sandbox, "let_go_of_all", let_go_of_all)
+    monkeypatch.setattr(engine, "hibernate", hibernate)
+    for _ in range(2):
+        clock.advance(IDLE_S / 2 + 0.1)
+        await manager.cleanup_idle()
+    assert (await running[0]).stdout == "done\n"  # type: ignore[attr-defined]
+    assert (await manager.describe(id)).state is State.RUNNING
+
+
+async def test_one_that_cannot_move_to_the_disk_is_tried_once_in_each_sleep(
+    make_manager: Make, clock: ManualClock, engine: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    async def refuse(handle: object) -> None:
+        tries.append(handle)
+        raise UnsupportedError("its memory cannot be saved")
+
+    monkeypatch.setattr(engine, "hibernate", refuse)
+    manager = make_manager(disk_timeout=5, paused_timeout=100, clock=clock)
+    id = await manager.create_sandbox()
+
+    async def sleep() -> None:
+        tries.clear()
+        await manager.pause_sandbox(id)
+        clock.advance(6)
+        await until(lambda: tries)
+        await asyncio.sleep(0.2)
+        await manager.cleanup_idle()
+        assert len(tries) == 1
+
+    await sleep()
+    await manager.resume_sandbox(id)
+    await sleep()
+    clock.advance(100)
+    await manager.wait_until(id, State.MISSING, timeout=10)
+
+
+async def test_a_lease_of_another_boot_ends_when_it_was_to_end(make_manager: Make, clock: ManualClock) -> None:
+    clock.advance(1_000_000)
+    first = make_manager(idle_timeout=IDLE_S, clock=clock)
+    id = await first.create_sandbox()
+    await first.keep_alive(id, 100)
+    await first.cleanup(keep=True)
+    # Engines elsewhere keep their sandboxes while the machine of the manager starts again.
+    clock.boot_id, clock._now, clock.jump = "second boot", 10.0, 1_001_000.0
+    manager = make_manager(idle_timeout=IDLE_S, clock=clock)
+    await manager.start()
+    [record] = await manager.list_sandboxes()
+    assert record.leased_now is not None
+    assert record.leased_now == pytest.approx(100, abs=0.1)
 
 
 def test_the_tables_of_a_sandbox_are_read_as_hostile_input() -> None:

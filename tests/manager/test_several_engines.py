@@ -11,10 +11,12 @@ import pytest
 
 import atoll
 from atoll.engines import registry
+from atoll.engines.linux.oci import OciEngine
 from atoll.errors import EngineError, EngineNotFoundError
 from atoll.images import Images
 from atoll.manager import SandboxManager
-from atoll.model import State
+from atoll.manager.orphans import Orphans
+from atoll.model import EffectiveLimits, Limits, SandboxSpec, State
 from atoll.openmanus.settings import SandboxSettings
 from atoll.settings import Settings
 from manager.engines import TroubledEngine, TroubledProcess
@@ -43,6 +45,41 @@ async def test_one_engine_object_serves_all_its_sandboxes(make_manager: Make, en
     one, two, three, four = [await (await manager.get_sandbox(id))._the_engine() for id in ids]
     assert one is two
     assert three is four is engine
+
+
+async def test_what_is_left_on_an_engine_goes_when_its_last_sandbox_is_gone_too(
+    make_manager: Make, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, other = make_manager(), OTHER[engine.name]
+    id = await manager.create_sandbox(engine=other)
+    there = await (await manager.get_sandbox(id))._the_engine()
+    await manager.delete_sandbox(id)
+    listed: list[str] = []
+
+    async def list_() -> list[object]:
+        listed.append(there.name)
+        return []
+
+    monkeypatch.setattr(there, "list", list_)
+    assert manager._parts is not None
+    await Orphans(manager._parts.core).collect()
+    assert listed == [other]
+
+
+async def test_defaults_are_those_of_the_engine_that_has_the_isolation(
+    settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def say(self: OciEngine, spec: SandboxSpec) -> EffectiveLimits:
+        asked.append(spec.isolation or "")
+        return EffectiveLimits(Limits(memory_bytes=1 << 30))
+
+    monkeypatch.setattr(OciEngine, "default_limits", say)
+    monkeypatch.setattr(registry, "auto", lambda settings, **_: (TroubledProcess(settings), []))
+    async with SandboxManager(engine="auto", settings=settings, state_dir=folder / "other") as manager:
+        limits = await manager.default_limits(SandboxSpec(isolation="gvisor"))
+    assert (asked, limits.memory_bytes) == (["gvisor"], 1 << 30)
 
 
 async def test_an_unknown_engine_is_refused_and_nothing_is_left(manager: SandboxManager) -> None:

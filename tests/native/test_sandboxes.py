@@ -13,7 +13,8 @@ from atoll.engines import registry
 from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.native.probing import broken_walls
 from atoll.engines.linux.oci import OciEngine
-from atoll.errors import UnsupportedError
+from atoll.engines.local.waiting import Deadline
+from atoll.errors import EngineError, UnsupportedError
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 from native.conftest import output
@@ -83,6 +84,28 @@ async def test_the_engines_for_linux_share_ids_and_names_but_list_their_own(
     assert await other.gc() == []
     assert await output(engine, handle, "echo alive") == "alive\n"
     await other.aclose()
+
+
+async def test_what_cannot_be_collected_keeps_nothing_else_from_it(
+    engine: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await engine.create("a", SandboxSpec())
+    ending, erase = engine._ending, engine._ending.erase_held
+
+    async def stuck(sandbox_id: str, deadline: Deadline) -> None:
+        if sandbox_id == "b":
+            raise EngineError("processes of sandbox 'b' do not end")
+        await erase(sandbox_id, deadline)
+
+    monkeypatch.setattr(ending, "erase_held", stuck)
+    monkeypatch.setattr(ending, "_strays", lambda: ["b", "c"])
+    saved = engine._checkpoints.states
+    abandoned = saved.directory / f".{'ab' * 12}.1-1"
+    saved.directory.mkdir(exist_ok=True)
+    abandoned.touch()
+    assert await engine.gc(shared=False) == ["leftovers of c"]
+    assert not abandoned.exists()
+    assert (await engine.inspect(handle)).state is State.RUNNING
 
 
 async def test_another_isolation_is_refused(engine: NativeEngine) -> None:

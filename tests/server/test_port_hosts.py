@@ -114,6 +114,17 @@ def entered(client: httpx.Client, info: dict[str, Any], browser: httpx.Client, r
     return answer
 
 
+@pytest.mark.parametrize("public", [False, True])
+def test_large_bodies_go_in_by_host_name(client: httpx.Client, server: RunningServer, public: bool) -> None:
+    info = expose(client, public=public)
+    serve(client, f"/sandboxes/{info['id']}", ECHO)
+    with browser(server, host_of(info)) as page:
+        if not public:
+            entered(client, info, page)
+        said = page.post("/upload", content=bytes(300_000))
+        assert (said.status_code, said.json()["body"]) == (200, 300_000), said.text
+
+
 def test_a_link_opens_a_host_of_its_own(client: httpx.Client, server: RunningServer, info: dict[str, Any]) -> None:
     assert re.fullmatch(rf"8000-{info['id']}\.localhost:\d+", host_of(info))
     with browser(server, host_of(info)) as page:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from server.conftest import Person
-from server.running import RunningServer
+from server.running import RunningServer, running_server
 
 ECHO = """
 import http.server, json
@@ -161,3 +165,38 @@ def test_a_link_is_good_for_one_port_until_it_expires(
         assert answer.status_code == 401
         client.delete(exposed).raise_for_status()
         assert browser.get(path).status_code == 401
+
+
+SILENT = """
+import socket
+s = socket.create_server(("127.0.0.1", 8000))
+held = []
+while True: held.append(s.accept())
+"""
+
+
+@pytest.mark.parametrize("way", ["link", "public", "host"])
+def test_requests_to_ports_are_bounded_whoever_sends_them(session_folder: Path, way: str) -> None:
+    with running_server(session_folder / f"few-{way}", ATOLL_MAX_REQUESTS="1") as server, server.client() as client:
+        port = {"name": "web", "port": 8000, "public": way != "link"}
+        client.post("/sandbox-specs", json={"id": "few", "exposed_ports": [port]}).raise_for_status()
+        info = client.post("/sandboxes", json={"sandbox_spec_id": "few"}).json()
+        serve(client, f"/sandboxes/{info['id']}", SILENT)
+        (url,) = info["exposed_urls"]
+        if way == "link":
+            url = client.post(f"/sandboxes/{info['id']}/port-links", json={"port": 8000}).json()
+        target = urlsplit(url["url"]).path if way != "host" else "/"
+        host = urlsplit(url["host_url"]).netloc if way == "host" else "localhost"
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname or "", address.port or 0), 30) as first:
+            first.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            assert 429 in [_asked(server.url + target, host) for _ in range(5)], "any number of them is taken"
+        while client.get("/sandboxes/search").status_code == 429:  # until the first one is noticed to be gone
+            time.sleep(0.05)
+
+
+def _asked(url: str, host: str) -> int | None:
+    try:
+        return httpx.get(url, headers={"Host": host}, timeout=1, trust_env=False).status_code
+    except httpx.ReadTimeout:
+        return None

@@ -93,6 +93,14 @@ class Guest:
                 raise AgentUnreachableError("the connection to the sandbox was closed") from None
             raise
 
+    async def renewed(self) -> None:
+        """Return when the agent of a sandbox that was just started again answers. That an attempt failed which somebody
+        else began before says nothing."""
+        task = self._connecting
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([task])
+        await self.channel()
+
     async def present(self, seconds: float) -> None:
         """Return when the agent answers. Raises AgentUnreachableError after so long, or the reason why it cannot."""
         try:

@@ -107,6 +107,7 @@ class Core:
         member = Member(record, usage)
         if record.paused_at is not None:
             member.paused_since = self.clock.now() - max(0.0, self.clock.wall() - record.paused_at)
+        self.engines.used.add(record.engine)
         care = Care(self, member)
         member.sandbox = ManagedSandbox(record.id, record.spec, self.engines.get(record.engine), self.settings, care)
         member.sandbox.env = record.env

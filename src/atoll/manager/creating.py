@@ -53,7 +53,7 @@ class Creating:
     def _check_pausable(self, request: Request) -> None:
         if request.on_idle in (None, "end"):
             return
-        engine = self._core.engines.get(request.engine or self._core.engine.name)
+        engine = self._core.engines.get(request.engine or self._core.engines.name_for(request.spec))
         if Capability.PAUSE not in engine.capabilities:
             raise UnsupportedError(
                 f"engine '{engine.name}' cannot pause a sandbox that nobody uses", hint="Leave out on_idle."

@@ -21,6 +21,8 @@ class Engines:
             default = registry.auto(settings)[0] if default == "auto" else registry.get(default, settings)
         self.default: Engine = default
         self._by_name: dict[str, Engine] = {default.name: default}
+        self.used = {default.name}
+        """The names of those that have, or had, sandboxes of ours."""
 
     def name_for(self, spec: SandboxSpec) -> str:
         """The engine for a sandbox that asks for none by name."""

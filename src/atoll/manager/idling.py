@@ -99,13 +99,11 @@ class Idling:
             seconds = self._core.rules.paused_timeout
             self._core.ending.begin(member, Cause.POLICY, f"it was paused and nobody used it for {seconds:g} s")
         elif now >= self._disk(member):
-            member.look_again = math.inf  # tried once
+            member.stays_in_memory = True  # tried once
             try:
                 await self._core.pausing.move_to_disk(member)
             except SandboxError as error:
                 _log.info("sandbox %s stays paused in memory: %s", member.id, error)
-            finally:
-                member.look_again = 0.0
 
     def _since(self, member: Member) -> float:
         return max(member.usage.last, member.record.leased_now or 0.0)
@@ -129,7 +127,7 @@ class Idling:
 
     def _disk(self, member: Member) -> float:
         seconds = self._core.rules.disk_timeout
-        if seconds is None or member.on_disk or not self._has_disk(member):
+        if seconds is None or member.on_disk or member.stays_in_memory or not self._has_disk(member):
             return math.inf
         return member.paused_since + seconds
 

@@ -236,7 +236,7 @@ class SandboxManager(Opening):
     async def default_limits(self, spec: SandboxSpec, *, engine: str | None = None) -> Limits:
         """What a sandbox of this spec gets where it asks for nothing. SandboxError if its engine cannot say."""
         parts = await self._open()
-        found = parts.core.engines.get(engine or parts.core.engine.name)
+        found = parts.core.engines.get(engine or parts.core.engines.name_for(spec))
         return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
 
     async def list_sandboxes(

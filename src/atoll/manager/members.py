@@ -71,6 +71,8 @@ class Member:
         """Since when it sleeps, on the clock that does not jump."""
         self.on_disk = False
         """It sleeps, with its memory on the disk."""
+        self.stays_in_memory = False
+        """It could not be moved to the disk, which is tried once in each sleep."""
         self.look_again = 0.0
         """Nobody has to look whether it is idle before then."""
         self._changes: list[asyncio.Future[None]] = []

@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 class Orphans:
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._used: set[str] = set()
-        """The engines that have, or had, sandboxes of ours."""
 
     async def run(self) -> None:
         """Never returns."""
@@ -37,9 +35,8 @@ class Orphans:
     async def collect(self) -> list[str]:
         """What was removed. Bounded: what is left is for the next time."""
         removed: list[str] = []
-        self._used |= {self._core.engine.name, *(member.record.engine for member in self._core.members)}
         for engine in self._core.engines:
-            if engine.name not in self._used:
+            if engine.name not in self._core.engines.used:
                 continue
             try:
                 removed += await self._collect(engine)

@@ -49,7 +49,9 @@ class Pausing:
         if await self._reaches(member, State.RUNNING, State.PAUSED):
             await member.sandbox.let_go_of_all(drop_connections)
         if await self._reaches(member, State.RUNNING, State.PAUSED):
-            written = self._core.ledger.change(member, act=Act.PAUSE)
+            if by is PausedBy.IDLE and member.usage.active:
+                return  # somebody came meanwhile
+            written = self._begin(member, by)
 
             async def hibernate(handle: Handle) -> None:
                 await member.sandbox.let_go()
@@ -88,9 +90,13 @@ class Pausing:
 
     def begin_pause(self, member: Member, by: PausedBy) -> asyncio.Task[None]:
         """It must be usable. From now on it is being paused, whatever becomes of the caller."""
-        written = self._core.ledger.change(member, act=Act.PAUSE)
+        written = self._begin(member, by)
         work = self._carry_out(member, State.PAUSED, written, self._engine(member).pause, by=by)
         return self._core.tasks.spawn(work, f"pause {member.id}")
+
+    def _begin(self, member: Member, by: PausedBy) -> asyncio.Future[None]:
+        """Who wanted it is known from the start: should we fail, or die, it may sleep all the same."""
+        return self._core.ledger.change(member, act=Act.PAUSE, update={"paused_by": by})
 
     async def _carry_out(
         self,
@@ -116,6 +122,7 @@ class Pausing:
         reason = "its processes are stopped" if goal is State.PAUSED else ""
         member.paused_since = core.clock.now()
         member.on_disk = member.on_disk and goal is State.PAUSED
+        member.stays_in_memory = False
         update = {"paused_by": by, "paused_at": core.clock.wall() if by is not None else None}
         await core.ledger.change(member, goal, reason=reason, update=update)
 
@@ -124,6 +131,8 @@ class Pausing:
         try:
             await core.ledger.change(member)  # nothing is being done any more
             await core.health.look(member)
+            if member.record.state is not State.PAUSED and member.record.paused_by is not None:
+                await core.ledger.correct(member, {"paused_by": None})
         except SandboxError as another:
             error.add_note(f"and then: {another}")
 

@@ -27,6 +27,7 @@ from atoll.manager.pools import Pools
 from atoll.manager.record import Act, Record
 from atoll.manager.request import LIFETIME, expiry
 from atoll.model import Cause, Handle, SandboxSpec, State
+from atoll.sandbox import MOST_LEASE_S
 
 _AT_ONCE = 32
 _LIST_S = 60.0
@@ -146,6 +147,8 @@ class Recovery:
         found = {"details": handle.details, "spec": _with_network_of(member.record.spec, handle.spec)}
         await core.ledger.change(member, update={**found, **self._time_left(member.record)})
         await core.health.look(member)
+        if member.record.state is State.RUNNING and member.record.paused_by is not None:
+            await core.ledger.correct(member, {"paused_by": None})
         self._report.adopted.append(member.id)
         if member.waits_in_pool:
             self._pools.put_back(member)
@@ -158,10 +161,15 @@ class Recovery:
     def _time_left(self, record: Record) -> dict[str, object]:
         """Times of another boot mean nothing on this one's clock; the wall's is then the best there is."""
         clock = self._core.clock
-        if record.boot_id == clock.boot_id or record.expires_at is None or record.lifetime_s is None:
-            return {"boot_id": clock.boot_id}
+        if record.boot_id == clock.boot_id:
+            return {}
+        times: dict[str, object] = {"boot_id": clock.boot_id}
+        if record.leased_until is not None:
+            times["leased_now"] = clock.now() + max(0.0, min(record.leased_until - clock.wall(), MOST_LEASE_S))
+        if record.expires_at is None or record.lifetime_s is None:
+            return times
         left = max(0.0, min(record.expires_at - clock.wall(), record.lifetime_s))
-        return {**expiry(self._core, left), "lifetime_s": record.lifetime_s}
+        return {**times, **expiry(self._core, left), "lifetime_s": record.lifetime_s}
 
     def _from_engine(self, handle: Handle) -> Record:
         labels, most = handle.spec.labels, self._core.rules.max_lifetime

@@ -50,10 +50,16 @@ async def identify(connection: HTTPConnection) -> Caller:
         raise NotAuthenticatedError(
             "this needs a credential", hint="Send 'Authorization: Bearer' with an API key or a token."
         )
-    services.rate.count(caller)
-    services.admissions.admit(connection.scope, caller)
+    take_in(connection, caller)
     remember(connection, caller)
     return caller
+
+
+def take_in(connection: HTTPConnection, caller: Caller) -> None:
+    """The request is the caller's from here on, whatever it was that said so. Raises RateLimitedError."""
+    services = services_of(connection)
+    services.rate.count(caller)
+    services.admissions.admit(connection.scope, caller)
 
 
 def subprotocol(websocket: WebSocket) -> str | None:

@@ -25,8 +25,12 @@ _SMALL = 64 << 10
 class BodyLimits:
     """A pure ASGI middleware: nothing is copied or buffered on the way."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, max_upload_bytes: int, slow_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, max_upload_bytes: int, slow_s: float, *, streamed: bool = False
+    ) -> None:
+        """`streamed`: whatever its path, no body is ever held as a whole."""
         self._app = app
+        self._streamed = streamed
         self._max_body_bytes = max_body_bytes
         self._max_upload_bytes = max_upload_bytes
         self._slow_s = slow_s
@@ -41,7 +45,7 @@ class BodyLimits:
             await respond(_too_large(most))(scope, receive, send)
             return
         seen, over = 0, False
-        streamed = bool(_UPLOADS.match(scope["path"]))
+        streamed = self._streamed or bool(_UPLOADS.match(scope["path"]))
 
         async def limited() -> Message:
             nonlocal seen, over

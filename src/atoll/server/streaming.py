@@ -108,7 +108,12 @@ class Download(StreamingResponse):
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of the work; it is cancelled when the client goes away, as nobody would ever see its result."""
-    await request.body()  # only after the body is the next message the end of the connection
+    await request.body()
+    return await while_there(request, work)
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The same once the body was read: only after it is the next message the end of the connection."""
     working = asyncio.create_task(work)
     waiting = {working}
     try:

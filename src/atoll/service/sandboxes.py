@@ -7,11 +7,13 @@ import contextlib
 import dataclasses
 import secrets
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError, SpecError
+from atoll.finishing import finish
 from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.model import Cause, State, effective_limits
@@ -167,10 +169,14 @@ class SandboxService:
         settings = await self.snapshots.resolved(caller, settings)
         labels = {**wanted.labels, SPEC_LABEL: spec_id}
         labels |= {f"{_PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
-        key = key or f"once-{secrets.token_hex(16)}"
-        with pulling_with(access):
-            sandbox_id = await self._create(caller, wanted, settings, labels, command, key)
-        return await self.describe(caller, sandbox_id)
+        made: list[str] = []
+        async with self._kept_if_told(made, told=key is not None):
+            key = key or f"once-{secrets.token_hex(16)}"
+            with pulling_with(access):
+                made.append(await self._create(caller, wanted, settings, labels, key))
+            if command is not None:
+                await self._start_command(made[0], command)
+            return await self.describe(caller, made[0])
 
     async def fork_sandbox(
         self, caller: Caller, sandbox_id: str, wanted: ForkStart, *, key: str | None = None
@@ -181,7 +187,7 @@ class SandboxService:
             raise ValueError("names and labels are one for each of the forks, or none")
         for labels in wanted.labels:
             _refuse_own(labels)
-        key = key or f"once-{secrets.token_hex(16)}"
+        told, key = key is not None, key or f"once-{secrets.token_hex(16)}"
         owner = source.owner or caller.user_id
         mine = await self.manager.list_sandboxes(owner=owner)
         with contextlib.ExitStack() as reserved:
@@ -201,7 +207,19 @@ class SandboxService:
                 lifetime=wanted.lifetime_s,
                 key=key,
             )
-        return [await self.describe(caller, each) for each in made]
+        async with self._kept_if_told(made, told=told):
+            return [await self.describe(caller, each) for each in made]
+
+    @contextlib.asynccontextmanager
+    async def _kept_if_told(self, made: list[str], *, told: bool) -> AsyncIterator[None]:
+        """Whoever is gone before the answer knows no id, and without an idempotency key never will: nothing stays."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            for sandbox_id in () if told else made:
+                with contextlib.suppress(SandboxError):
+                    await finish(self.manager.delete_sandbox(sandbox_id))
+            raise
 
     async def pause_sandbox(
         self,
@@ -376,7 +394,6 @@ class SandboxService:
         wanted: SandboxStart,
         settings: SandboxSettings,
         labels: dict[str, str],
-        command: list[str] | None,
         key: str,
     ) -> str:
         spec = settings.spec()
@@ -387,7 +404,7 @@ class SandboxService:
         spec = spec.model_copy(update={"limits": self.specs.ceilings.applied(caller, spec.limits, defaults)})
         mine = await self.manager.list_sandboxes(owner=caller.user_id)
         with self._reservations.reserve(caller, key, spec.limits.over(defaults), mine):
-            sandbox_id = await self.manager.create_sandbox(
+            return await self.manager.create_sandbox(
                 spec,
                 name=wanted.name,
                 owner=caller.user_id,
@@ -399,12 +416,12 @@ class SandboxService:
                 on_idle=wanted.on_idle,
                 services=[int(value.removesuffix(_PUBLIC)) for name, value in labels.items() if _is_port(name)],
             )
-        if command is not None:
-            sandbox = await self.manager.get_sandbox(sandbox_id)
-            # The id makes it run once, however often the request is repeated.
-            await (await sandbox.start(command, command_id=SPEC_COMMAND)).detach()
-            await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
-        return sandbox_id
+
+    async def _start_command(self, sandbox_id: str, command: list[str]) -> None:
+        sandbox = await self.manager.get_sandbox(sandbox_id)
+        # The id makes it run once, however often the request is repeated.
+        await (await sandbox.start(command, command_id=SPEC_COMMAND)).detach()
+        await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
 
     def _session_key(self, caller: Caller, record: Record) -> str | None:
         """Only for those who may use the sandbox without it, and good for as long as they may."""

@@ -375,3 +375,27 @@ def test_a_guest_moves_from_one_event_loop_to_the_next() -> None:
     open_loop.run_until_complete(open_loop.shutdown_default_executor())
     open_loop.close()
     listener.close()
+
+
+async def test_an_attempt_from_before_a_new_start_fails_nobody_who_waits_for_that(scripted: Scripted) -> None:
+    peer, started, attempts = scripted(_hold), asyncio.Event(), 0
+
+    async def connect() -> socket.socket:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            await started.wait()
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return await peer.connect()
+
+    guest = Guest(connect)
+    early = asyncio.create_task(guest.channel())
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(guest.renewed())
+    await asyncio.sleep(0)
+    started.set()
+    with pytest.raises(AgentUnreachableError):
+        await early
+    await waiting
+    assert attempts == 2
+    await guest.aclose()

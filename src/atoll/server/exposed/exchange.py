@@ -15,6 +15,7 @@ from atoll.guest.ports import PortStream
 from atoll.server.exposed.pages import page
 from atoll.server.exposed.way import Way
 from atoll.server.services import Services
+from atoll.server.streaming import while_there
 from atoll.service import Caller
 
 _ANSWER_S = 60.0
@@ -36,7 +37,7 @@ async def forward(request: Request, caller: Caller, services: Services, way: Way
         try:
             async with asyncio.timeout(_ANSWER_S) as patience:
                 await exchange.ask(request, way, patience)
-                answer = await exchange.answer()
+                answer = await while_there(request, exchange.answer())
         except TimeoutError:
             return page(request, 504, f"Port {port} did not answer in time")
         except (h11.ProtocolError, OSError, SandboxError) as error:

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket
 
 from atoll.errors import SandboxError
 from atoll.server import problems
-from atoll.server.auth import allow, identify, services_of
+from atoll.server.auth import allow, identify, services_of, take_in
 from atoll.server.exposed.exchange import forward
 from atoll.server.exposed.pages import page
 from atoll.server.exposed.sockets import bridge
@@ -50,7 +50,7 @@ class Hosts:
         self._app = app
         self._below = f".{domain}"
         self._name = re.compile(rf"([1-9][0-9]{{0,4}})-([a-z0-9]{{1,56}}){re.escape(self._below)}")
-        self._ports = BodyLimits(self._serve, max_upload_bytes, max_upload_bytes, slow_s)
+        self._ports = BodyLimits(self._serve, max_upload_bytes, max_upload_bytes, slow_s, streamed=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -131,7 +131,7 @@ async def _admit(connection: HTTPConnection) -> tuple[_Admitted, Way]:
 async def _by_port(connection: HTTPConnection, services: Services, sandbox_id: str, port: int) -> _Admitted:
     public = await services.sandboxes.by_public_port(sandbox_id, port)
     if public is not None:
-        services.rate.count(public)
+        take_in(connection, public)
         return _Admitted(public)
     for mark in cookies(connection.headers.get("cookie", "")):
         try:
@@ -139,7 +139,7 @@ async def _by_port(connection: HTTPConnection, services: Services, sandbox_id: s
         except NotAuthenticatedError:
             continue
         _need_own_origin(connection)
-        services.rate.count(caller)
+        take_in(connection, caller)
         remember(connection, caller)
         return _Admitted(caller, until=float(mark.partition(".")[0]))
     try:

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
 from atoll.network.names import plain_number
-from atoll.server.auth import SandboxUser, Services_, allow, identify, need_known_origin, services_of
+from atoll.server.auth import SandboxUser, Services_, allow, identify, need_known_origin, services_of, take_in
 from atoll.server.exposed.exchange import forward
 from atoll.server.exposed.sockets import bridge
 from atoll.server.exposed.way import Way
@@ -75,12 +75,12 @@ async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: s
     before, until = f"/ports/{port}/", None
     caller = await services.sandboxes.by_public_port(sandbox_id, port)
     if caller is not None:
-        services.rate.count(caller)
+        take_in(connection, caller)
     if path.startswith("~"):
         mark = path[1:].partition("/")[0]
         if caller is None:
             caller = await services.sandboxes.by_port_link(sandbox_id, port, mark)
-            services.rate.count(caller)
+            take_in(connection, caller)
             remember(connection, caller)
             until = float(mark.partition(".")[0])
         before += f"~{mark}/"

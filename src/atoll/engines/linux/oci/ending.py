@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from atoll import workers
@@ -20,6 +22,7 @@ from atoll.engines.local.waiting import Deadline
 from atoll.errors import EngineError
 from atoll.model import Cause
 
+_log = logging.getLogger(__name__)
 _INTERRUPT_S = 0.2
 _TRIES, _RETRY_S = 100, 0.02
 
@@ -93,7 +96,7 @@ class Ending:
         for sandbox_id in await workers.run(workers.ENGINE, self._abandoned):
             if not deadline.left():
                 return removed
-            with places.exclusion.at_once(sandbox_id) as mine:
+            with _beside_the_rest(sandbox_id), places.exclusion.at_once(sandbox_id) as mine:
                 # Somebody may have begun to complete it, or to delete it, since we looked.
                 if (mine or not places.records.home(sandbox_id).exists()) and self._is_abandoned(sandbox_id):
                     await self.erase_held(sandbox_id, deadline)
@@ -101,9 +104,10 @@ class Ending:
         for sandbox_id in await workers.run(workers.ENGINE, self._strays):
             if not deadline.left():
                 return removed
-            if not places.records.exists(sandbox_id):
-                await self.erase_held(sandbox_id, deadline)
-                removed.append(f"leftovers of {sandbox_id}")
+            with _beside_the_rest(sandbox_id):
+                if not places.records.exists(sandbox_id):
+                    await self.erase_held(sandbox_id, deadline)
+                    removed.append(f"leftovers of {sandbox_id}")
         removed += await workers.run(workers.ENGINE, self._checkpoints.collect)
         await workers.run(workers.ENGINE, places.sweep)
         return removed
@@ -191,6 +195,15 @@ class Ending:
         if limits.disk_bytes is not None and self._places.layers.is_full(record.sandbox_id):
             return Ended(cause=Cause.DISK_FULL, reason=f"its disk of {limits.disk_bytes} bytes was full")
         return Ended(cause=Cause.LOST, reason="its first process ended")
+
+
+@contextlib.contextmanager
+def _beside_the_rest(sandbox_id: str) -> Iterator[None]:
+    """What cannot be removed now is for the next time, and keeps nothing else from being removed."""
+    try:
+        yield
+    except (EngineError, OSError) as error:
+        _log.warning("what is left of sandbox %s cannot be removed: %s", sandbox_id, error)
 
 
 def _remove_tree(path: Path) -> None:

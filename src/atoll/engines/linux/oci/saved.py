@@ -1,9 +1,11 @@
 """What is written down about saved states.
 
     saved/<id>.json     a state: the subvolume of that name in the pool belongs to it
-    saved/<id>.users/   a file for each sandbox that began with it and may go back to it, and `.<pid>` for a process
+    saved/<id>.users/   a file for each sandbox that began with it and may go back to it, and `.<process>` for one
                         that is making such sandboxes
-    saved/.<id>.<pid>   one that the process is making; without a living process it never came to be
+    saved/.<id>.<process>   one that the process is making; without a living process it never came to be
+
+A process is its number and when it was started: in a container the next server has the number of the one that died.
 
 The file appears last and disappears first, so whatever is listed is whole. A state that is deleted while sandboxes
 still need it becomes an origin, which nobody lists; it goes with the last of them. `gc` removes subvolumes and leases
@@ -28,6 +30,7 @@ from atoll.engines.local.processes import ProcessRef
 from atoll.errors import SpecError
 
 _ID = re.compile(r"[0-9a-f]{24}")
+_PROCESS = re.compile(r"[0-9]{1,10}(-[0-9]{1,20})?")
 _USERS = ".users"
 LEASE = "saved-"
 """What the names of leases on images begin with that saved states hold."""
@@ -111,10 +114,10 @@ class SavedStates:
         """Keep a state that is about to be written for sandboxes that are about to be made. `release` ends it."""
         users = self._users(saved_id)
         users.mkdir(mode=0o700)
-        (users / f".{os.getpid()}").touch(0o600)
+        (users / f".{_ourselves()}").touch(0o600)
 
     def release(self, saved_id: str) -> bool:
-        return self.leave(saved_id, f".{os.getpid()}")
+        return self.leave(saved_id, f".{_ourselves()}")
 
     def use(self, saved_id: str, sandbox_id: str) -> bool:
         """Keep it for a sandbox, whatever is deleted. False: it is gone already."""
@@ -132,14 +135,18 @@ class SavedStates:
 
     def unused(self, lives: Callable[[str], bool]) -> Iterator[str]:
         """Let go of what was kept for sandboxes and processes that are gone. Those that nobody needs any more."""
-        for name in self._names():
-            saved_id = name.removesuffix(_USERS)
-            if not name.endswith(_USERS) or self._is_being_made(saved_id):
+        names = (name.removesuffix(_USERS) for name in self._names() if name.endswith(_USERS))
+        held = {name for name in names if _ID.fullmatch(name)}
+        # One without users was being forgotten by a process that died.
+        for saved_id in held | {saved.id for saved in self.all() if saved.kind == "origin"}:
+            if self._is_being_made(saved_id):
                 continue
+            users: list[str] = []
             with contextlib.suppress(FileNotFoundError):
-                gone = [user for user in os.listdir(self.directory / name) if not _lives(user, lives)]
-                if any([self.leave(saved_id, user) for user in gone] or [self.leave(saved_id, None)]):
-                    yield saved_id
+                users = os.listdir(self._users(saved_id))
+            gone = [user for user in users if not _lives(user, lives)]
+            if any([self.leave(saved_id, user) for user in gone] or [self.leave(saved_id, None)]):
+                yield saved_id
 
     def leave(self, saved_id: str, user: str | None) -> bool:
         """The user needs it no more. True: nobody does, and it is forgotten."""
@@ -189,11 +196,11 @@ class SavedStates:
 
     def _is_being_made(self, saved_id: str) -> bool:
         drafts = (_draft_of(path.name) for path in self.directory.glob(f".{saved_id}.*"))
-        return any(draft is not None and ProcessRef.of(draft[1]) is not None for draft in drafts)
+        return any(draft is not None and _is_alive(draft[1]) for draft in drafts)
 
     def sweep(self) -> None:
         for name in self._names():
-            if (draft := _draft_of(name)) is not None and ProcessRef.of(draft[1]) is None:
+            if (draft := _draft_of(name)) is not None and not _is_alive(draft[1]):
                 (self.directory / name).unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -222,18 +229,31 @@ class SavedStates:
         return self._path(saved_id).with_suffix(_USERS)
 
     def _draft(self, saved_id: str) -> Path:
-        return self.directory / f".{saved_id}.{os.getpid()}"
+        return self.directory / f".{saved_id}.{_ourselves()}"
+
+
+def _ourselves() -> str:
+    me = ProcessRef.of(os.getpid())
+    assert me is not None
+    return f"{me.pid}-{me.started}"
+
+
+def _is_alive(process: str) -> bool:
+    pid, dash, started = process.partition("-")
+    if not dash:  # written by an earlier version
+        return ProcessRef.of(int(pid)) is not None
+    return ProcessRef(int(pid), int(started)).is_alive()
 
 
 def _lives(user: str, lives: Callable[[str], bool]) -> bool:
     if user.startswith("."):
-        return user[1:].isdecimal() and ProcessRef.of(int(user[1:])) is not None
+        return bool(_PROCESS.fullmatch(user[1:])) and _is_alive(user[1:])
     return lives(user)
 
 
-def _draft_of(name: str) -> tuple[str, int] | None:
+def _draft_of(name: str) -> tuple[str, str] | None:
+    """Of which state, and whose."""
     saved_id, _, writer = name.removeprefix(".").rpartition(".")
-    with contextlib.suppress(ValueError):
-        if name.startswith(".") and _ID.fullmatch(saved_id):
-            return saved_id, int(writer)
+    if name.startswith(".") and _ID.fullmatch(saved_id) and _PROCESS.fullmatch(writer):
+        return saved_id, writer
     return None
