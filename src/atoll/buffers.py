@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from atoll.errors import SandboxResourceError
 
 _FLOOR = 2 << 20
-"""So much an account gets in any case, however much all others hold."""
+"""What an account gets in any case, however much all others hold."""
 holding: ContextVar[Holding | None] = ContextVar("holding", default=None)
 
 
@@ -74,9 +74,9 @@ class Holding:
 
 
 def need(size: int) -> None:
-    """Room for something that is there in whole or not at all. Raises SandboxResourceError."""
+    """Room for something that is held as a whole or not at all. Raises SandboxResourceError."""
     mine = holding.get()
     if mine is not None and mine.take(size) < size:
         raise SandboxResourceError(
-            "the answers that you wait for hold too much memory at once", hint="Ask for fewer of them at a time."
+            "your pending answers need too much of the server's memory at once", hint="Ask for fewer at a time."
         )

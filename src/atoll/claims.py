@@ -1,5 +1,4 @@
-"""What only one installation on this machine may have at a time, such as a range of host ids, whatever its data
-directory.
+"""Claims on what only one installation on this machine may have at a time, such as a range of host ids.
 
 Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named
 after what is claimed, and its text says for whom: the claiming installation's directory (by device and inode, so a copy
@@ -142,7 +141,7 @@ class Claims:
 
 
 def identity(directory: Path) -> str | None:
-    """What tells it from all others on this machine; None if it is not there."""
+    """Identifies a directory on this machine; None if it does not exist."""
     try:
         found = os.stat(directory)
     except OSError:
