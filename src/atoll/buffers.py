@@ -34,7 +34,7 @@ class Budgets:
         return self._held[account]
 
     def take(self, account: str, size: int) -> int:
-        """As much of it as there is room for."""
+        """Take room for `size` bytes, or as many as there is room for. Returns how many."""
         with self._lock:
             mine = self._held[account]
             room = min(self.of_one - mine, max(self.of_all - self._total, _FLOOR - mine))
@@ -61,7 +61,7 @@ class Holding:
         self._open = True
 
     def take(self, size: int) -> int:
-        """As much of it as there is room for; nothing once the request is over."""
+        """As `Budgets.take`; nothing once the request is over."""
         granted = self._budgets.take(self.account, size) if self._open else 0
         self._size += granted
         return granted

@@ -51,19 +51,19 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Those of one kind, as the installation with this directory sees them."""
+    """Claims of one kind, as the installation with this directory sees them."""
 
     kind: str
     home: Path
     machine: Path | None = None
-    """Where the machine's claims are; None: where they are for everybody."""
+    """Where the machine's claims are; None: in the usual directory."""
 
     @property
     def directory(self) -> Path:
         return (self.machine or MACHINE) / self.kind
 
     def take(self, name: str, owner: str) -> bool:
-        """Whether it is this owner's now. False if somebody else has it, or this installation has it for another."""
+        """Claim it. False if another installation has it, or this one has it for another owner."""
         made = Claim(identity(self.home) or "", _pid_namespace(), owner, str(self.home))
         try:
             os.symlink(made.text, self.directory / name)
@@ -77,7 +77,7 @@ class Claims:
             return self.take(name, owner)
 
     def take_over(self, name: str, owner: str) -> Claim | None:
-        """As `take`, also from an installation that is gone. Whoever else has it, or None."""
+        """As `take`, also from an installation that is gone. Returns who else has it, or None on success."""
         if self.take(name, owner):
             return None
         with self._alone():
@@ -87,13 +87,13 @@ class Claims:
         return None if self.take(name, owner) else self.find(name)
 
     def release(self, name: str, owner: str) -> None:
-        """Only what this installation claimed for that owner. May be repeated."""
+        """Release a claim, if this installation made it for that owner. May be repeated."""
         found = self.find(name)
         if found is not None and found.owner == owner and found.home_id == identity(self.home):
             (self.directory / name).unlink(missing_ok=True)
 
     def own(self) -> dict[str, str]:
-        """What this installation has, and for whom."""
+        """The claims of this installation, and for whom they are."""
         mine = identity(self.home)
         return {name: claim.owner for name, claim in self._all() if claim.home_id == mine}
 

@@ -312,7 +312,7 @@ def enforceable_defaults(wanted: Limits, capabilities: frozenset[Capability], as
 
 
 def limit_details(defaults: EffectiveLimits) -> dict[str, str]:
-    """As a handle carries them."""
+    """Default limits, as the details of a handle carry them."""
     given = defaults.limits.model_dump_json(exclude_none=True)
     return {DEFAULTS: given, **({LEFT_OUT: " ".join(defaults.left_out)} if defaults.left_out else {})}
 
