@@ -63,7 +63,7 @@ async def keys(caller: KeyMaker, services: Services_) -> list[KeyInfo]:
 
 @router.post("/keys", operation_id="create_key", status_code=201)
 async def create(caller: KeyMaker, services: Services_, wanted: KeyCreate) -> NewKey:
-    """A new key, which can do no more than the caller."""
+    """A new key, which can do no more than the caller's credential and expires no later."""
     scopes = frozenset(wanted.scopes) if wanted.scopes else caller.scopes & ORDINARY
     key, text = await services.identities.create_key(
         caller, user_id=wanted.user_id, name=wanted.name, scopes=scopes, expires_at=wanted.expires_at
