@@ -334,7 +334,7 @@ class Sandbox:
         return self._portal.call(self._async.inspect())
 
     def info(self) -> SandboxDetails:
-        """What it is: its engine, and the limits that hold, whether they were asked for or are defaults."""
+        """The sandbox's engine, image and isolation, and the limits that hold, asked for or default."""
         return self._portal.call(self._async.info())
 
     def stats(self) -> Stats:
@@ -342,9 +342,10 @@ class Sandbox:
         return self._portal.call(self._async.stats())
 
     def keep_alive(self, seconds: float) -> None:
-        """It counts as used for so long from now on, whatever it does, but does not outlive its lifetime.
+        """Count the sandbox as in use for this many seconds from now, at most a day. Its lifetime still ends it.
 
-        For sandboxes of a manager or a server, which end or pause those that nobody uses; nothing ends any other.
+        This matters for sandboxes of a manager or a server, which end or pause idle ones. No other sandbox ends by
+        being idle.
         """
         self._portal.call(self._async.keep_alive(seconds))
 
@@ -586,7 +587,7 @@ class Sandbox:
     def write_stream(
         self, path: str, pieces: Iterable[bytes], *, mode: int | None = None, append: bool = False
     ) -> None:
-        """As `write_file`, from pieces; or as `append_file`."""
+        """As `write_file`, from pieces; with `append`, as `append_file`."""
         self._portal.call(self._async.write_stream(path, pieces, mode=mode, append=append))
 
     def append_file(self, path: str, content: str | bytes) -> None:

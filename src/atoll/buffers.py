@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from atoll.errors import SandboxResourceError
 
 _FLOOR = 2 << 20
-"""So much an account gets in any case, however much all others hold."""
+"""What an account gets in any case, however much all others hold."""
 holding: ContextVar[Holding | None] = ContextVar("holding", default=None)
 
 
@@ -34,7 +34,7 @@ class Budgets:
         return self._held[account]
 
     def take(self, account: str, size: int) -> int:
-        """As much of it as there is room for."""
+        """Take room for `size` bytes, or as many as there is room for. Returns how many."""
         with self._lock:
             mine = self._held[account]
             room = min(self.of_one - mine, max(self.of_all - self._total, _FLOOR - mine))
@@ -61,7 +61,7 @@ class Holding:
         self._open = True
 
     def take(self, size: int) -> int:
-        """As much of it as there is room for; nothing once the request is over."""
+        """As `Budgets.take`; nothing once the request is over."""
         granted = self._budgets.take(self.account, size) if self._open else 0
         self._size += granted
         return granted
@@ -74,9 +74,9 @@ class Holding:
 
 
 def need(size: int) -> None:
-    """Room for something that is there in whole or not at all. Raises SandboxResourceError."""
+    """Room for something that is held as a whole or not at all. Raises SandboxResourceError."""
     mine = holding.get()
     if mine is not None and mine.take(size) < size:
         raise SandboxResourceError(
-            "the answers that you wait for hold too much memory at once", hint="Ask for fewer of them at a time."
+            "your pending answers need too much of the server's memory at once", hint="Ask for fewer at a time."
         )

@@ -75,13 +75,13 @@ class ChangeKind(enum.StrEnum):
 
 
 class Omitted(enum.StrEnum):
-    """Why a change has no text though texts were asked for."""
+    """Why a change has no text although text was asked for."""
 
     BINARY = "binary"
     SIZE = "size"
-    """The file, or all differences together, are too large to be shown."""
+    """The file, or the sum of all differences, is too large to be shown."""
     TIME = "time"
-    """Comparing took so long that the rest is reported without its text."""
+    """The comparison took too long; this change is reported without its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Change:
     text: str | None = None
     """A unified diff, if it was asked for and both sides are text."""
     omitted: Omitted | None = None
-    """Why there is none, if it was asked for and the path is a file."""
+    """Why there is no text, if text was asked for and the path is a file."""
 
     def __str__(self) -> str:
         return f"{self.kind.value[0].upper()} {self.path}"

@@ -1,5 +1,4 @@
-"""What only one installation on this machine may have at a time, such as a range of host ids, whatever its data
-directory.
+"""Claims on what only one installation on this machine may have at a time, such as a range of host ids.
 
 Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named
 after what is claimed, and its text says for whom: the claiming installation's directory (by device, inode and birth, so
@@ -56,19 +55,19 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Those of one kind, as the installation with this directory sees them."""
+    """Claims of one kind, as the installation with this directory sees them."""
 
     kind: str
     home: Path
     machine: Path | None = None
-    """Where the machine's claims are; None: where they are for everybody."""
+    """Where the machine's claims are; None: in the usual directory."""
 
     @property
     def directory(self) -> Path:
         return (self.machine or MACHINE) / self.kind
 
     def take(self, name: str, owner: str) -> bool:
-        """Whether it is this owner's now. False if somebody else has it, or this installation has it for another."""
+        """Claim it. False if another installation has it, or this one has it for another owner."""
         made = Claim(identity(self.home) or "", _pid_namespace(), owner, str(self.home))
         try:
             os.symlink(made.text, self.directory / name)
@@ -82,7 +81,7 @@ class Claims:
             return self.take(name, owner)
 
     def take_over(self, name: str, owner: str) -> Claim | None:
-        """As `take`, also from an installation that is gone. Whoever else has it, or None."""
+        """As `take`, also from an installation that is gone. Returns who else has it, or None on success."""
         if self.take(name, owner):
             return None
         with self._alone():
@@ -92,7 +91,7 @@ class Claims:
         return None if self.take(name, owner) else self.find(name)
 
     def release(self, name: str, owner: str) -> None:
-        """Only what this installation claimed for that owner. May be repeated, and by several at once."""
+        """Release a claim, if this installation made it for that owner. May be repeated, and by several at once."""
         if not self._is_ours(name, owner):
             return
         with self._alone():
@@ -105,7 +104,7 @@ class Claims:
         return found is not None and found.owner == owner and found.home_id == identity(self.home)
 
     def own(self) -> dict[str, str]:
-        """What this installation has, and for whom."""
+        """The claims of this installation, and for whom they are."""
         mine = identity(self.home)
         return {name: claim.owner for name, claim in self._all() if claim.home_id == mine}
 
@@ -153,7 +152,7 @@ class Claims:
 
 
 def identity(directory: Path) -> str | None:
-    """What tells it from all others on this machine; None if it is not there."""
+    """Identifies a directory on this machine; None if it does not exist."""
     try:
         found = os.stat(directory)
     except OSError:

@@ -85,8 +85,8 @@ def absolute_path(value: str) -> str:
 
 
 class Limits(BaseModel):
-    """Hard caps. None means that nobody asked for one: the engine's default holds. A cap that was asked for and cannot
-    be enforced is refused; a default that cannot be is left out, and reported."""
+    """Hard caps. None means that none was asked for: the engine's default holds. A cap that was asked for and cannot be
+    enforced is refused; a default that cannot be enforced is left out and reported."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     memory_bytes: Annotated[Size, Field(ge=4 << 20)] | None = None
@@ -98,7 +98,7 @@ class Limits(BaseModel):
     lifetime_s: Annotated[float, Field(gt=0)] | None = None
 
     def over(self, defaults: Limits) -> Limits:
-        """These, and the defaults where there is none."""
+        """These limits, with `defaults` where none is set."""
         asked = {name: value for name in Limits.model_fields if (value := getattr(self, name)) is not None}
         return defaults.model_copy(update=asked)
 
@@ -128,8 +128,8 @@ class SandboxSpec(BaseModel):
     undo: UndoRule | None = None
     """Keep the state before each command, so that `undo` can go back."""
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
-    """Sandboxes of one account share its part of the machine. A manager gives each owner one; an engine only compares
-    them."""
+    """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
+    compares accounts."""
 
     @property
     def has_writable_volume(self) -> bool:
@@ -189,8 +189,8 @@ class ExecutionResult:
 
     @classmethod
     def captured(cls, stdout_bytes: bytes, stderr_bytes: bytes, **rest: Any) -> ExecutionResult:
-        """Of what was really written. `stdout` and `stderr` are decoded when somebody first looks at them: of many
-        megabytes that takes long, and whoever passes on the bytes never does."""
+        """A result made from the bytes that were written. `stdout` and `stderr` are decoded when first read:
+        decoding many megabytes takes long, and whoever only passes the bytes on never needs it."""
         made = object.__new__(cls)
         values = {"truncated": False, "cpu_s": 0.0, "max_rss_bytes": 0, **rest}
         for name, value in {**values, "stdout_bytes": stdout_bytes, "stderr_bytes": stderr_bytes}.items():
@@ -255,20 +255,20 @@ class Handle:
     details: dict[str, str] = field(default_factory=dict)
 
     def limits(self) -> EffectiveLimits:
-        """Those that hold, whether they were asked for or are the engine's defaults."""
+        """The limits that hold, whether they were asked for or are the engine's defaults."""
         return effective_limits(self.spec, self.details)
 
 
 DEFAULTS, LEFT_OUT = "default_limits", "limits_left_out"
-"""The details of a handle that say which limits the engine gave by itself, and which defaults it cannot enforce."""
+"""Keys in the details of a handle: the default limits that the engine set, and the defaults that it cannot enforce."""
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimits:
     limits: Limits
-    """That are enforced."""
+    """The limits that are enforced."""
     left_out: tuple[str, ...] = ()
-    """The names of defaults that cannot be enforced here: nothing but the machine itself limits these."""
+    """The names of defaults that cannot be enforced here. Only the size of the machine limits these."""
 
 
 def effective_limits(spec: SandboxSpec, details: dict[str, str]) -> EffectiveLimits:
@@ -278,7 +278,7 @@ def effective_limits(spec: SandboxSpec, details: dict[str, str]) -> EffectiveLim
 
 @dataclass(frozen=True, slots=True)
 class SandboxDetails:
-    """What a sandbox is, as far as it does not change."""
+    """Properties of a sandbox that do not change."""
 
     id: str
     engine: str
@@ -286,7 +286,7 @@ class SandboxDetails:
     isolation: str | None
     """None: the engine's own."""
     limits: Limits
-    """That are enforced, whether they were asked for or are the engine's defaults."""
+    """The limits that are enforced, whether they were asked for or are the engine's defaults."""
     limits_left_out: tuple[str, ...] = ()
     """The names of default limits that cannot be enforced here."""
 
@@ -299,7 +299,7 @@ class Observation:
     cause: Cause | None = None
     reason: str = ""
     wakes: bool = False
-    """It is paused, and goes on as soon as somebody uses it."""
+    """The sandbox is paused, and any use of it resumes it."""
 
 
 @dataclass(frozen=True, slots=True)

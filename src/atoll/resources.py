@@ -33,12 +33,12 @@ OPEN_FILES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a group of sandboxes takes together. None: no ceiling."""
+    """What a group of sandboxes may take together. None: no ceiling."""
 
     memory_bytes: int | None = None
     pids: int | None = None
     cpu_weight: int = 100
-    """Against its siblings, from 1 to 10,000, as control groups v2 count."""
+    """Relative to its siblings, from 1 to 10,000, as in control groups v2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Resources:
 
     @classmethod
     def load(cls, environ: Mapping[str, str], data_dir: Path) -> Resources:
-        """This machine's, and what the environment says instead; `none` takes a ceiling away."""
+        """Those of this machine, changed by the environment; `none` removes a ceiling."""
         found = cls.of_machine(data_dir)
         given = {field: _value(environ, name) for name, field in _SANDBOX.items() if environ.get(name)}
         try:
@@ -73,7 +73,7 @@ class Resources:
 
 
 def sized(memory_bytes: int, cpus: int, processes: int, disk_bytes: int) -> Resources:
-    """For a machine of this size. Pure.
+    """The defaults for a machine of this size. Pure.
 
     What agents do in practice sets the floors: `pip install`, compilers and a headless browser fit into 512 MiB to
     4 GiB, and a browser has some hundred threads, each of which counts as a process.
@@ -133,7 +133,7 @@ def _memory() -> int:
 
 
 def _processes() -> int:
-    """The most that the kernel has at once."""
+    """The most processes that the kernel allows at once."""
     found = [32_768]
     for name in ("pid_max", "threads-max"):
         try:

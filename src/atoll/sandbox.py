@@ -74,18 +74,18 @@ from atoll.terminal import AsyncTerminal
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_OUTPUT_BYTES = 8 << 20
 MOST_LEASE_S = 86400.0
-"""A lease that somebody forgot ends within a day; whoever needs more takes another."""
+"""A forgotten lease ends within a day; whoever needs more takes another one."""
 _SLACK_S = 15.0
 """How much longer than a command's own deadline we wait for the agent to say that it is over."""
 _KILLED = 137
 """What a shell says of a program that SIGKILL ended."""
 _LAST_WORDS = 64 << 10
-"""So much of what a failed command wrote last is searched for the limit that it hit."""
+"""How many of the last bytes of a failed command are searched for the limit that it hit."""
 _PROMPT_S = 0.5
-"""So soon after a command's deadline it is seen whether there can be an answer at all."""
+"""How soon after a command's deadline we check whether an answer can come at all."""
 _INSPECT_S = 5.0
 _SAID = 500
-"""So much of what was written is shown in an error."""
+"""How many characters of the output an error shows."""
 
 _UNDO = "before: "
 """What `made_by` of the checkpoints begins with that `undo` goes back to."""
@@ -228,7 +228,7 @@ class AsyncSandbox:
         return await (await self._the_engine()).inspect(self._created())
 
     async def info(self) -> SandboxDetails:
-        """What it is: its engine, and the limits that hold, whether they were asked for or are defaults."""
+        """The sandbox's engine, image and isolation, and the limits that hold, asked for or default."""
         handle = self._created()
         held = handle.limits()
         return SandboxDetails(
@@ -245,9 +245,10 @@ class AsyncSandbox:
         return await (await self._the_engine()).stats(self._created())
 
     async def keep_alive(self, seconds: float) -> None:
-        """It counts as used for so long from now on, whatever it does, but does not outlive its lifetime.
+        """Count the sandbox as in use for this many seconds from now, at most a day. Its lifetime still ends it.
 
-        For sandboxes of a manager or a server, which end or pause those that nobody uses; nothing ends any other.
+        This matters for sandboxes of a manager or a server, which end or pause idle ones. No other sandbox ends by
+        being idle.
         """
         wanted, handle, engine = lease_seconds(seconds), self._created(), await self._the_engine()
         if isinstance(engine, Leasing):
@@ -377,7 +378,7 @@ class AsyncSandbox:
         return result.stdout.rstrip("\n")
 
     async def _refuse_silence(self, result: ExecutionResult, before: LimitEvents | None) -> None:
-        """A text cannot say that the shell was killed in the middle, or that a limit kept a command from running."""
+        """Raise if the shell was killed or a limit kept the command from running: a text cannot show that."""
         said, killed = result.stdout.rstrip("\n"), result.cause in (Cause.SIGNAL, Cause.KILLED, Cause.LOST)
         if said and not killed:
             return
@@ -590,7 +591,7 @@ class AsyncSandbox:
         mode: int | None = None,
         append: bool = False,
     ) -> None:
-        """As `write_file`, from pieces; or as `append_file`."""
+        """As `write_file`, from pieces; with `append`, as `append_file`."""
         await self._files().write_stream(self._path(path), pieces, mode=mode, append=append)
 
     async def append_file(self, path: str, content: str | bytes) -> None:
@@ -733,7 +734,7 @@ class AsyncSandbox:
             async with asyncio.timeout(_INSPECT_S):
                 seen = await (await self._the_engine()).inspect(self._created())
         except (TimeoutError, EngineError):
-            return  # nobody knows better than to wait
+            return  # nothing is known, so wait on
         self._refuse(seen)
 
     def _refuse(self, seen: Observation) -> None:
@@ -745,7 +746,7 @@ class AsyncSandbox:
 
     @contextlib.asynccontextmanager
     async def _transfer(self) -> AsyncIterator[None]:
-        """Around a copy on a connection of its own: why it cannot be is said by the one that is there."""
+        """Around a copy on a connection of its own: if that fails, the main connection explains why."""
         await self._guest.channel()
         try:
             yield
@@ -792,7 +793,7 @@ class AsyncSandbox:
 
     @contextlib.asynccontextmanager
     async def _patience(self, seconds: float) -> AsyncIterator[None]:
-        """Time for a command, and some more for the agent to end it; but none for a sandbox that cannot answer."""
+        """Time for a command, and some more for the agent to end it, but none for a sandbox that cannot answer."""
         if math.isinf(seconds):
             yield
             return
@@ -947,7 +948,7 @@ def _seconds(timeout: float) -> float:
 
 
 def lease_seconds(seconds: float) -> float:
-    """Raises ValueError for what is no time that somebody can wait."""
+    """Validate the length of a lease. Raises ValueError."""
     if not 0 < seconds <= MOST_LEASE_S:
         raise ValueError(f"a lease is for more than 0 and at most {MOST_LEASE_S:g} seconds, not {seconds!r}")
     return float(seconds)

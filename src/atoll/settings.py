@@ -29,7 +29,7 @@ class Settings:
     run_dir: Path
     resources: Resources = field(default_factory=Resources.of_machine)
     docker_image: str = _DOCKER_IMAGE
-    """What a sandbox of engine `docker` starts from if it names no image: there is no `host` there."""
+    """The default image of engine `docker`, which has no image `host`."""
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:

@@ -14,12 +14,12 @@ _ZEROS = bytes(HOLE)
 
 
 def may_have_holes(data: memoryview) -> bool:
-    """Cheap: False for nearly everything that has none."""
+    """A cheap test: False for nearly every piece without a hole."""
     return b"\0" in data[::HOLE].tobytes()
 
 
 def write(fd: int, data: bytes | memoryview) -> int:
-    """All of it at the current position of a new file; returns how many bytes really take room. Call `end` at last."""
+    """Write all of it at the current position of a new file. Returns how many bytes take space. Call `end` last."""
     whole = data if isinstance(data, bytes) else bytes(data)
     view, written = memoryview(whole), 0
     for start, end, is_hole in _runs(whole):

@@ -40,7 +40,7 @@ def _timer(clock: int, seconds: float, flags: int) -> int:
 
 
 async def sleep(seconds: float) -> None:
-    """For so long, also if the machine is suspended meanwhile; less if the wall clock is set."""
+    """Sleep for this long, counting time in which the machine is suspended; wake early if the wall clock is set."""
     if seconds <= 0:
         await asyncio.sleep(0)
         return

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT = 32
-"""So many descriptors of one way are open at most, besides the top."""
+"""How many descriptors of one way are open at most, besides the top."""
 
 
 class Way:

@@ -30,16 +30,16 @@ account: contextvars.ContextVar[str] = contextvars.ContextVar("account", default
 
 
 class Kind(enum.Enum):
-    """Of work, with how many threads there are for it and how many of them one account may hold."""
+    """A kind of work: how many threads there are for it, and how many of them one account may hold."""
 
     ENGINE = (32, 8)
     """Steps of a life cycle: mounts, control groups, records, removal of files."""
     IMAGE = (64, 4)
-    """Pulls and builds of images, which mostly wait for somebody else."""
+    """Pulls and builds of images, which mostly wait for other machines and programs."""
     TRANSFER = (24, 4)
     """Files and trees on their way in and out, snapshots as files."""
     COMPARISON = (4, 1)
-    """Differences of two states: pure computing, which slows down the event loop beside it."""
+    """Differences of two states: pure computing, which slows the event loop down."""
     IDENTITY = (4, 4)
     """Keys of an identity provider. No account is known by then."""
 
@@ -69,7 +69,7 @@ class Cancellation:
 
 
 class WorkCancelledError(Exception):
-    """Unwinds a thread whose caller was cancelled, and never reaches anybody else."""
+    """Unwinds a thread whose caller was cancelled. Never raised to a caller."""
 
 
 class Shares:
@@ -94,7 +94,7 @@ class Shares:
             self.release(who)
 
     async def acquire(self, owner: str | None = None) -> str:
-        """Returns whom to release it for. Without an owner it is the account of the context."""
+        """Returns the account to release it for: the owner, or the account of the context."""
         who = account.get() if owner is None else owner
         with self._lock:
             if who not in self._waiting and self._is_free(who):
@@ -135,7 +135,7 @@ class Shares:
         self._busy += 1
 
     def _grant(self) -> None:
-        """Who waits longest since its last turn comes first."""
+        """The account that has waited longest since its last turn comes first."""
         while True:
             who = next((each for each in self._waiting if self._is_free(each)), None)
             if who is None:

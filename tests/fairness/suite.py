@@ -207,8 +207,7 @@ def _all(folder: Path, options: argparse.Namespace, problems: list[str]) -> tupl
             for info in everything(admin):
                 admin.delete(f"/sandboxes/{info['id']}")
         server.stop()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
+        server.close()
     if rss.most > MOST_RSS:
         problems.append(f"the server had {rss.most >> 20} MiB")
     base = statistics.median(run.p99 for run in quiet)

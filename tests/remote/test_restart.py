@@ -33,12 +33,10 @@ async def test_a_stream_goes_on_after_the_server_was_killed(
             text += piece.data
             if b"line 5\n" in text and server.process.poll() is None and b"line 40\n" not in text:
                 server.stop(signal.SIGKILL)
-                assert server.process.stdout is not None
-                server.process.stdout.close()
+                server.close()
                 starting = asyncio.create_task(asyncio.to_thread(start_server, folder, port=port))
         server = await starting
         assert text.decode().split("\n")[:-1] == [f"line {number}" for number in range(1, 201)]
         assert (await command.wait()).exit_code == 0
     assert server.stop() == 0
-    assert server.process.stdout is not None
-    server.process.stdout.close()
+    server.close()

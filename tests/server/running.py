@@ -46,6 +46,11 @@ class RunningServer:
         self.process.send_signal(how)
         return self.process.wait(30)
 
+    def close(self) -> None:
+        """Close the pipe that it wrote its URL and key to. For after its end."""
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
 
 def launch(
     folder: Path, engine: str = "process", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
@@ -113,8 +118,7 @@ def running_server(
                 for info in everything(client):
                     client.delete(f"/sandboxes/{info['id']}")
             server.stop()
-        assert server.process.stdout is not None
-        server.process.stdout.close()
+        server.close()
 
 
 # --- every answer is checked --------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ def test_sandboxes_and_keys_outlive_the_server(session_folder: Path) -> None:
         client.put(f"/sandboxes/{id}/files/content", params={"path": "f"}, content=b"kept")
         command = client.post(f"/sandboxes/{id}/commands", json={"command": "echo before; sleep 600"}).json()["id"]
     assert first.stop() == 0
-    assert first.process.stdout is not None
     second = start_server(folder)
     try:
         with second.client() as client:
@@ -40,8 +39,7 @@ def test_sandboxes_and_keys_outlive_the_server(session_folder: Path) -> None:
     finally:
         assert second.stop() == 0
         for server in (first, second):
-            assert server.process.stdout is not None
-            server.process.stdout.close()
+            server.close()
 
 
 @pytest.mark.usefixtures("server")
@@ -64,8 +62,7 @@ def test_a_term_signal_lets_what_is_under_way_end(session_folder: Path) -> None:
         assert client.delete(f"/sandboxes/{id}").status_code == 200
     assert again.stop() == 0
     for server in (running, again):
-        assert server.process.stdout is not None
-        server.process.stdout.close()
+        server.close()
 
 
 def test_a_bad_configuration_is_a_message(tmp_path: Path) -> None:
@@ -109,6 +106,5 @@ def test_a_deletion_wins_over_a_restart(session_folder: Path) -> None:
                 assert other.get(f"/sandboxes/{id}").status_code in (404, 410)
     finally:
         assert running.stop() == 0
-        assert running.process.stdout is not None
-        running.process.stdout.close()
+        running.close()
     assert leftovers(Settings(folder / "data", folder / "run")) == []

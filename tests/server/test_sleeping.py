@@ -134,8 +134,7 @@ def test_the_shell_and_what_it_knows_outlive_the_server(session_folder: Path) ->
     finally:
         assert second.stop() == 0
         for server in (first, second):
-            assert server.process.stdout is not None
-            server.process.stdout.close()
+            server.close()
 
 
 def _with_timeout(request: httpx.Request, seconds: float) -> httpx.Request:

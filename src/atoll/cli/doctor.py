@@ -55,7 +55,7 @@ def _engines(engines: tuple[Availability, ...]) -> Table:
 
 
 def _limits(found: Diagnosis, held: EffectiveLimits) -> Table:
-    table = Table(title="\nLimits unless more is asked for", title_justify="left", box=None, padding=(0, 2))
+    table = Table(title="\nDefault limits", title_justify="left", box=None, padding=(0, 2))
     for column in ("", "each sandbox", "each user of a server", "all together"):
         table.add_column(column, header_style="bold")
     given, user, total = held.limits, found.settings.resources.account, found.settings.resources.installation

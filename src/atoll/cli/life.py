@@ -147,9 +147,9 @@ def resume(sandbox_id: SandboxArgument) -> None:
 
 def keep_alive(
     sandbox_id: SandboxArgument,
-    seconds: Annotated[float, typer.Argument(help="For so long from now, at most a day.", min=1, max=86400)],
+    seconds: Annotated[float, typer.Argument(help="How long, counted from now; at most a day.", min=1, max=86400)],
 ) -> None:
-    """Count a sandbox as used for a while, so that it is neither ended nor paused for want of use."""
+    """Count a sandbox as in use for a while, so that it is neither ended nor paused for being idle."""
     _with(sandbox_id, lambda sandbox: sandbox.keep_alive(seconds))
 
 

@@ -14,13 +14,24 @@ from atoll.sandbox import AsyncSandbox
 
 EngineOption = Annotated[str, typer.Option("--engine", help="Which engine makes the sandbox; see `atoll doctor`.")]
 ImageOption = Annotated[str, typer.Option("--image", help="The root file system; `host` is this machine's own /usr.")]
-MemoryOption = Annotated[str | None, typer.Option("--memory", "-m", help="Most memory, for example 512m.")]
-CpusOption = Annotated[float | None, typer.Option("--cpus", help="Most CPUs, for example 1.5.")]
-PidsOption = Annotated[int | None, typer.Option("--pids", help="Most processes and threads.")]
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory", "-m", help="Most memory, for example 512m; default: see `atoll doctor`.")
+]
+CpusOption = Annotated[
+    float | None, typer.Option("--cpus", help="Most CPUs, for example 1.5; default: see `atoll doctor`.")
+]
+PidsOption = Annotated[
+    int | None, typer.Option("--pids", help="Most processes and threads; default: see `atoll doctor`.")
+]
 EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable; may be repeated.")]
 VolumeOption = Annotated[
     list[str] | None,
-    typer.Option("--volume", "-v", metavar="HOST:PATH[:ro]", help="Share a directory or file; may be repeated."),
+    typer.Option(
+        "--volume",
+        "-v",
+        metavar="HOST:PATH[:ro]",
+        help="Share a directory or file, read-only with `:ro`; may be repeated.",
+    ),
 ]
 
 NetworkOption = Annotated[

@@ -145,6 +145,7 @@ async def _hint(sandbox: AsyncSandbox, command: list[str]) -> None:
     for word in command:
         if os.path.isfile(word) and "\0" not in word and ".." not in word.split("/") and not await sandbox.exists(word):
             print(
-                f"atoll: '{word}' is on this machine, not in the sandbox: add -v \"$PWD:/workspace\"", file=sys.stderr
+                f"atoll: '{word}' is on this machine, not in the sandbox: add -v \"$PWD:/workspace:ro\"",
+                file=sys.stderr,
             )
             return

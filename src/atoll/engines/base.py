@@ -86,10 +86,10 @@ class Pausable(Protocol):
 
 @runtime_checkable
 class Leasing(Protocol):
-    """An engine whose sandboxes somebody else ends when nobody uses them."""
+    """An engine whose idle sandboxes are ended elsewhere, such as by a server."""
 
     async def keep_alive(self, handle: Handle, seconds: float) -> None:
-        """It counts as used for so long from now on."""
+        """Count the sandbox as in use for this many seconds from now."""
 
 
 @runtime_checkable
@@ -145,7 +145,7 @@ class Announcing(Protocol):
 
 @runtime_checkable
 class Reachable(Protocol):
-    """An engine that is told over HTTP by the other side what happened, if there is an URL at which it can be."""
+    """An engine that is told over HTTP by the other side what happened, if there is a URL at which it can be."""
 
     def receive_at(self, url: str) -> None:
         """Before `announce`."""
@@ -280,13 +280,13 @@ class LimitReporting(Protocol):
 
 @runtime_checkable
 class LimitDefaults(Protocol):
-    """An engine that limits sandboxes for which nobody asked for limits."""
+    """An engine that limits sandboxes that ask for no limits."""
 
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
-        """What it gives to a sandbox of this spec where that says nothing."""
+        """The limits of a sandbox of this spec where the spec has none."""
 
     async def shared_ceilings(self) -> tuple[str, ...]:
-        """What it can bound for all sandboxes of an account together: of `memory`, `pids`, `cpu`."""
+        """Which of `memory`, `pids` and `cpu` it can bound for all sandboxes of an account together."""
 
 
 _CAPABILITY_OF = {
@@ -299,7 +299,7 @@ _CAPABILITY_OF = {
 
 
 def enforceable_defaults(wanted: Limits, capabilities: frozenset[Capability], asked: Limits) -> EffectiveLimits:
-    """Of the machine's defaults those that this engine can enforce, and the names of the others."""
+    """Those of the machine's defaults that this engine can enforce, and the names of the others."""
     given: dict[str, object] = {}
     left_out = []
     for name, capability in _CAPABILITY_OF.items():
@@ -312,7 +312,7 @@ def enforceable_defaults(wanted: Limits, capabilities: frozenset[Capability], as
 
 
 def limit_details(defaults: EffectiveLimits) -> dict[str, str]:
-    """As a handle carries them."""
+    """Default limits, as the details of a handle carry them."""
     given = defaults.limits.model_dump_json(exclude_none=True)
     return {DEFAULTS: given, **({LEFT_OUT: " ".join(defaults.left_out)} if defaults.left_out else {})}
 

@@ -65,7 +65,7 @@ def auto_for(isolation: str | None) -> str:
 
 
 def auto_names() -> list[str]:
-    """Where a sandbox may be that was made on `auto`, with any isolation."""
+    """The engines on which a sandbox that was made on `auto` may be, with any isolation."""
     return ["auto", *dict.fromkeys(_BY_ISOLATION.values())]
 
 

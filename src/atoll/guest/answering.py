@@ -1,4 +1,4 @@
-"""Waiting for an agent that may never answer: whoever waits learns why, as soon as somebody knows."""
+"""Waiting for an agent that may never answer: whoever waits learns the reason as soon as it is known."""
 
 from __future__ import annotations
 

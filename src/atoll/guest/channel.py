@@ -37,9 +37,9 @@ from atoll.guest.wire import Wire
 _MAX_CREDIT = 1 << 32
 _LAST_CHANNEL = 3
 _FRESH_S = 1.0
-"""Whoever was heard so lately is not asked whether it is there."""
+"""An agent that was heard within this time is not asked whether it is there."""
 _SILENT_S = 5.0
-"""After so long without a word, whoever waits for an answer learns whether it can come."""
+"""After this time of silence, whoever waits for an answer learns whether one can come."""
 _DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _DATA, _END, _CREDIT, _EVENT, _ERROR = map(
     int, (FrameType.DATA, FrameType.END, FrameType.CREDIT, FrameType.EVENT, FrameType.ERROR)
@@ -57,7 +57,7 @@ class Channel:
         self._streams: dict[int, Stream] = {}
         self._last_number = 0
         self.diagnose: Diagnose | None = None
-        """Knows why the agent does not answer; set by whoever does. Without it everybody waits."""
+        """Raises the reason why the agent does not answer, if there is one. Without it everybody waits."""
         self._guard: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self.send = self._wire.send
@@ -132,7 +132,7 @@ class Channel:
             await answered(self.request(Op.HELLO, live=True), self.diagnose)
 
     def doubt(self) -> None:
-        """Whatever was heard lately: ask before anything else is sent."""
+        """Ask whether the agent is there before anything else is sent, even if it was heard lately."""
         self._wire.heard -= _FRESH_S
 
     async def request(self, op: Op, fields: bytes = b"", *, live: bool = False) -> Fields:

@@ -21,13 +21,13 @@ from atoll.network.names import Address, Network, is_public
 
 
 class UnreachableError(ImageError):
-    """A registry, or where it leads to, that this pull may not connect to. It says no more than that."""
+    """This pull may not connect to the registry, or to where it leads. The error says no more than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     guarded: bool = False
-    """Only public addresses, but for those below; no login but one's own and those that are shared."""
+    """Only public addresses, except those listed below; no login except the user's own and shared ones."""
     registries: frozenset[str] = frozenset()
     """HOST or HOST:PORT that may be reached wherever they are."""
     networks: tuple[Network, ...] = ()
@@ -74,7 +74,7 @@ def unreachable(host: str) -> UnreachableError:
     """The same whether there is no such name or it is one of the server's own network."""
     return UnreachableError(
         f"{host[:80]!r} cannot be reached, or is not public",
-        hint="Check the name. An administrator can allow registries of the server's own network.",
+        hint="Check the name. An administrator can allow registries in the server's own network.",
     )
 
 

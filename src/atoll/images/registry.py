@@ -171,14 +171,14 @@ class Registry:
 
     @contextlib.contextmanager
     def _not_repeating(self) -> Iterator[None]:
-        """Errors about a document quote it. A stranger is told only that it is no good."""
+        """Errors about a document quote it. A user of a server only learns that it is invalid."""
         try:
             yield
         except ImageError as error:
             if not self._access.guarded:
                 raise
             raise ImageError(
-                f"what the registry {self._registry} sent for {self._reference} is no image that can be used here"
+                f"what the registry {self._registry} sent for {self._reference} is not an image that can be used here"
             ) from error
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ def loads(data: bytes | str) -> Any:
 
 
 def _refuse(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a valid number")
 
 
 def _finite(text: str) -> float:

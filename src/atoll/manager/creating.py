@@ -56,7 +56,7 @@ class Creating:
         engine = self._core.engines.get(request.engine or self._core.engines.name_for(request.spec))
         if Capability.PAUSE not in engine.capabilities:
             raise UnsupportedError(
-                f"engine '{engine.name}' cannot pause a sandbox that nobody uses", hint="Leave out on_idle."
+                f"engine '{engine.name}' cannot pause idle sandboxes", hint="Leave out on_idle, or use on_idle='end'."
             )
 
     async def make_spare(self, request: Request) -> Member | None:

@@ -19,7 +19,7 @@ from atoll.manager.record import OnIdle, PausedBy
 from atoll.model import Capability, Cause, State
 
 _BUSY_SHARE = 0.01
-"""Of one processor, over the time between the two looks. Waiting for something to happen takes less."""
+"""Share of one processor, over the time between the two looks. Waiting for something to happen takes less."""
 _BUSY_SHARE_VIRTUAL = 0.1
 """A kernel in user space takes some hundredths of a processor by itself, also when nothing runs on it."""
 _BUSY_LEAST_S = 0.04
@@ -34,7 +34,7 @@ class Idling:
         self._looks = asyncio.Semaphore(_AT_ONCE)
 
     def due(self, member: Member) -> float:
-        """When somebody has to consider it, by the clock that does not jump. It may be used again before."""
+        """When a sandbox has to be considered next, by the clock that does not jump. It may be used again before."""
         if not member.free or member.waits_in_pool:
             return math.inf
         state = member.record.state

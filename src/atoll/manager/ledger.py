@@ -51,7 +51,7 @@ class Ledger:
         return self._journal.write(member.record, event)
 
     def correct(self, member: Member, update: Mapping[str, object]) -> asyncio.Future[None]:
-        """Write down what is no news to anybody."""
+        """Write down a change that makes no event."""
         member.record = member.record.model_copy(update=update)
         return self._journal.write(member.record)
 

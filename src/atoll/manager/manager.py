@@ -50,9 +50,9 @@ class SandboxManager(Opening):
 
         A name is taken once for each owner: ConflictError. Asking again with the same idempotency `key` and the same
         request gives the same sandbox. LimitReachedError when there is no room. `timeout` is how long a command may
-        take by default; `engine` the name of another engine than the manager's own. `idle_timeout` and `on_idle` are
-        those of the manager unless given; while something listens on one of the ports `services` it is not ended for
-        want of use. Cancelling leaves nothing behind.
+        take by default; `engine` the name of another engine than the manager's own. `idle_timeout` and `on_idle`
+        default to those of the manager; while something listens on one of the ports `services`, the sandbox is not
+        ended for being idle. Cancelling leaves nothing behind.
         """
         request = Request.of(
             config,
@@ -103,7 +103,7 @@ class SandboxManager(Opening):
         """The sandbox of that id. SandboxNotFoundError (a KeyError) if there is none, saying why it ended if it has.
 
         Getting it is no use of it: whoever holds it long may find that it was ended. Using one that fell asleep wakes
-        it; one that was paused by `pause_sandbox` says so.
+        it; using one that was paused by `pause_sandbox` raises SandboxPausedError.
         """
         return (await self._member(sandbox_id)).sandbox
 
@@ -186,7 +186,7 @@ class SandboxManager(Opening):
         await pausing.pause(member, disk=memory == "disk", drop_connections=drop_connections)
 
     async def resume_sandbox(self, sandbox_id: str) -> None:
-        """Let them go on. LimitReachedError when there is no room for it."""
+        """Let its processes go on. LimitReachedError when there is no room for it."""
         member = await self._member(sandbox_id)
         await (await self._open()).core.pausing.wake(member)
 
@@ -202,7 +202,7 @@ class SandboxManager(Opening):
         return member.record
 
     async def keep_alive(self, sandbox_id: str, seconds: float) -> Record:
-        """It counts as used for so long from now on, at most a day, and never beyond its lifetime."""
+        """Count the sandbox as in use for this many seconds from now, at most a day. Its lifetime still ends it."""
         wanted = lease_seconds(seconds)
         member = await self._member(sandbox_id)
         await (await self._open()).core.lease(member, wanted)
@@ -222,7 +222,7 @@ class SandboxManager(Opening):
         return await (await self._open()).queries.ensure_image(image, engine)
 
     async def default_image(self) -> str:
-        """What a sandbox starts from that names no image."""
+        """The image of a sandbox that names none."""
         return (await self._open()).queries.default_image()
 
     async def fetch_image(
@@ -234,7 +234,7 @@ class SandboxManager(Opening):
     # --- knowing --------------------------------------------------------------------------------------------------
 
     async def default_limits(self, spec: SandboxSpec, *, engine: str | None = None) -> Limits:
-        """What a sandbox of this spec gets where it asks for nothing. SandboxError if its engine cannot say."""
+        """The limits of a sandbox of this spec where it asks for none. SandboxError if its engine cannot say."""
         parts = await self._open()
         found = parts.core.engines.get(engine or parts.core.engines.name_for(spec))
         return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
@@ -248,7 +248,7 @@ class SandboxManager(Opening):
         labels: Mapping[str, str] | None = None,
         ended: bool = False,
     ) -> list[Record]:
-        """Those that match, the newest first; with `ended` those that are gone, at most 1,000 of them."""
+        """Sandboxes that match, the newest first; with `ended`, those that have ended, at most 1,000 of them."""
         queries = (await self._open()).queries
         return await queries.list(state=state, owner=owner, name=name, labels=labels, ended=ended)
 
@@ -269,15 +269,15 @@ class SandboxManager(Opening):
         after: tuple[float, str] | None = None,
         limit: int = 100,
     ) -> list[Record]:
-        """One page of those that are gone, the newest first. `after` is when the last one of the page before was made,
-        and its id."""
+        """One page of sandboxes that have ended, the newest first. `after` is the creation time and the id of the last
+        sandbox on the previous page."""
         journal = (await self._open()).core.journal
         return await journal.ended(Search(owner, name, labels or {}, after, limit))
 
     async def events(
         self, *, after: int = 0, sandbox_id: str | None = None, owner: str | None = None, limit: int = 1000
     ) -> list[Event]:
-        """What happened, to sandboxes of that owner or to all, oldest first, from that number on."""
+        """Events after that number, oldest first: those of one sandbox, of one owner's sandboxes, or of all."""
         journal = (await self._open()).core.journal
         return await journal.events(after=after, sandbox_id=sandbox_id, owner=owner, limit=limit)
 
@@ -291,7 +291,7 @@ class SandboxManager(Opening):
 
     @property
     def idle_timeout(self) -> float:
-        """How long a sandbox may be without use unless it says otherwise."""
+        """The default idle timeout of sandboxes, in seconds."""
         return self._rules.idle_timeout
 
     def get_stats(self) -> dict[str, object]:

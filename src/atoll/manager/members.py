@@ -35,13 +35,13 @@ class Background:
     running: bool
     """Whether a command runs, or anything else besides the agent."""
     output_bytes: int
-    """That commands have written in the life of the sandbox, also what nobody has read."""
+    """Bytes that commands have written in the life of the sandbox, read or not."""
     sent_bytes: int = 0
-    """That went out over its network."""
+    """Bytes sent over its network."""
     cpu_s: float = 0.0
-    """That was used when the look began."""
+    """Processor time used when the look began."""
     cpu_after_s: float = 0.0
-    """And when it was over: with a virtual kernel, looking takes more than an idle sandbox does."""
+    """The same when the look was over: with a virtual kernel, looking takes more than an idle sandbox does."""
     listens: frozenset[int] = frozenset()
     """TCP ports."""
 
@@ -74,7 +74,7 @@ class Member:
         self.stays_in_memory = False
         """It could not be moved to the disk, which is tried once in each sleep."""
         self.look_again = 0.0
-        """Nobody has to look whether it is idle before then."""
+        """It need not be checked for idleness before then."""
         self._changes: list[asyncio.Future[None]] = []
 
     @property

@@ -1,4 +1,4 @@
-"""What nobody owns any more goes by itself: at the start of a manager, and regularly.
+"""Removes what nobody owns any more, at the start of a manager and regularly.
 
 There are two kinds. What calls that were killed in the middle left behind is known to the engine. A sandbox of ours
 that has ended for us and still exists (because somebody else started it again, or the engine was wrong) is found by
@@ -41,7 +41,7 @@ class Orphans:
             try:
                 removed += await self._collect(engine)
             except (SandboxError, OSError) as error:
-                _log.warning("engine '%s' cannot remove what nobody owns: %s", engine.name, error)
+                _log.warning("engine '%s' cannot remove leftovers: %s", engine.name, error)
         for each in removed:
             _log.info("removed %s, which nobody owned", each)
         return removed

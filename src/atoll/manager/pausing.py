@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from atoll.engines.base import Pausable
+from atoll.engines.base import Checkpointing, Pausable
 from atoll.errors import SandboxError, SandboxGoneError, UnsupportedError
 from atoll.manager.core import Core
 from atoll.manager.forking import checkpointing
@@ -51,30 +51,13 @@ class Pausing:
         if await self._reaches(member, State.RUNNING, State.PAUSED):
             if by is PausedBy.IDLE and member.usage.active:
                 return  # somebody came meanwhile
-            written = self._begin(member, by)
-
-            async def hibernate(handle: Handle) -> None:
-                await member.sandbox.let_go()
-                await engine.hibernate(handle)
-                member.on_disk = True
-
-            work = self._carry_out(member, State.PAUSED, written, hibernate, _DISK_S, by=by)
-            await outcome(self._core.tasks.spawn(work, f"pause {member.id} to disk"))
+            await self._hibernate(member, engine, by)
 
     async def move_to_disk(self, member: Member) -> None:
-        """One that sleeps takes no memory any more. Its connections, which have long been silent, end."""
+        """Move the memory of a paused sandbox to the disk. Its connections, which have long been silent, end."""
         engine = checkpointing(self._core.engine_of(member))
-        by = member.record.paused_by
         if not await self._reaches(member, State.RUNNING, State.PAUSED):
-            written = self._core.ledger.change(member, act=Act.PAUSE)
-
-            async def hibernate(handle: Handle) -> None:
-                await member.sandbox.let_go()
-                await engine.hibernate(handle)
-                member.on_disk = True
-
-            work = self._carry_out(member, State.PAUSED, written, hibernate, _DISK_S, by=by)
-            await outcome(self._core.tasks.spawn(work, f"move {member.id} to disk"))
+            await self._hibernate(member, engine, member.record.paused_by)
 
     async def wake(self, member: Member) -> None:
         """Let its processes go on. May be repeated. LimitReachedError when there is no room for it."""
@@ -94,9 +77,22 @@ class Pausing:
         work = self._carry_out(member, State.PAUSED, written, self._engine(member).pause, by=by)
         return self._core.tasks.spawn(work, f"pause {member.id}")
 
-    def _begin(self, member: Member, by: PausedBy) -> asyncio.Future[None]:
+    def _begin(self, member: Member, by: PausedBy | None) -> asyncio.Future[None]:
         """Who wanted it is known from the start: should we fail, or die, it may sleep all the same."""
-        return self._core.ledger.change(member, act=Act.PAUSE, update={"paused_by": by})
+        update = {} if by is None else {"paused_by": by}
+        return self._core.ledger.change(member, act=Act.PAUSE, update=update)
+
+    async def _hibernate(self, member: Member, engine: Checkpointing, by: PausedBy | None) -> None:
+        """Running or paused before, it is paused afterwards, with its memory on the disk."""
+        written = self._begin(member, by)
+
+        async def hibernate(handle: Handle) -> None:
+            await member.sandbox.let_go()
+            await engine.hibernate(handle)
+            member.on_disk = True
+
+        work = self._carry_out(member, State.PAUSED, written, hibernate, _DISK_S, by=by)
+        await outcome(self._core.tasks.spawn(work, f"pause {member.id} to disk"))
 
     async def _carry_out(
         self,

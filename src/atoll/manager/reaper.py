@@ -134,7 +134,7 @@ class Reaper:
         jump, self._offset = offset - self._offset, offset
         if abs(jump) < _JUMP_S:
             return
-        _log.warning("the clock was set by %+.1f s: ends of life are written down anew", jump)
+        _log.warning("the clock was set by %+.1f s: recorded times are adjusted", jump)
         for member in self._core.members:
             record = member.record
             moments = {name: getattr(record, name) for name in ("expires_at", "leased_until", "paused_at")}

@@ -25,28 +25,28 @@ class Act(enum.StrEnum):
 
 
 class PausedBy(enum.StrEnum):
-    """Who put a sandbox to sleep. One that its user paused goes on only when they say so."""
+    """Who paused a sandbox. One that its user paused stays paused until the user resumes it."""
 
     USER = "user"
     IDLE = "idle"
-    """Nobody used it."""
+    """The manager, because nobody used it."""
     ROOM = "room"
-    """Its place was needed."""
+    """The manager, because its place was needed."""
 
 
 OnIdle = Literal["end", "pause", "disk"]
-"""What becomes of a sandbox that nobody uses."""
+"""What happens to a sandbox that nobody uses."""
 
 
 class CommandEnd(BaseModel):
-    """How the command ended that a sandbox was made for."""
+    """How the command that a sandbox was made for ended."""
 
     model_config = ConfigDict(frozen=True)
     exit_code: int | None = None
-    """As a shell reports it. None: the sandbox was started anew, without it."""
+    """As a shell reports it. None if the sandbox was started again without the command."""
     cause: Cause
     output: str = ""
-    """The last of what it wrote."""
+    """The end of its output."""
     at: float
 
 
@@ -82,12 +82,12 @@ class Record(BaseModel):
     """The same moment on the clock that does not jump; it means something only within `boot_id`."""
     boot_id: str = ""
     idle_timeout_s: float | None = None
-    """How long it may be without use; None: as the manager's rules say. So is `on_idle`."""
+    """How long it may be without use. None, here and in `on_idle`, means as the manager's rules say."""
     on_idle: OnIdle | None = None
     services: tuple[int, ...] = ()
-    """Ports inside. While something listens on one of them the sandbox is not ended for want of use."""
+    """Ports inside. While something listens on one of them the sandbox is not ended for being idle."""
     leased_until: float | None = None
-    """Until then it counts as used."""
+    """The sandbox counts as in use until then."""
     leased_now: float | None = None
     """The same moment on the clock that does not jump."""
     paused_by: PausedBy | None = None
@@ -102,7 +102,7 @@ class Record(BaseModel):
         return Handle(self.engine, self.id, self.spec, self.created_at, self.details)
 
     def remembered(self) -> Record:
-        """What is kept of one that has ended: not what only a running one needs, which may be large."""
+        """What is kept of a sandbox that has ended: without what only a running one needs, which may be large."""
         spec = self.spec.model_copy(update={"env": {}, "labels": {}, "volumes": (), "network": "none"})
         return self.model_copy(update={"spec": spec, "env": {}, "details": {}, "reason": self.reason[:_MOST_REASON]})
 

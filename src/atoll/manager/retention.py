@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is beyond any of these is forgotten, the oldest first. One owner's past never costs another theirs, but for
-    the limits on everything, which are there so that the disk is not filled."""
+    """What is beyond any of these limits is forgotten, the oldest first. Records of one owner never displace those of
+    another, except by the limits on everything, which keep the disk from filling up."""
 
     ended_per_owner: int = 1_000
     events_per_owner: int = 10_000

@@ -66,7 +66,7 @@ class Watching:
             await self._core.ledger.correct(member, {"command_end": end})
             await self._core.ledger.note(member, end.cause, reason)
         except SandboxError as error:
-            _log.warning("that %s in sandbox %s is not written down: %s", reason, member.id, error)
+            _log.warning("cannot record that %s in sandbox %s: %s", reason, member.id, error)
 
     async def _ask(self, member: Member) -> CommandEnd | None:
         """None: it runs, or nobody can say."""

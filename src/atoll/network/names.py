@@ -46,7 +46,7 @@ def name_of_words(text: str) -> str:
     if len(text) > _LONGEST_NAME or unicodedata.normalize("NFKC", lower) != lower:
         raise ValueError("it has letters that only look like others")
     if "\u3002" in text or any(unicodedata.category(char)[0] in "CZ" for char in text):
-        raise ValueError("it has characters that no name has")
+        raise ValueError("it has characters that a host name cannot have")
     try:
         return normal_name(lower.encode("idna").decode())
     except UnicodeError:

@@ -28,7 +28,7 @@ class Admissions:
             raise RateLimitedError(
                 f"user {user!r} has {self._max_requests} requests under way, which is the limit",
                 retry_after_s=1,
-                hint="Wait for some of them to end.",
+                hint="Wait for some of them to finish.",
             )
         self.under_way[user] += 1
         scope[_PLACE] = admission = Admission(caller, self.budgets.open(user))

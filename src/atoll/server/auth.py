@@ -108,7 +108,7 @@ def need_known_origin(connection: HTTPConnection) -> None:
 
 def allow(caller: Caller, scope: Scope, *, session: bool) -> Caller:
     if caller.sandbox_id is not None and not session:
-        raise ForbiddenError("the session key of a sandbox is not good for this")
+        raise ForbiddenError("the session key of a sandbox does not allow this")
     caller.need(scope)
     return caller
 

@@ -19,7 +19,7 @@ _UPLOADS = re.compile(
     r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|commands/[^/]+/stdin$|ports/.*)|snapshots/[^/]+/content$)"
 )
 _SMALL = 64 << 10
-"""So much of a body is taken from anybody, before it is known who sends it."""
+"""How much of a body is read before its sender is known."""
 
 
 class BodyLimits:
@@ -75,7 +75,7 @@ async def _account(scope: Scope, size: int) -> None:
         admission = admission_of(scope)
         if admission is None or admission.holding.take(size) < size:
             raise RateLimitedError(
-                f"the requests of user {caller.user_id!r} hold too much memory at once",
+                f"the requests of user {caller.user_id!r} need too much of the server's memory at once",
                 retry_after_s=1,
                 hint="Send large bodies one after another, or as files.",
             )

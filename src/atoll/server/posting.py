@@ -32,7 +32,7 @@ def parse(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or parts.fragment:
         raise ValueError("write https://HOST/PATH, without a user or a fragment")
     if not url.isascii() or any(letter <= " " for letter in url):
-        raise ValueError("an URL has only ASCII characters and no blanks")
+        raise ValueError("a URL has only ASCII characters and no blanks")
     _ = parts.port  # raises ValueError for one that is out of range
     return parts
 

@@ -160,7 +160,7 @@ def of(error: BaseException) -> Problem:
         codes |= {503: "unavailable", 504: "timeout"}
         return problem(error.status_code, codes.get(error.status_code, "bad_request"), str(error.detail))
     if isinstance(error, ValueError):
-        return problem(422, "invalid_request", str(error) or "the request makes no sense")
+        return problem(422, "invalid_request", str(error) or "the request is invalid")
     _log.error("a request failed", exc_info=error)
     return problem(500, "server_error", "the server failed; its log says more")
 
@@ -189,7 +189,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         found = [_plain(detail) for detail in error.errors()[:20]]
         malformed = any(detail["type"] == "json_invalid" for detail in found)
-        first = f"{found[0]['where']}: {found[0]['message']}" if found else "the request makes no sense"
+        first = f"{found[0]['where']}: {found[0]['message']}" if found else "the request is invalid"
         status, code = (400, "malformed_json") if malformed else (422, "invalid_request")
         body = problem(status, code, first, errors=found)
         return JSONResponse(body.model_dump(exclude_none=True), status, media_type=MEDIA_TYPE)

@@ -54,13 +54,13 @@ class ServerSettings(BaseModel):
         description="HOST, HOST:PORT or ranges of addresses that users may pull images from even if not public.",
     )
     shared_registries: list[str] = Field(
-        [], description="Registries for which the operator's login is used for everybody, not for administrators alone."
+        [], description="Registries for which the operator's login is used for every user, not only for administrators."
     )
     default_spec_id: str = Field("default", description="The spec of a sandbox that names none.")
     max_num_sandboxes: Annotated[int, Field(ge=1)] = Field(100, description="The most sandboxes, of all users.")
     at_cap: Literal["refuse", "pause", "pause-any"] = Field(
         "refuse",
-        description="When there are so many: refuse, or pause the user's own that was idle longest, or anybody's.",
+        description="At the cap: refuse, or pause the user's own sandbox that was idle longest, or anybody's.",
     )
     max_snapshots: Annotated[int, Field(ge=0)] = Field(
         100, description="The most snapshots of each user who has no quota of their own."
@@ -69,40 +69,41 @@ class ServerSettings(BaseModel):
         100, description="The most specs of each user who has no quota of their own."
     )
     max_keys: Annotated[int, Field(ge=0)] = Field(
-        100, description="The most API keys that are good at once, of each user who has no quota of their own."
+        100, description="The most valid API keys of each user who has no quota of their own."
     )
     max_sandbox_memory_bytes: Annotated[Size, Field(ge=4 << 20)] | None = Field(
-        None, description="The most memory of one sandbox of a user who is no administrator; half of what all have."
+        None, description="The most memory of one sandbox of a non-administrator; default: half of what all may use."
     )
     max_sandbox_cpus: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="The most CPUs of one such sandbox; all that the machine has."
+        None, description="The most CPUs of one such sandbox; default: those of the machine."
     )
     max_sandbox_pids: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="The most processes of one such sandbox; half of what all may have."
+        None, description="The most processes of one such sandbox; default: half of what all may have."
     )
     max_sandbox_disk_bytes: Annotated[Size, Field(ge=1 << 20)] | None = Field(
-        None, description="The largest disk of one such sandbox; four times the default."
+        None, description="The largest disk of one such sandbox; default: four times the default disk limit."
     )
     max_sandbox_open_files: Annotated[int, Field(ge=16)] | None = Field(
         65_536, description="The most open files of each process of one such sandbox."
     )
     max_ended_records: Annotated[int, Field(ge=1)] = Field(
-        1000, description="So many sandboxes of each user that have ended are remembered, and ten events for each."
+        1000, description="How many ended sandboxes of each user are remembered, with ten events for each."
     )
     keep_ended_s: Annotated[float, Field(gt=0)] = Field(
-        30 * 86400, description="For so many seconds, at most, after they have ended."
+        30 * 86400, description="How many seconds ended sandboxes are remembered, at most."
     )
     close_delay: Annotated[float, Field(gt=0)] = Field(
-        3600, description="Seconds without use after which `on_idle` is done to a sandbox."
+        3600, description="Seconds without use after which a sandbox is idle and `on_idle` applies."
     )
     on_idle: OnIdle = Field(
-        "end", description="What becomes of a sandbox that nobody uses: end, pause, or disk where the engine can."
+        "end",
+        description="What happens to an idle sandbox: end, pause, or disk (pause to the disk, where the engine can).",
     )
     disk_delay: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="A sandbox that is paused so many seconds moves to the disk, where the engine can."
+        None, description="Seconds after which a paused sandbox moves to the disk, where the engine can."
     )
     paused_delay: Annotated[float, Field(gt=0)] = Field(
-        7 * 86400, description="A sandbox that is paused and that nobody used for so many seconds is deleted."
+        7 * 86400, description="Seconds after which a paused sandbox that nobody used is deleted."
     )
     max_lifetime_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="No sandbox lives longer than so many seconds."
@@ -113,16 +114,16 @@ class ServerSettings(BaseModel):
         None, description="For each user who has no rate of their own."
     )
     max_requests: Annotated[int, Field(ge=1)] = Field(
-        256, description="The most requests and WebSockets of one user that are under way at a time."
+        256, description="The most concurrent requests and WebSockets of one user."
     )
     max_buffered_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
         96 << 20,
-        description="The most bytes that wait in memory for one user: outputs, lists, bodies. Twice that for all.",
+        description="The most bytes held in memory for one user: outputs, lists, bodies. Twice that for all users.",
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 << 20, description="The largest body of a request.")
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(4 << 30, description="The largest file or tree.")
     max_transfer_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
-        8 << 30, description="The most bytes of one user's trees and snapshots on their way that lie on the server."
+        8 << 30, description="The most bytes of one user's trees and snapshots in transit on the server's disk."
     )
     slow_s: Annotated[float, Field(gt=0)] = Field(
         30,
@@ -161,8 +162,8 @@ class ServerSettings(BaseModel):
         return settings
 
     def ceilings(self, resources: Resources | None) -> Limits:
-        """For one sandbox of a user who is no administrator. `resources` are those of the machine that it runs on, if
-        that is this one; of another only what was set is known."""
+        """For one sandbox of a user who is not an administrator. `resources` are those of this machine if sandboxes run
+        on it; of another machine only what was set is known."""
         most = Limits(
             memory_bytes=self.max_sandbox_memory_bytes,
             cpus=self.max_sandbox_cpus,

@@ -70,8 +70,8 @@ class Transfer:
         """Room for so many bytes more. Raises SandboxResourceError."""
         if self.holding.take(size) < size:
             raise SandboxResourceError(
-                "the files that you send and fetch take too much room on the server at once",
-                hint="Wait for other transfers to end, or transfer less at a time.",
+                "your transfers take too much space on the server at once",
+                hint="Wait for other transfers to finish, or transfer less at a time.",
             )
 
     def below(self, most: int | None) -> Callable[[int], None]:

@@ -1,4 +1,4 @@
-"""Telling others what happens to their sandboxes: signed posts to an URL that they lease.
+"""Telling others what happens to their sandboxes: signed posts to a URL that they lease.
 
 A lease is a promise for minutes, kept in memory: whoever wants more renews it, and whoever has died is forgotten. What
 is told is read from the journal of events, from a cursor, so nothing waits in memory however slow the other side is,

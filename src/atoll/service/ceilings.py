@@ -1,4 +1,4 @@
-"""The most that users who are no administrators may ask for, for one sandbox."""
+"""The most that users who are not administrators may ask for, for one sandbox."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class LimitCeilings:
             value, most = getattr(asked, name), getattr(self._most, name)
             if value is not None and most is not None and value > most:
                 raise ForbiddenError(
-                    f"only administrators give a sandbox {value:g} {words}: this server's ceiling is {most:g}",
-                    hint="Ask for less, or for nothing: then the default holds.",
+                    f"only administrators may give a sandbox {value:g} {words}: this server's ceiling is {most:g}",
+                    hint="Ask for less, or leave it out to get the default.",
                 )
 
     def applied(self, caller: Caller, asked: Limits, defaults: Limits) -> Limits:

@@ -1,4 +1,4 @@
-"""Errors name the files they are about. Users of a server have no business with where it keeps its own."""
+"""Errors name the files they are about. Users of a server must not learn where it keeps its own files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _known: dict[str, re.Pattern[str]] = {}
 
 
 def hide(*paths: Path) -> None:
-    """What is below these directories is shown to nobody from now on."""
+    """Hide paths below these directories from users, from now on."""
     for path in paths:
         text = str(path)
         if len(text) >= _SHORTEST:

@@ -37,7 +37,7 @@ class Caller:
     sandbox_id: str | None = None
     """With a session key: the one sandbox that there is for this caller."""
     key_id: str | None = None
-    """The API key that the credential is, or was made with."""
+    """The API key that the credential is, or that it was made with."""
     expires_at: float | None = None
     """When the credential ends. What is made with it ends no later."""
 

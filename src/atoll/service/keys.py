@@ -360,4 +360,4 @@ def _scopes_in(claims: dict[str, Any]) -> set[Scope]:
 
 
 def _not_good() -> NotAuthenticatedError:
-    return NotAuthenticatedError("the credential is not good", hint="Send 'Authorization: Bearer' with a key or token.")
+    return NotAuthenticatedError("invalid credential", hint="Send 'Authorization: Bearer' with a key or token.")

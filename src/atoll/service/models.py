@@ -17,7 +17,7 @@ from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, with
 Text = Annotated[str, Field(max_length=4096)]
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
 MAX_SETTINGS = 512 << 10
-"""Characters of all that a user says about one sandbox, or one spec: it is written down more than once."""
+"""The most characters of the settings of one sandbox or one spec, which are stored more than once."""
 _MAX_LABELS = 16 << 10
 
 
@@ -87,10 +87,10 @@ class CommandEndInfo(BaseModel):
     """How the command of a sandbox's spec ended. All of its output is that of the command `spec-command`."""
 
     exit_code: int | None
-    """As a shell reports it; null: the sandbox was started anew, without the command."""
+    """As a shell reports it. Null if the sandbox was started again without the command."""
     cause: Cause
     output: str
-    """The last of what it wrote."""
+    """The end of its output."""
     ended_at: datetime
 
     @classmethod
@@ -119,16 +119,16 @@ class SandboxInfo(BaseModel):
     isolation: str | None = None
     work_dir: str
     limits: Limits
-    """Those that were asked for."""
+    """The limits that were asked for."""
     effective_limits: Limits = Limits()
-    """Those that are enforced: asked for, or a default."""
+    """The limits that are enforced: those asked for, and defaults."""
     limits_left_out: list[str] = []
     """The names of default limits that cannot be enforced on this server."""
     expires_at: datetime | None = None
     leased_until: datetime | None = None
-    """Until then it counts as used."""
+    """The sandbox counts as in use until then."""
     paused_by: PausedBy | None = None
-    """`user`: it has to be resumed. `idle`, `room`: it goes on as soon as somebody uses it."""
+    """`user`: the sandbox has to be resumed. `idle`, `room`: any use of it resumes it."""
     command_end: CommandEndInfo | None = None
     """Null while the command of its spec runs, or if it has none."""
     ended_at: datetime | None = None
@@ -221,7 +221,7 @@ class ForkStart(BaseModel):
 
 
 class RegistryLogin(BaseModel):
-    """Who the caller is at the registry of the image. It is used for this request, and kept nowhere."""
+    """The caller's login at the registry of the image. Used for this request only and never stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     username: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^:\x00-\x1f]+$")]
@@ -239,11 +239,11 @@ class SandboxStart(BaseModel):
     env: Variables = {}
     lifetime_s: Lifetime | None = None
     idle_timeout_s: Lifetime | None = None
-    """So long it may be without use; at most as long as the server's own setting says, which is the default."""
+    """Seconds without use until the sandbox is idle; at most the server's setting, which is the default."""
     on_idle: OnIdle | None = None
-    """What becomes of it then. Default: as the server's setting says."""
+    """What happens to the sandbox then. Default: the server's setting."""
     registry_login: RegistryLogin | None = None
-    """For an image that is not public: the operator's logins are not for everybody."""
+    """For an image that is not public: the operator's logins are not used for users."""
 
 
 class ImagePull(BaseModel):
@@ -299,4 +299,4 @@ class SandboxSpecCreate(BaseModel):
     shared: bool = False
     """For everybody. Only administrators may share one."""
     registry_login: RegistryLogin | None = None
-    """For an image that is not public, to fetch it now. It is not kept."""
+    """For an image that is not public, to fetch it now. It is not stored."""

@@ -252,7 +252,7 @@ class SandboxService:
         return self.info(caller, await self.manager.extend_lifetime(sandbox_id, lifetime_s))
 
     async def keep_alive(self, caller: Caller, sandbox_id: str, seconds: float) -> SandboxInfo:
-        """It counts as used for so long from now."""
+        """Count the sandbox as in use for this many seconds from now."""
         await self._existing(caller, sandbox_id)
         return self.info(caller, await self.manager.keep_alive(sandbox_id, seconds))
 
@@ -310,8 +310,8 @@ class SandboxService:
             ):
                 return await self._bearer(record, claims[1])
         raise NotAuthenticatedError(
-            "the session key is not good",
-            hint="It ends with its sandbox, and with the credential that it was shown to.",
+            "invalid session key",
+            hint="A session key ends with its sandbox and with the credential it was shown to.",
         )
 
     async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
@@ -321,8 +321,8 @@ class SandboxService:
             raise ForbiddenError(f"port {port} of this sandbox is not exposed: name it in its spec")
 
     async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> tuple[str, str | None, int]:
-        """Links to an exposed port that are good by themselves: by path, and by host name if there is one. And until
-        when they are: no longer than the caller's own credential."""
+        """Links to an exposed port that need no other credential: by path, and by host name if there is one. Also their
+        expiry, which is no later than that of the caller's own credential."""
         await self.need_exposed(caller, sandbox_id, port)
         until = until if caller.expires_at is None else min(until, int(caller.expires_at))
         mark = self._session_keys.link(sandbox_id, port, Grant(caller.key_id, until))
@@ -342,7 +342,7 @@ class SandboxService:
                 if _answers(record):
                     return await self._bearer(record, grant)
         raise NotAuthenticatedError(
-            "the link is not good", hint="It has expired, or its sandbox or the credential that made it has ended."
+            "invalid link", hint="The link, its sandbox or the credential that made it may have expired or ended."
         )
 
     async def by_public_port(self, sandbox_id: str, port: int) -> Caller | None:
@@ -399,7 +399,7 @@ class SandboxService:
         spec = settings.spec()
         size = len(settings.model_dump_json()) + sum(len(name) + len(value) for name, value in wanted.env.items())
         if size > MAX_SETTINGS:
-            raise SpecError(f"the settings and variables have {size:,} characters; {MAX_SETTINGS:,} are possible")
+            raise SpecError(f"the settings and variables have {size:,} characters; the limit is {MAX_SETTINGS:,}")
         defaults = await self.manager.default_limits(spec)
         spec = spec.model_copy(update={"limits": self.specs.ceilings.applied(caller, spec.limits, defaults)})
         mine = await self.manager.list_sandboxes(owner=caller.user_id)
@@ -424,7 +424,7 @@ class SandboxService:
         await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
 
     def _session_key(self, caller: Caller, record: Record) -> str | None:
-        """Only for those who may use the sandbox without it, and good for as long as they may."""
+        """Only for callers who may use the sandbox without it, and valid as long as they may."""
         if Scope.USE not in caller.scopes or (caller.user_id != record.owner and caller.key_id is None):
             return None
         until = None if caller.expires_at is None else int(caller.expires_at)

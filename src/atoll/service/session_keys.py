@@ -20,7 +20,7 @@ _LINK = re.compile(r"(?P<until>[0-9]{1,12})\.(?P<key>[0-9a-f]{0,32})\.[0-9a-f]{6
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The credential that something was shown to: what stands for it is good no longer than it is."""
+    """The credential that a session key or link was shown to, and with which it ends."""
 
     key_id: str | None = None
     """The API key behind it."""
@@ -38,7 +38,7 @@ class SessionKeys:
 
     @staticmethod
     def claims(key: str) -> tuple[str, Grant] | None:
-        """The sandbox and the credential that it claims to be for. Only `is_good` says whether that is true."""
+        """The sandbox and the credential that it claims to be for. Only `is_good` verifies that."""
         found = _KEY.fullmatch(key.removeprefix(_PREFIX)) if len(key) <= _LONGEST else None
         if found is None or not key.startswith(_PREFIX):
             return None
@@ -56,7 +56,7 @@ class SessionKeys:
         return f"{head}.{self._mark('link', sandbox_id, str(port), head)}"
 
     def link_grant(self, text: str, sandbox_id: str, port: int, now: float) -> Grant | None:
-        """Whom the link was given to; None if it is not good (any more)."""
+        """Whom the link was given to; None if it is invalid or has expired."""
         found = _LINK.fullmatch(text)
         if found is None or int(found["until"]) < now:
             return None

@@ -135,7 +135,7 @@ class SandboxSpecService:
             created_at=datetime.now(UTC),
         )
         if len(spec.body) > MAX_SETTINGS:
-            raise SpecError(f"the spec has {len(spec.body):,} characters; {MAX_SETTINGS:,} are possible")
+            raise SpecError(f"the spec has {len(spec.body):,} characters; the limit is {MAX_SETTINGS:,}")
         own = caller.quotas.max_specs
         try:
             await self._store.add_spec(spec, most=None if wanted.shared else self._max_specs if own is None else own)

@@ -38,7 +38,7 @@ class User(BaseModel):
     created_at: datetime
     disabled_at: datetime | None = None
     identity: str | None = None
-    """Whom the identity provider knows this user as: `ISSUER|SUBJECT`. None: a user of this server alone."""
+    """The name at the identity provider, as `ISSUER|SUBJECT`. None: a user of this server alone."""
 
 
 class ApiKey(BaseModel):

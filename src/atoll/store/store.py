@@ -156,7 +156,7 @@ class Store:
                 parent = select(api_keys.c.revoked_at).where(api_keys.c.id == key.parent_id)
                 found = (await connection.execute(parent)).first()
                 if found is None or found.revoked_at is not None:
-                    raise StoreError("the key that it is made with was revoked")
+                    raise StoreError("the parent key was revoked")
             count = select(func.count()).select_from(api_keys).where(of_user, ~func.coalesce(over, False))
             if most is not None and ((await connection.execute(count)).scalar() or 0) >= most:
                 raise LimitReachedError(

@@ -1,4 +1,4 @@
-"""The control groups of accounts for sandboxes that are containers, as far as they can be had.
+"""The control groups of accounts for containers, as far as they are available.
 
 A Docker engine puts a container below any control group that it is told, if it makes them itself (its driver is
 `cgroupfs`) and is on this machine. With the driver `systemd` groups are units of its own, and on another machine they

@@ -50,7 +50,7 @@ class Facts:
     disk: bool
     seccomp: bool
     user_namespace: bool = False
-    """Whether root of a container is nobody outside of it."""
+    """Whether root in a container is an ordinary user outside of it."""
     processors: int = 1
     machine_cpus: int = 4096
     machine_memory_bytes: int = 1 << 62
@@ -68,7 +68,7 @@ class Facts:
         return _ALWAYS | {capability for capability, there in asked.items() if there}
 
     def defaults(self, wanted: Limits, spec: SandboxSpec) -> EffectiveLimits:
-        """The limits of a sandbox that asks for none: never more than the machine has, which may be another one."""
+        """The limits of a sandbox that asks for none: never more than the engine's machine has."""
         found = self.capabilities
         if has_own_kernel(self.runtime(spec)):
             found -= {Capability.PIDS}

@@ -82,7 +82,7 @@ class Maker:
             async with asyncio.timeout(_LAST_REQUEST_S if hangs else None):
                 await self._containers.remove(name)
         except TimeoutError:
-            error.add_note(f"and container '{name}' may appear when the Docker engine goes on")
+            error.add_note(f"and container '{name}' may still appear once the Docker engine answers again")
         except SandboxError as leftover:
             error.add_note(f"and cleaning up failed: {leftover}")
 

@@ -29,5 +29,5 @@ def probe(name: str, *, thorough: bool) -> Availability:
     if missing:
         reasons.append(f"it cannot limit {', '.join(missing)}: sandboxes that ask for that are refused")
     if not known.user_namespace:
-        reasons.append("it has no user namespace: root in a sandbox has the host's own user id; see 'userns-remap'")
+        reasons.append("it has no user namespace, so root in a sandbox has the host's own user id; see 'userns-remap'")
     return Availability(name, True, tuple(reasons), version=known.version)

@@ -114,8 +114,8 @@ class DockerStates(abc.ABC):
         kept = sum(saved.size_bytes for saved in await self._all_of(handle))
         if kept + more.size_bytes > most:
             raise SandboxResourceError(
-                f"the checkpoints of sandbox '{handle.sandbox_id}' would keep more than its disk of {most} bytes",
-                hint="Delete some first.",
+                f"the checkpoints of sandbox '{handle.sandbox_id}' would exceed its disk limit of {most} bytes",
+                hint="Delete some checkpoints first.",
             )
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
@@ -237,7 +237,7 @@ class DockerStates(abc.ABC):
             if not is_abandoned(entry) or (sandbox_id and await self._is_on_its_way_back(entry, sandbox_id)):
                 continue
             await self._containers.remove(str(entry["Id"]))
-            removed.append(f"container {str(entry['Id'])[:12]}, which nobody started")
+            removed.append(f"container {str(entry['Id'])[:12]}, which was never started")
         for home in self._settings.engine_run_dir("docker").iterdir():
             if self._exclusion.is_being_deleted(home.name) and not self._exclusion.is_busy(home.name):
                 await self.delete(Handle("docker", home.name, SandboxSpec(), 0.0))

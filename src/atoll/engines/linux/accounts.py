@@ -52,7 +52,7 @@ class AccountGroups:
         return group
 
     def ensure(self, account: str) -> str:
-        """The path of an account's group, which is there, for somebody else's sandboxes."""
+        """Make an account's group if it is missing, and return its path, for sandboxes that another program makes."""
         self._make_above(account)
         return self.path(account)
 

@@ -320,7 +320,7 @@ def _make(directory: Path) -> None:
 
 
 def hide_names(directory: Path) -> None:
-    """What is in it is named after sandboxes and accounts, which is no business of others."""
+    """The names in it are those of sandboxes and accounts, which others must not see."""
     with suppress(OSError):
         directory.chmod(0o711)
 

@@ -33,7 +33,7 @@ class GroupLock:
         try:
             while not _lock(fd, fcntl.LOCK_SH):
                 if not deadline.left():
-                    raise EngineError("the control groups of all sandboxes are being removed for too long")
+                    raise EngineError("another process has been removing shared control groups for too long")
                 await asyncio.sleep(_RETRY_S)
             yield
         finally:

@@ -42,7 +42,7 @@ class Exclusion:
         async def wait() -> None:
             self.refuse_deleted(sandbox_id)
             if not deadline.left():
-                raise EngineError(f"sandbox '{sandbox_id}' is busy", hint="Try again when that is over.")
+                raise EngineError(f"sandbox '{sandbox_id}' is busy with another change", hint="Try again later.")
             await asyncio.sleep(_RETRY_S)
 
         fd = await self._enter(sandbox_id, wait)
@@ -105,7 +105,9 @@ class Exclusion:
         async def wait() -> None:
             self._mark(home)
             if not deadline.left():
-                raise EngineError(f"sandbox '{sandbox_id}' is still busy", hint="Delete it again later.")
+                raise EngineError(
+                    f"sandbox '{sandbox_id}' is still busy with another change", hint="Delete it again later."
+                )
             await interrupt()
             await asyncio.sleep(_RETRY_S)
 

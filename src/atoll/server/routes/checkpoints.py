@@ -64,7 +64,7 @@ class ChangeInfo(BaseModel):
     kind: states.ChangeKind
     text: str | None = None
     omitted: states.Omitted | None = None
-    """Why there is no text, if texts were asked for."""
+    """Why there is no text, if text was asked for."""
 
     @classmethod
     def of(cls, found: states.Change) -> ChangeInfo:
@@ -113,8 +113,8 @@ async def diff(
     to: Annotated[str | None, Query(max_length=64, description="Another checkpoint; default: now.")] = None,
     text: bool = False,
 ) -> Response:
-    """What was added, changed and removed since. Texts have a budget of time and size; what is beyond it says so in
-    `omitted`. The comparison ends if the client goes away."""
+    """What was added, changed and removed since. Text differences have a budget of time and size; a change beyond it
+    has no text, and `omitted` says why. The comparison is cancelled if the client goes away."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     changes = await while_connected(request, sandbox.diff(checkpoint_id, to, text=text))
     return results.listing(changes, ChangeInfo.of)

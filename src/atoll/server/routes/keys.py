@@ -25,7 +25,7 @@ class KeyInfo(BaseModel):
     expires_at: datetime | None
     revoked_at: datetime | None
     parent_id: str | None = None
-    """The key that it was made with."""
+    """The key with which this one was made."""
 
 
 class NewKey(KeyInfo):
@@ -41,7 +41,7 @@ class KeyCreate(BaseModel):
     scopes: Annotated[list[Scope], Field(min_length=1)] | None = None
     """Default: what the caller has, but for admin."""
     expires_at: AwareDatetime | None = None
-    """No later than the credential that the request is made with; default: with it."""
+    """At the latest when the credential of the request expires, which is the default."""
 
 
 class TokenCreate(BaseModel):
@@ -63,7 +63,7 @@ async def keys(caller: KeyMaker, services: Services_) -> list[KeyInfo]:
 
 @router.post("/keys", operation_id="create_key", status_code=201)
 async def create(caller: KeyMaker, services: Services_, wanted: KeyCreate) -> NewKey:
-    """A new key, which can do no more than the caller."""
+    """A new key, which can do no more than the caller's credential and expires no later."""
     scopes = frozenset(wanted.scopes) if wanted.scopes else caller.scopes & ORDINARY
     key, text = await services.identities.create_key(
         caller, user_id=wanted.user_id, name=wanted.name, scopes=scopes, expires_at=wanted.expires_at
@@ -75,7 +75,7 @@ async def create(caller: KeyMaker, services: Services_, wanted: KeyCreate) -> Ne
 async def revoke(
     caller: KeyMaker, services: Services_, key_id: Annotated[str, Path(pattern="^[0-9a-f]{1,32}$")]
 ) -> Success:
-    """It is refused from now on, and so are the keys that its user made with it, tokens, session keys and links."""
+    """Revoke a key, at once, together with the keys, tokens, session keys and port links that its user made with it."""
     await services.identities.revoke_key(caller, key_id)
     return Success()
 

@@ -50,7 +50,7 @@ class Expiry(BaseModel):
 class KeepAlive(BaseModel):
     model_config = ConfigDict(extra="forbid")
     seconds: Annotated[float, Field(gt=0, le=MOST_LEASE_S)]
-    """Counted from now. A longer lease that was taken before stays."""
+    """Counted from now. A longer lease that was taken earlier remains."""
 
 
 class Pause(BaseModel):
@@ -102,7 +102,7 @@ async def start(
     key: IdempotencyKey = None,
 ) -> SandboxInfo:
     """Start a sandbox of a spec, of the default one, or as `settings` say. Answers when it runs. If the client goes
-    away before that there is none, unless there is an idempotency key."""
+    away before that, no sandbox is made, unless the request has an idempotency key."""
     wanted = wanted or SandboxStart()
     if sandbox_spec_id is not None:
         if wanted.sandbox_spec_id not in (None, sandbox_spec_id):
@@ -151,14 +151,14 @@ async def fork(
     key: IdempotencyKey = None,
 ) -> list[SandboxInfo]:
     """New sandboxes that begin as this one is, or was at a checkpoint: all, or none. Answers when they run. If the
-    client goes away before that there are none, unless there is an idempotency key."""
+    client goes away before that, none is made, unless the request has an idempotency key."""
     work = services.sandboxes.fork_sandbox(caller, sandbox_id, wanted or ForkStart(), key=key)
     return await (while_connected(request, work) if key is None else work)
 
 
 @router.post("/{sandbox_id}/resume", operation_id="resume_sandbox")
 async def resume(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
-    """Let its processes go on. One that was not paused by `pause` goes on by any use, too."""
+    """Resume a paused sandbox. One that the server paused by itself is also resumed by any use of it."""
     return _found(await services.sandboxes.resume_sandbox(caller, sandbox_id), sandbox_id)
 
 
@@ -189,7 +189,7 @@ async def extend(caller: Manager, services: Services_, sandbox_id: SandboxId, wa
 
 @router.post("/{sandbox_id}/keep-alive", operation_id="keep_sandbox_alive")
 async def keep_alive(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: KeepAlive) -> SandboxInfo:
-    """The sandbox counts as used for so long, whatever it does. It does not outlive its lifetime."""
+    """Count the sandbox as in use for this many seconds, whatever it does. Its lifetime still ends it."""
     return await services.sandboxes.keep_alive(caller, sandbox_id, wanted.seconds)
 
 

@@ -109,8 +109,8 @@ async def _received(services: Services, request: Request) -> AsyncIterator[Path]
             async for piece in request.stream():
                 if holding.take(len(piece)) < len(piece):
                     raise SandboxResourceError(
-                        "the files that you send take too much room on the server at once",
-                        hint="Wait for other transfers to end.",
+                        "your transfers take too much space on the server at once",
+                        hint="Wait for other transfers to finish.",
                     )
                 await workers.run(workers.TRANSFER, target.write, piece)
         yield file

@@ -35,8 +35,8 @@ class UserChange(BaseModel):
     quotas: Quotas | None = None
     disabled: bool | None = None
     identity: Annotated[str, Field(pattern=r"^[^|*]+\|.+$", max_length=600)] | None = None
-    """Whom the identity provider knows this user as: `ISSUER|SUBJECT`. Who logs in there under that name is this
-    user from then on."""
+    """The name of this user at the identity provider, as `ISSUER|SUBJECT`. Whoever logs in there under that name is
+    this user from then on."""
 
 
 @router.get("", operation_id="list_users")
@@ -55,7 +55,8 @@ async def create(caller: Admin, services: Services_, wanted: UserCreate) -> User
 async def change(
     caller: Admin, services: Services_, user_id: Annotated[str, Path(max_length=256)], wanted: UserChange
 ) -> User:
-    """Role, quotas, whom the identity provider knows it as, or whether the user is locked out, which holds at once."""
+    """Change the role, the quotas, the identity at the identity provider, or whether the user is locked out. The
+    change takes effect at once."""
     if wanted.identity is not None:
         await services.identities.link_user(user_id, wanted.identity)
     return await services.identities.change_user(

@@ -45,7 +45,7 @@ class Heard(BaseModel):
 
 @router.put("/webhooks", operation_id="lease_webhook")
 async def lease(caller: Manager, services: Services_, wanted: Lease) -> WebhookInfo:
-    """Have the events of your sandboxes posted to an URL, signed. The first message is a challenge that it must answer
+    """Have the events of your sandboxes posted to a URL, signed. The first message is a challenge that it must answer
     with; the same URL and secret again renew the lease."""
     secret = bytes.fromhex(wanted.secret)
     hook = await services.webhooks.lease(caller, wanted.url, secret, wanted.lease_s, wanted.after)

@@ -238,7 +238,7 @@ def _check_owner(path: str, info: os.stat_result) -> None:
     if info.st_uid == 0 or info.st_gid == 0:
         whose = "root" if info.st_uid == 0 else "root's group"
         raise SpecError(
-            f"the volume '{path}' belongs to {whose}, and what a sandbox writes must not",
+            f"the volume '{path}' belongs to {whose}, so a sandbox may not write to it",
             hint=f"Give it to an ordinary user ('chown USER:GROUP {path}'), or mount it read-only.",
         )
 

@@ -253,7 +253,7 @@ class Checkpoints:
             left = most - record.origin_bytes - used - self._memory_kept(record.sandbox_id)
             if size > left:
                 raise SandboxResourceError(
-                    f"the memory of sandbox '{record.sandbox_id}' takes {size} bytes, and its disk limit leaves {left}",
+                    f"the memory of sandbox '{record.sandbox_id}' takes {size} bytes; its disk limit leaves {left}",
                     hint="Delete checkpoints or files, or make it with a larger disk.",
                 )
         return size

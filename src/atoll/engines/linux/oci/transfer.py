@@ -240,7 +240,7 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> Parcel:
         version, files = _memory_of(header.get("memory"), end - len(head))
         size_bytes = int(header["size_bytes"])
         if size_bytes > _MOST_BYTES or len(set(removed)) != len(removed) or len(set(opaque)) != len(opaque):
-            raise ValueError("sizes or names that no export writes")
+            raise ValueError("invalid sizes or names")
         return Parcel(base, size_bytes, "rootfs", removed, opaque, content, len(head), end, budget, version, files)
     except (KeyError, TypeError, ValueError, OverflowError, ValidationError) as error:
         raise ImageError(f"'{file}' is no snapshot: {type(error).__name__} in its header") from error
