@@ -141,7 +141,7 @@ class Builder:
         places, sandbox_id = self._places, record.sandbox_id
         run = places.make_run(sandbox_id)
         places.starting(sandbox_id).create(CgroupLimits())
-        # The runtime sets the limits; as long as this group is there nobody removes those above it.
+        # runc and crun set the limits; as long as this group is there nobody removes those above it.
         group = places.make_group(record, CgroupLimits())
         ids = places.ids.claim(sandbox_id)
         host = host_view.skeleton(places.data / "host")
@@ -175,6 +175,7 @@ class Builder:
         render = oci_bundle.config
         if runtime.virtual_kernel:
             plan, render = for_virtual_kernel(plan, places.agent(0o755), AGENT), oci_bundle.virtual_config
+            group.limit(plan.cgroup)  # runsc takes a group that is there as it is
         bundle = render(plan, places.stage(runtime.program), group.path)
         (run / "config.json").write_text(json.dumps(bundle, separators=(",", ":")))
         return plan
