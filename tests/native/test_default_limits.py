@@ -18,6 +18,7 @@ from atoll.engines.linux.cgroups import Group
 from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.plan import CgroupLimits
+from atoll.errors import SandboxResourceError
 from atoll.model import Cause, Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources, sized
 from atoll.settings import Settings
@@ -125,7 +126,9 @@ async def test_the_processes_of_one_account_leave_room_for_another(engines: Engi
     async with AsyncExitStack() as stack:
         greedy = [await sandbox(engine, stack, "aaa") for _ in range(3)]
         other = await sandbox(engine, stack, "bbb")
-        await asyncio.gather(*map(bomb, greedy))
+        for outcome in await asyncio.gather(*map(bomb, greedy), return_exceptions=True):
+            # One that comes last may find no room for its first process.
+            assert isinstance(outcome, int | SandboxResourceError), outcome
         together = sum([(await box.stats()).pids or 0 for box in greedy])
         assert 40 < together <= 60
         assert await bomb(other, 20) == 20

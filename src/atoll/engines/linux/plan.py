@@ -314,14 +314,14 @@ def for_ordinary_user(plan: Plan) -> Plan:
     single = plan.ids.count == 1
     groups = f"{plan.ids.first} {plan.ids.first + plan.ids.count - 1}"
     mounts = tuple(_without_tty_group(mount) if single else mount for mount in plan.mounts)
-    home = ("HOME=/home/user", "USER=user") if single else ()
+    named = {"HOME=/root": "HOME=/home/user", "USER=root": "USER=user", "LOGNAME=root": "LOGNAME=user"}
     return dataclasses.replace(
         plan,
         ordinary_user=True,
         mounts=mounts,
         capabilities=() if single else plan.capabilities,
         sysctls=tuple((name, groups if name.endswith("ping_group_range") else value) for name, value in plan.sysctls),
-        env=(*(variable for variable in plan.env if not (single and variable == "HOME=/root")), *home),
+        env=tuple(named.get(variable, variable) if single else variable for variable in plan.env),
         directories=tuple(each for each in plan.directories if not (single and each.path == "/root")),
     )
 

@@ -81,9 +81,9 @@ class NativeBuilder(Builder):
                 groups = joining.lists if joining.born_in is None else (joining.born_in / "cgroup.procs",)
                 fds.append(await supervisor(program, groups, deadline, opened))
             chosen.tell(lists, fds, deadline)
-            listener.close()  # it is the agent's alone: if there is none, the caller hears of it
             # The agent finds a caller waiting as soon as it looks.
             caller = opened.enter_context(await _call(self._places.socket(record.sandbox_id), deadline))
+            listener.close()  # it is the agent's alone: if there is none, the caller hears of it
             # There is time to write it down while the rest is made.
             known = known or ((first := chosen.first()) is not None and started(first))
             first = await chosen.outcome(caller, deadline)
