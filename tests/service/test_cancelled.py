@@ -20,9 +20,8 @@ ANN = Caller("ann", frozenset(Scope))
 async def test_a_caller_who_goes_before_the_answer(
     session_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, what: str
 ) -> None:
-    async with services(
-        ServerSettings.model_validate({"state_dir": tmp_path, "engine": "process"}), session_settings
-    ) as made:
+    settings = ServerSettings.model_validate({"state_dir": tmp_path, "engine": "process"})
+    async with services(settings, session_settings) as made:
         service, told = made.sandboxes, asyncio.Event()
         ids = [(await service.start_sandbox(ANN, SandboxStart())).id] if what == "fork" else []
 
