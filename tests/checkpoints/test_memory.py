@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atoll.engines.linux.oci import OciEngine
-from atoll.errors import EngineError, ImageError, SpecError, UnsupportedError
+from atoll.errors import EngineError, ImageError, SandboxResourceError, SpecError, UnsupportedError
 from atoll.guest.connections import established
 from atoll.model import State
 from atoll.sandbox import AsyncSandbox
@@ -60,6 +62,32 @@ async def test_a_rollback_brings_processes_back(gvisor: OciEngine, sandbox_on: M
             assert again.split()[1] != first.split()[1]
             assert again.split()[2] == first.split()[2]
         assert (await sandbox.run_command("echo a shell")) == "a shell"
+
+
+@pytest.mark.timeout(120)
+async def test_a_saved_memory_is_written_down_and_removed_beside_the_event_loop(
+    gvisor: OciEngine, sandbox_on: MakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints, ours = gvisor._checkpoints, threading.get_ident()
+    written, remove, threads = checkpoints._written, checkpoints._remove, dict[str, int]()
+
+    def write(*args: Any, **options: Any) -> Any:
+        threads["write"] = threading.get_ident()
+        written(*args, **options)
+        checkpoints.states._path(args[1]).unlink()
+        raise SandboxResourceError("it is too large")
+
+    def removed(saved_id: str) -> None:
+        threads["remove"] = threading.get_ident()
+        remove(saved_id)
+
+    async with sandbox_on(gvisor) as sandbox:
+        monkeypatch.setattr(checkpoints, "_written", write)
+        monkeypatch.setattr(checkpoints, "_remove", removed)
+        with pytest.raises(SandboxResourceError, match="too large"):
+            await sandbox.checkpoint("here", memory=True)
+    assert set(threads) == {"write", "remove"}
+    assert ours not in threads.values()
 
 
 @pytest.mark.timeout(300)

@@ -197,10 +197,14 @@ class Checkpoints:
     ) -> Saved:
         if dump is None:
             return await workers.run(workers.ENGINE, self._save, record, name, made_by, kind)
-        with self._new() as saved_id:
+        new = contextlib.ExitStack()
+        saved_id = new.enter_context(self._new())
+        try:
             async with dump(self._places.memory(saved_id)):
                 await workers.run(workers.ENGINE, self._places.layers.save, record.sandbox_id, saved_id)
-            return self._written(record, saved_id, name, made_by, kind, memory=True)
+            return await workers.run(workers.ENGINE, self._written, record, saved_id, name, made_by, kind, memory=True)
+        finally:
+            await workers.run(workers.ENGINE, new.close)  # which may have much to remove
 
     def _save(self, record: Record, name: str, made_by: str, kind: Literal["checkpoint", "origin"]) -> Saved:
         with self._new() as saved_id:
