@@ -94,7 +94,7 @@ def test_a_deletion_wins_over_a_restart(session_folder: Path) -> None:
     """Whoever asked for the restart is told, and nothing of the sandbox is left."""
     need("root")
     folder = session_folder / "wins"
-    running = start_server(folder, engine="native")
+    running = start_server(folder, "native")
     try:
         with running.client() as one, running.client() as other, ThreadPoolExecutor() as threads:
             for number in range(4):
