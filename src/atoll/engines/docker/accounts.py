@@ -40,7 +40,8 @@ class ContainerAccounts:
             self._groups.ensure(account)
 
     def remove_empty(self) -> None:
-        if self._used:
+        """Also those that another process made containers in."""
+        if self._local and (self._settings.data_dir / "installation-id").exists():
             self._groups.remove_empty()
 
     @functools.cached_property

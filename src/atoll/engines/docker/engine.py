@@ -212,11 +212,15 @@ class DockerEngine(DockerStates):
 
     async def gc(self, *, shared: bool = True) -> Sequence[str]:
         """Remove what processes of this installation that died left with the engine. Says what it removed."""
-        return await finish(self._collect())
+        removed = await finish(self._collect())
+        self._accounts.remove_empty()
+        return removed
 
     async def aclose(self) -> None:
         """End the bridges of this event loop. The API needs no closing: every request has its own connection."""
         await self._streams.bridges.aclose()
+        # The engine removes a container's own group a moment after the container.
+        self._accounts.remove_empty()
 
     # --- pausing, and more -----------------------------------------------------------------------------------------
 
