@@ -16,6 +16,7 @@ from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 
 LONGEST_S = 0.03
+PATIENCE_S = 10.0
 
 
 async def create_for_ever(settings: Settings, round_number: int) -> None:
@@ -35,10 +36,21 @@ def killed_at_random(settings: Settings, round_number: int) -> None:
     os.waitpid(pid, 0)
 
 
+async def collected(engine: NativeEngine) -> None:
+    """A child that was just being started may hold the lock of what its dead parent was making for a moment more."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        await engine.gc()
+        seen = [await engine.inspect(handle) for handle in await engine.list()]
+        if all(each.state is State.RUNNING for each in seen) or time.monotonic() > deadline:
+            return
+        await asyncio.sleep(0.02)
+
+
 async def look(settings: Settings) -> list[str]:
     """Whatever is wrong. Every sandbox that is listed is complete; then all are deleted."""
     engine, wrong = NativeEngine(settings), []
-    await engine.gc()
+    await collected(engine)
     for handle in await engine.list():
         seen = await engine.inspect(handle)
         if seen.state is not State.RUNNING:

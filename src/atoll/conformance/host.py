@@ -32,13 +32,22 @@ def _link(name: str) -> str:
         return ""
 
 
-def processes_with_descendants(text: str) -> list[int]:
-    """As `processes`, and all that they started, which may hide what they are."""
+def processes_with_relatives(text: str) -> list[int]:
+    """As `processes`, with all that they started and all that is above them in the sandbox: these may hide what they
+    are."""
     found = set(processes(text))
     parents = {pid: _parent(pid) for pid in _pids()}
+    while more := {parents[pid] for pid in found if pid in parents and _is_nested(parents[pid])} - found:
+        found |= more
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return sorted(found)
+
+
+def _is_nested(pid: int) -> bool:
+    """Whether it is in a PID namespace below ours: it has a number in each."""
+    lines = _read(pid, "status").splitlines()
+    return any(line.startswith(b"NSpid:") and len(line.split()) > 2 for line in lines)
 
 
 def traces(settings: Settings, sandbox_id: str) -> list[str]:

@@ -116,7 +116,7 @@ async def the_agent_killed_is_told_with_its_cause(bench: Bench) -> None:
     async with bench.sandbox() as sandbox:
         waiting = asyncio.create_task(sandbox.exec("sleep 1000", timeout=100))
         await sandbox.exec("true", timeout=10)
-        pids = host.processes_with_descendants(sandbox.id)
+        pids = host.processes_with_relatives(sandbox.id)
         if not pids:
             waiting.cancel()
             await asyncio.wait([waiting])
