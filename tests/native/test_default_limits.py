@@ -157,7 +157,8 @@ async def test_the_memory_of_one_account_is_not_taken_from_another(engines: Engi
             return any([(await engine.limit_events(handle)).oom_kills for handle in await engine.list()])
 
         await until(somebody_paid)
-        assert sum([(await box.stats()).memory_bytes or 0 for box in greedy]) <= 96 * MIB
+        # They are read one after another, so what one frees another may have taken: a little more than the ceiling.
+        assert sum([(await box.stats()).memory_bytes or 0 for box in greedy]) <= 100 * MIB
         assert (await engine.limit_events(untouched)).oom_kills == 0
         assert await holds()
 
