@@ -27,6 +27,12 @@ _SANDBOX = {
     "ATOLL_SANDBOX_DISK": "disk_bytes",
     "ATOLL_SANDBOX_OPEN_FILES": "open_files",
 }
+_PIDS_FOR_A_CPU = 512
+"""What fork bombs leave others: every fork takes locks on the files that a program has mapped (its C library), which
+whoever runs the same files waits for, in other sandboxes and on the host. The longer the queue for a processor, the
+longer each of them holds its lock. Up to this number others hardly notice; at twice as many all of them stand still."""
+_PIDS_FOR_EACH = 8
+"""A sandbox has one process of its own, and some more while it is used."""
 OPEN_FILES = 4096
 """Enough for browsers and build tools; a thousand sandboxes that use all of them are still fewer than a kernel has."""
 
@@ -37,6 +43,9 @@ class Ceilings:
 
     memory_bytes: int | None = None
     pids: int | None = None
+    """Besides those that each sandbox has however idle it is, see `pids_for_each`."""
+    pids_for_each: int = 0
+    """How many more for each sandbox in the group."""
     cpu_weight: int = 100
     """Relative to its siblings, from 1 to 10,000, as in control groups v2."""
 
@@ -80,18 +89,20 @@ def sized(memory_bytes: int, cpus: int, processes: int, disk_bytes: int) -> Reso
     """
     reserve = min(max(memory_bytes // 8, 512 << 20), 4 * _GIB)
     total = max(memory_bytes - reserve, memory_bytes // 2)
-    pids = max(processes * 3 // 4, 1024)
+    most = max(processes * 3 // 4, 1024)
+    working = min(_PIDS_FOR_A_CPU * cpus, most // 4)
     return Resources(
         sandbox=Limits(
             memory_bytes=min(max(memory_bytes // 4, 512 << 20), 4 * _GIB),
             cpus=float(min(cpus, max(2, cpus // 2))),
-            pids=2048,
+            pids=min(2048, working),
             disk_bytes=min(10 * _GIB, max(disk_bytes // 4, 1 * _GIB)),
             open_files=OPEN_FILES,
         ),
         # Half: one user alone may work hard, and cannot keep everybody else from starting anything.
-        account=Ceilings(total // 2, pids // 2),
-        installation=Ceilings(total, pids),
+        account=Ceilings(total // 2, working, _PIDS_FOR_EACH),
+        # The weight: while sandboxes compete with the host and with the server, these come first.
+        installation=Ceilings(total, working * 4, _PIDS_FOR_EACH, cpu_weight=50),
     )
 
 
@@ -100,7 +111,7 @@ def _ceilings(environ: Mapping[str, str], prefix: str, found: Ceilings) -> Ceili
     if environ.get(memory):
         found = replace(found, memory_bytes=_number(environ, memory, least=4 << 20))
     if environ.get(pids):
-        found = replace(found, pids=_number(environ, pids, least=2))
+        found = replace(found, pids=_number(environ, pids, least=2), pids_for_each=0)
     if environ.get(weight):
         number = _number(environ, weight, least=1, most=10_000)
         found = replace(found, cpu_weight=100 if number is None else number)

@@ -167,6 +167,14 @@ class Collecting(Protocol):
 
 
 @runtime_checkable
+class Balancing(Protocol):
+    """An engine that shares the processors between accounts."""
+
+    async def balance(self) -> None:
+        """Weigh each account by what it has used since the last call. A manager calls it about twice a second."""
+
+
+@runtime_checkable
 class Checkpointing(Protocol):
     """An engine that can keep states of a sandbox's files. Needs `Capability.CHECKPOINTS`.
 

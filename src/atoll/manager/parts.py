@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atoll.engines.base import Announcing
 from atoll.errors import SandboxError
+from atoll.manager.balancing import balance
 from atoll.manager.clock import Clock
 from atoll.manager.core import Core, Rules
 from atoll.manager.creating import Creating
@@ -80,6 +81,7 @@ class Parts:
         self.watching.go_on()
         self.core.tasks.spawn(Refusals(self.core).run(), "refusals")
         self.core.tasks.spawn(self.orphans.run(), "orphans")
+        self.core.tasks.spawn(balance(self.core), "balance")
         for engine in self.core.engines:
             if isinstance(engine, Announcing):
                 engine.announce(self._happened)

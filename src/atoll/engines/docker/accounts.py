@@ -39,6 +39,10 @@ class ContainerAccounts:
         if self._used:
             self._groups.ensure(account)
 
+    def balance(self) -> None:
+        if self._used:
+            self._groups.balance()
+
     def remove_empty(self) -> None:
         """Also those that another process made containers in."""
         if self._local and (self._settings.data_dir / "installation-id").exists():

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from atoll import workers
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents, OnImageProgress, limit_details, refuse_unsupported
 from atoll.engines.docker import agent_volume, commits, counters, endpoint, facts, images, observing, plan, probing
@@ -141,6 +142,9 @@ class DockerEngine(DockerStates):
 
     async def shared_ceilings(self) -> tuple[str, ...]:
         return self._accounts.enforced(await facts.learn(self._http))
+
+    async def balance(self) -> None:
+        await workers.run(workers.ENGINE, self._accounts.balance)
 
     async def _checked(self, spec: SandboxSpec) -> facts.Facts:
         known = await facts.learn(self._http)

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
+from atoll.engines.linux.balancing import Balance
 from atoll.engines.linux.cgroups import Group, Hierarchy, hide_names
-from atoll.engines.linux.plan import CgroupLimits
+from atoll.engines.linux.plan import VIRTUAL_KERNEL_THREADS, CgroupLimits
 from atoll.resources import Ceilings, Resources
 
 ACCOUNT = "@"
 """What the names of accounts' groups begin with; no sandbox's does."""
 _NOBODYS = "own"
 """The account of those who name none: the user of the SDK."""
+_VIRTUAL_KERNEL_STANDS = 64
+"""Threads of a virtual kernel that serves some processes."""
 _TRIES = 100
 
 
@@ -30,7 +34,10 @@ class AccountGroups:
         self._hierarchy = hierarchy
         self._top = top
         self._resources = resources
+        self._balance = Balance(hierarchy, resources.account.cpu_weight)
         self._made: set[str] = set()
+        self._counted: dict[str, int] = {}
+        """How many sandboxes of an account its ceiling of processes was last made for."""
 
     def path(self, account: str) -> str:
         return f"{self._top}/{ACCOUNT}{account or _NOBODYS}"
@@ -49,17 +56,17 @@ class AccountGroups:
                 self._made.discard(parent)
                 if not tries_left:
                     raise
+        self._raise_ceilings(account, anew=limits.pids == VIRTUAL_KERNEL_THREADS)
         return group
 
     def ensure(self, account: str) -> str:
         """Make an account's group if it is missing, and return its path, for sandboxes that another program makes."""
         self._make_above(account)
+        self._raise_ceilings(account)
         return self.path(account)
 
     def _make_above(self, account: str) -> None:
-        # An account that is nobody's in particular may take all that the installation has.
-        own = self._resources.account if account else Ceilings(cpu_weight=self._resources.account.cpu_weight)
-        for path, ceilings in ((self._top, self._resources.installation), (self.path(account), own)):
+        for path, ceilings in ((self._top, self._resources.installation), (self.path(account), self._own(account))):
             group = Group(self._hierarchy, path)
             with suppress(FileNotFoundError):  # removed again already: our caller notices
                 group.create(CgroupLimits(), parents=False)
@@ -70,6 +77,36 @@ class AccountGroups:
                     with suppress(OSError):
                         group.limit(limits)
         self._made.add(self.path(account))
+        self._counted.pop(self.path(account), None)
+
+    def _own(self, account: str) -> Ceilings:
+        """An account that is nobody's in particular may take all that the installation has."""
+        return self._resources.account if account else Ceilings(cpu_weight=self._resources.account.cpu_weight)
+
+    def _raise_ceilings(self, account: str, *, anew: bool = False) -> None:
+        """A thousand idle sandboxes have a thousand processes, which are not the ones that ceilings are for."""
+        path = self.path(account)
+        count = _count(Group(self._hierarchy, path))
+        if "pids" not in self._hierarchy.controllers or (count <= self._counted.get(path, 0) and not anew):
+            return
+        self._counted[path] = count + max(count // 4, 16)  # some ahead, so that not every creation comes here
+        top = Group(self._hierarchy, self._top).directory("pids")
+        accounts = [f"{self._top}/{name}" for name in _names(top)] if top is not None else []
+        for each, ceilings, below in (
+            (self._top, self._resources.installation, accounts),
+            (path, self._own(account), [path]),
+        ):
+            if ceilings.pids is not None and ceilings.pids_for_each:
+                standing = sum(self._standing(account, ceilings.pids_for_each) for account in below)
+                with suppress(OSError):  # removed again already
+                    Group(self._hierarchy, each).limit(CgroupLimits(pids=ceilings.pids + standing))
+
+    def _standing(self, path: str, for_each: int) -> int:
+        """How many processes the sandboxes of an account have however idle they are."""
+        group = Group(self._hierarchy, path)
+        directory = group.directory("pids")
+        virtual = sum(_is_virtual(directory / name) for name in _names(directory)) if directory is not None else 0
+        return for_each * max(_count(group), self._counted.get(path, 0)) + _VIRTUAL_KERNEL_STANDS * virtual
 
     def _each(self, ceilings: Ceilings) -> list[CgroupLimits]:
         there = self._hierarchy.controllers
@@ -79,6 +116,12 @@ class AccountGroups:
             CgroupLimits(cpu_weight=ceilings.cpu_weight) if "cpu" in there else None,
         ]
         return [limits for limits in found if limits is not None]
+
+    def balance(self) -> None:
+        """Weigh the accounts by what they have used lately. From one thread at a time."""
+        directory = Group(self._hierarchy, self._top).directory("cpu")
+        names = [name for name in _names(directory) if name.startswith(ACCOUNT)] if directory is not None else []
+        self._balance.look([f"{self._top}/{name}" for name in names])
 
     def find(self, sandbox_id: str) -> str | None:
         """The path of the group of a sandbox of which nothing else is known."""
@@ -111,6 +154,23 @@ class AccountGroups:
         if not self._hierarchy.writable():
             return ()
         return tuple(name for name in ("memory", "pids", "cpu") if name in self._hierarchy.controllers)
+
+
+def _count(group: Group) -> int:
+    """How many groups are in this one: each is a link to it."""
+    directory = group.directory("pids")
+    try:
+        return max(0, os.stat(directory).st_nlink - 2) if directory is not None else 0
+    except OSError:
+        return 0
+
+
+def _is_virtual(directory: Path) -> bool:
+    """Whether this is the group of a sandbox with a kernel of its own, which has many threads."""
+    try:
+        return (directory / "pids.max").read_text().strip() == str(VIRTUAL_KERNEL_THREADS)
+    except OSError:
+        return False
 
 
 def _names(directory: os.PathLike[str]) -> list[str]:

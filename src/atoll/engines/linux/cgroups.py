@@ -206,19 +206,20 @@ class Group:
         return any(path == self.path or path.startswith(f"{self.path}/") for path in paths)
 
     def stats(self) -> Stats:
-        if self.hierarchy.mode == "v2":
-            cpu = _table(self._read("cpu", "cpu.stat")).get("usage_usec")
-            return Stats(
-                memory_bytes=_number(self._read("memory", "memory.current")),
-                cpu_s=None if cpu is None else cpu / 1e6,
-                pids=_number(self._read("pids", "pids.current")),
-            )
-        nanoseconds = _number(self._read("cpuacct", "cpuacct.usage"))
+        memory = "memory.current" if self.hierarchy.mode == "v2" else "memory.usage_in_bytes"
         return Stats(
-            memory_bytes=_number(self._read("memory", "memory.usage_in_bytes")),
-            cpu_s=None if nanoseconds is None else nanoseconds / 1e9,
+            memory_bytes=_number(self._read("memory", memory)),
+            cpu_s=self.cpu_s(),
             pids=_number(self._read("pids", "pids.current")),
         )
+
+    def cpu_s(self) -> float | None:
+        """Seconds of processor time that it has used since it was made."""
+        if self.hierarchy.mode == "v2":
+            microseconds = _table(self._read("cpu", "cpu.stat")).get("usage_usec")
+            return None if microseconds is None else microseconds / 1e6
+        nanoseconds = _number(self._read("cpuacct", "cpuacct.usage"))
+        return None if nanoseconds is None else nanoseconds / 1e9
 
     def events(self) -> LimitEvents:
         name = "memory.events" if self.hierarchy.mode == "v2" else "memory.oom_control"

@@ -385,6 +385,9 @@ class OciEngine(Saving):
     async def shared_ceilings(self) -> tuple[str, ...]:
         return self._places.accounts.enforced()
 
+    async def balance(self) -> None:
+        await workers.run(workers.ENGINE, self._places.accounts.balance)
+
     def _defaults(self, spec: SandboxSpec) -> EffectiveLimits:
         isolation = spec.isolation or self._isolation
         plain = isolation == self._isolation
