@@ -81,6 +81,8 @@ class Root:
     usr: Path | None = None
     """The host's own /usr, read-only, when the image has none. What only the host's root may read there stays
     closed."""
+    copies: Path | None = None
+    """What is put over /usr, see `host_copies`."""
 
 
 @dataclass(frozen=True, slots=True)

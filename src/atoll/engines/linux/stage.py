@@ -5,6 +5,7 @@ namespace has:
 
     0 1 2 …    the lower layers, ids mapped, read-only
     u, usr     the host's /usr, and where it is mounted read-only
+    c          copies of some of its files, over it
     w          the writable layer: w/upper, w/work
     root       the overlay; root/<inner> is the sandbox's root directory
     user       the sandbox's user namespace, for the runtime to join
@@ -70,6 +71,8 @@ def _host_part(plan: Plan, stage: Path, words: list[str]) -> None:
     words += ["clone", str(plan.root.upper), "w", "nosuid,nodev,idmap"]
     if plan.root.usr is not None:
         words += ["clone", str(plan.root.usr), "u", "ro,nosuid,nodev,idmap"]
+    if plan.root.copies is not None:
+        words += ["clone", str(plan.root.copies), "c", "ro,nosuid,nodev,idmap"]
     for number, mount in enumerate(plan.mounts):
         if isinstance(mount, Bind):
             how = ",".join((*mount.flags, *(() if mount.through_links else ("nolinks",)), "idmap"))
@@ -113,7 +116,8 @@ def _sandbox_part(plan: Plan, words: list[str]) -> None:
     ]
     words += ["root", f"root/{root.inner}"]
     if root.usr is not None:
-        words += ["overlay", "usr", "ro,nosuid,nodev,outsider", f"lowerdir=u:e,{OVERLAY}"]
+        layers = "u:e" if root.copies is None else "c:u"
+        words += ["overlay", "usr", "ro,nosuid,nodev,outsider", f"lowerdir={layers},{OVERLAY}"]
         words += ["place", "usr", "/usr", "strict"]
     for directory in plan.directories:
         words += ["directory", directory.path, oct(directory.mode).replace("0o", "0"), "0", "0"]

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import workers
-from atoll.engines.linux import bpf, host_view
+from atoll.engines.linux import bpf, host_copies, host_view
 from atoll.engines.linux.cgroups import Group
 from atoll.engines.linux.native import words
 from atoll.engines.linux.native.launcher import Launchers
@@ -47,6 +47,7 @@ class NativeBuilder(Builder):
         self._run_dir: Path | None = None
         self._looked_at = -_FRESH_S
         self._host: Path
+        self._copies: dict[int, Path] = {}
         self._agent: Path
 
     async def make(
@@ -109,7 +110,8 @@ class NativeBuilder(Builder):
         below = self._host / host_view.INNER if image is None or image.root is None else image.root
         layer = checkpoints.layer_for(places, record, below)
         if image is None or image.root is None:
-            root = Root((self._host,), layer.path, host_view.INNER, host_view.USR)
+            copies = self._copies_for(record.account or "")
+            root = Root((self._host,), layer.path, host_view.INNER, host_view.USR, copies)
             env = {}
         else:
             root = Root((image.root.parent,), layer.path, image.root.name)
@@ -132,8 +134,15 @@ class NativeBuilder(Builder):
         if now - self._looked_at < _FRESH_S and self._host.is_dir():
             return
         self._host = host_view.skeleton(self._places.data / "host")
+        self._copies.clear()
         self._agent = self._places.agent()
         self._looked_at = now
+
+    def _copies_for(self, account: str) -> Path:
+        number = host_copies.number_of(account)
+        if number not in self._copies:
+            self._copies[number] = host_copies.copies(self._places.data / "host-copies", number, host_view.USR)
+        return self._copies[number]
 
     def _make_run(self, sandbox_id: str) -> None:
         if self._run_dir is None:

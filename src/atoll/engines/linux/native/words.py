@@ -6,6 +6,7 @@ them over by number (`_Slots`), the first process puts everything together. It i
     proc, sys  what becomes /proc and /sys, covered before it is placed
     0 1 2 …    the lower layers, ids mapped, read-only
     u, usr     the host's /usr, and where it is mounted read-only
+    c          copies of some of its files, over it
     w          the writable layer: w/upper, w/work
     root       the overlay; root/<inner> is the sandbox's root directory
     null…      what is shown instead of files of the kernel
@@ -162,7 +163,13 @@ def _root(plan: Plan, lists: _Lists) -> None:
         _stage(plan, lists, root.usr, "u", "ro,nosuid,nodev")
         # An ordinary user is no owner of these files, and may have no other id to be.
         flags = "ro,nosuid,nodev" if plan.ordinary_user else "ro,nosuid,nodev,outsider"
-        lists.inside += ["mkdir", "e", "mkdir", "usr", "overlay", "usr", flags, f"lowerdir=u:e,{OVERLAY}"]
+        if root.copies is None:  # an overlay has two layers at least
+            lists.inside += ["mkdir", "e"]
+            layers = "u:e"
+        else:
+            _stage(plan, lists, root.copies, "c", "ro,nosuid,nodev")
+            layers = "c:u"
+        lists.inside += ["mkdir", "usr", "overlay", "usr", flags, f"lowerdir={layers},{OVERLAY}"]
         lists.inside += ["move", "/usr", "usr"]
     for directory in plan.directories:
         lists.inside += ["directory", directory.path, str(directory.mode)]

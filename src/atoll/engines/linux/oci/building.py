@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll import workers
-from atoll.engines.linux import bpf, host_view, oci_bundle, stage
+from atoll.engines.linux import bpf, host_copies, host_view, oci_bundle, stage
 from atoll.engines.linux.oci import checkpoints, links, runtimes, start
 from atoll.engines.linux.oci.places import Places
 from atoll.engines.linux.oci.record import Record
@@ -148,7 +148,9 @@ class Builder:
         below = host / host_view.INNER if image is None or image.root is None else image.root
         layer = checkpoints.layer_for(places, record, below)
         if image is None or image.root is None:
-            root = Root((host,), layer.path, host_view.INNER, host_view.USR)
+            number = host_copies.number_of(record.account or "")
+            copies = host_copies.copies(places.data / "host-copies", number, host_view.USR)
+            root = Root((host,), layer.path, host_view.INNER, host_view.USR, copies)
             env = {}
         else:
             root = Root((places.top(image.root.name), image.root.parent), layer.path, image.root.name)
