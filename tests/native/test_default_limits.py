@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import tempfile
@@ -19,7 +20,7 @@ from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.oci import OciEngine
 from atoll.engines.linux.plan import CgroupLimits
 from atoll.errors import SandboxResourceError
-from atoll.model import Cause, Limits, SandboxSpec
+from atoll.model import Cause, Handle, Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources, sized
 from atoll.settings import Settings
 from needs import need
@@ -204,6 +205,83 @@ async def test_processor_time_is_shared_between_accounts_and_then_between_sandbo
         assert its > 0.6 * theirs, f"three sandboxes of one account had {theirs:.2f} s, that of another {its:.2f} s"
 
 
+async def test_idle_sandboxes_do_not_count_towards_the_ceiling_of_processes(engines: Engines) -> None:
+    resources = replace(
+        SMALL, account=Ceilings(pids=30, pids_for_each=2), installation=Ceilings(pids=50, pids_for_each=2)
+    )
+    engine = engines(resources=resources)
+
+    def ceilings(handle: Handle) -> tuple[int, int]:
+        directory = engine._places.group(handle.sandbox_id).directory("pids")
+        assert directory is not None
+        account, total = ((each / "pids.max").read_text() for each in (directory.parent, directory.parent.parent))
+        return int(account), int(total)
+
+    first = await engine.create("first", SandboxSpec(account="aaa"))
+    account, total = ceilings(first)
+    assert 32 <= account < 100, "some are allowed for ahead"
+    assert total - account == 20
+    for number in range(30):
+        await engine.create(f"more-{number}", SandboxSpec(account="aaa"))
+    assert ceilings(first)[0] >= 30 + 2 * 31
+    other = await engine.create("other", SandboxSpec(account="bbb"))
+    assert ceilings(other)[0] == account
+    assert ceilings(other)[1] >= 50 + 2 * 32
+    own = await engine.create("own", SandboxSpec())
+    directory = engine._places.group(own.sandbox_id).directory("pids")
+    assert directory is not None
+    assert (directory.parent / "pids.max").read_text() == "max\n"
+
+
+async def test_who_uses_the_machine_weighs_less_until_it_rests(engines: Engines) -> None:
+    engine = engines()
+    async with AsyncExitStack() as stack:
+        greedy, other = [await sandbox(engine, stack, account) for account in ("aaa", "bbb")]
+
+        def weight(box: AsyncSandbox) -> int:
+            directory = engine._places.group(box.id).directory("cpu")
+            assert directory is not None
+            name = "cpu.weight" if engine._places.hierarchy.mode == "v2" else "cpu.shares"
+            return int((directory.parent / name).read_text())
+
+        async def balanced(condition: Callable[[], bool]) -> bool:
+            await engine.balance()
+            return condition()
+
+        full = weight(other)
+        assert weight(greedy) == full
+        spinning = await greedy.start(["python3", "-c", "while True: pass"])
+        await until(lambda: balanced(lambda: weight(greedy) < full * 0.6))
+        await spinning.kill()
+        await until(lambda: balanced(lambda: weight(greedy) == full))
+        assert weight(other) == full
+
+
+@pytest.mark.parametrize("kind", [NativeEngine, OciEngine])
+async def test_no_account_maps_the_c_library_of_the_host(engines: Engines, kind: type[OciEngine]) -> None:
+    """Whoever forks holds locks of the files that the process has mapped."""
+    engine = engines(kind)
+
+    def mapped(pid: str) -> set[str]:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {" ".join(line.split()[3:5]) for line in lines if "/libc.so.6" in line}
+
+    async with AsyncExitStack() as stack:
+        found = [mapped("self")]
+        for account in ("", "aaa", "bbb"):
+            box = await sandbox(engine, stack, account)
+            await box.start(["python3", "-c", "import time; time.sleep(1000)"])
+            group = engine._places.group(box.id)
+
+            async def runs(group: Group = group) -> bool:
+                return any(mapped(str(pid)) for pid in group.pids())
+
+            await until(runs)
+            found.append(set().union(*(mapped(str(pid)) for pid in group.pids())))
+        for one, other in itertools.combinations(found, 2):
+            assert not one & other
+
+
 async def test_a_sandbox_is_made_while_the_groups_above_it_are_removed(engines: Engines) -> None:
     engine, going = engines(), True
 
@@ -277,7 +355,10 @@ def test_a_small_machine_leaves_room_for_its_host() -> None:
         assert total.pids is not None
         assert sandbox.memory_bytes >= 512 * MIB
         assert account.memory_bytes < total.memory_bytes <= memory - 512 * MIB
-        assert total.pids < processes
+        assert account.pids is not None
+        assert account.pids < total.pids < processes
+        assert account.pids <= 512 * cpus, "more processes than that stop the machine when they fork"
+        assert (sandbox.pids or 0) <= account.pids
         assert (sandbox.cpus or 0) <= cpus
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from atoll.engines.linux.cgroups import Group, Hierarchy
@@ -28,9 +29,15 @@ _CHANGE = 0.1
 class Balance:
     """The weights of the accounts of one installation. Not safe for several threads at once."""
 
-    def __init__(self, hierarchy: Hierarchy, weight: int) -> None:
-        self._hierarchy, self._weight = hierarchy, weight
-        self._cpus = len(os.sched_getaffinity(0))
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        weight: int,
+        cpus: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hierarchy, self._weight, self._clock = hierarchy, weight, clock
+        self._cpus = cpus or len(os.sched_getaffinity(0))
         self._seen: dict[str, tuple[float, float]] = {}
         """When, and how many seconds of processor time by then."""
         self._used: dict[str, float] = {}
@@ -44,7 +51,7 @@ class Balance:
                 table.pop(path, None)
         for path in paths:
             group = Group(self._hierarchy, path)
-            now, used = time.monotonic(), group.cpu_s()
+            now, used = self._clock(), group.cpu_s()
             if used is None:
                 continue
             before = self._seen.get(path)

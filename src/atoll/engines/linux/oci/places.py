@@ -210,8 +210,8 @@ class Places:
         """Remove what was being written when a process of ours died: its number is the end of a draft's name."""
         self.records.sweep()
         self.layers.sweep()
-        for directory in (self.data / "host", self.data / "programs", self.data / "trusted"):
-            for draft in directory.glob(".*.*"):
+        for name in ("host", "host-copies", "programs", "trusted"):
+            for draft in (self.data / name).glob(".*.*"):
                 writer = draft.name.rpartition(".")[2]
                 if writer.isdecimal() and ProcessRef.of(int(writer)) is None:
                     tree.remove(draft)
