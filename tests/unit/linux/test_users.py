@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.claims import Claims
 from atoll.engines.linux import users
 from atoll.engines.linux.plan import RANGE
 from atoll.engines.linux.users import COUNT, FIRST, IdRanges
@@ -50,3 +51,30 @@ def test_when_all_are_taken_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(EngineError, match="in use"):
         ranges.claim("c")
     assert sorted(ranges.owners().values()) == ["a", "b"]
+
+
+class ReleasedMeanwhile(Claims):
+    """Another process releases a range in the moment in which this one makes up for its claim on the machine."""
+
+    def take(self, name: str, owner: str) -> bool:
+        if owner == "gone":
+            other = IdRanges(self.home / "ids", Claims(self.kind, self.home, self.machine))
+            other.release(int(name), owner)
+        return super().take(name, owner)
+
+
+def test_what_is_released_while_a_process_begins_is_claimed_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Claims("ids", tmp_path, tmp_path / "machine")
+    gone = IdRanges(tmp_path / "ids", machine).claim("gone").first
+    beginning = IdRanges(tmp_path / "ids", ReleasedMeanwhile("ids", tmp_path, tmp_path / "machine"))
+    claimed = beginning.claim("mine").first
+    assert machine.own() == {str(claimed): "mine"}
+    # The link is gone before it is read; and what an earlier version claimed for nobody is released.
+    machine.take(str(gone), "")
+    later = IdRanges(tmp_path / "ids", machine)
+    monkeypatch.setattr(IdRanges, "_claimed", lambda _: [claimed, gone + RANGE])
+    also = later.claim("also").first
+    assert machine.own() == {str(claimed): "mine", str(also): "also"}
+    assert later.owners() == {claimed: "mine", also: "also"}

@@ -81,7 +81,8 @@ class IdRanges:
     def owners(self) -> dict[int, str]:
         """Those of this installation, also where only one of the two claims was made."""
         machine = {int(name): owner for name, owner in self.machine.own().items()} if self.machine is not None else {}
-        return machine | {first: self._owner(first) or "" for first in self._claimed()}
+        here = {first: self._owner(first) for first in self._claimed()}
+        return machine | {first: owner for first, owner in here.items() if owner}
 
     def collect(self) -> list[str]:
         """Give back ranges of installations that are gone. Only if no process has one of their ids."""
@@ -95,7 +96,14 @@ class IdRanges:
         if self.machine is None or _ALL in self._own:
             return
         for first in self._claimed():
-            self.machine.take(str(first), self._owner(first) or "")
+            owner = self._owner(first)
+            if owner:
+                self.machine.take(str(first), owner)
+                if self._owner(first) != owner:  # another process released it in between, and will not do so again
+                    self.machine.release(str(first), owner)
+        for name, owner in self.machine.own().items():
+            if owner == _ALL:  # nobody's, and nobody would ever release it
+                self.machine.release(name, owner)
         self._own[_ALL] = 0
 
     def _take(self, first: int, owner: str) -> bool:
