@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +19,17 @@ from needs import missing, not_applicable
 
 
 @pytest.fixture
-def gvisor(tmp_path: Path) -> Settings:
-    settings = Settings(tmp_path / "data", tmp_path / "run")
+def gvisor(tmp_path: Path) -> Iterator[Settings]:
+    run = Path(tempfile.mkdtemp(prefix="ag-", dir="/tmp"))  # the path of a socket is short
+    settings = Settings(tmp_path / "data", run)
     tmp_path.chmod(0o755)
+    run.chmod(0o755)
     if os.geteuid() != 0 or locate("runsc", settings.data_dir) is None:
         missing("needs root and runsc")
     if registry.auto(settings)[0].name != "native":
         not_applicable("`auto` is another engine here")
-    return settings
+    yield settings
+    shutil.rmtree(run)
 
 
 async def test_a_sandbox_under_gvisor(gvisor: Settings) -> None:

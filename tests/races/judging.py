@@ -111,7 +111,9 @@ async def compare(manager: SandboxManager, engine: OciEngine, history: History) 
     faults += [f"{id} is lost" for id in set(history.made) - history.ending - set(handles)]
     alive = {id for id, member in members.items() if member.record.state in (State.RUNNING, State.PAUSED)}
     faults += [f"{member.id} is {member.record.state}" for member in members.values() if member.record.act is not None]
-    faults += _on_the_machine(engine, set(handles), alive)
+    records = {id: places.records.read(id) for id in handles}
+    asleep = {id for id, record in records.items() if record is not None and record.asleep}
+    faults += _on_the_machine(engine, set(handles), alive - asleep)
     for id in sorted(alive):
         try:
             if members[id].record.state is State.PAUSED:  # by a driver, so no use wakes it
