@@ -5,7 +5,8 @@ every other caller waiting. Here each kind has threads of its own, an account ho
 accounts that wait take turns. Whose work it is comes from the context (`account`); a server sets it for each request.
 Without an account, as in a program of one user, only the number of threads is bounded.
 
-A thread cannot be killed. Work that may take long gets a `Cancellation`, which it has to look at between two steps.
+A thread cannot be killed. Work that may take long gets a `Cancellation`, which it has to look at between two steps. A
+thread that computes also slows down all others of its process: while other accounts are active, it rests in between.
 """
 
 from __future__ import annotations
@@ -29,6 +30,16 @@ account: contextvars.ContextVar[str] = contextvars.ContextVar("account", default
 """Whose work this is. Empty: nobody's in particular, which has no share but may use all threads."""
 
 
+_WORK_S = 0.001
+_REST = 3.0
+_LONGEST_REST_S = 0.05
+
+
+def others_are_active(who: str) -> bool:
+    """Whether somebody else than this account uses the process. A server puts its own answer here."""
+    return False
+
+
 class Kind(enum.Enum):
     """A kind of work: how many threads there are for it, and how many of them one account may hold."""
 
@@ -48,24 +59,39 @@ ENGINE, IMAGE, TRANSFER, COMPARISON, IDENTITY = Kind
 
 
 class Cancellation:
-    """Whether work that runs in a thread should go on."""
+    """Whether work that runs in a thread should go on. For every millisecond that it computes it rests three, while
+    other accounts are active."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
         self._started = time.monotonic()
+        self._rested_at: float | None = None
+        self.rested_s = 0.0
 
     def cancel(self) -> None:
         self._cancelled.set()
 
     def check(self) -> None:
         """Raise WorkCancelledError if nobody waits for the result any more."""
+        used = time.thread_time()
+        if self._rested_at is None:
+            self._rested_at = used
+        elif used - self._rested_at > _WORK_S:
+            if (who := account.get()) and others_are_active(who):
+                self._rest(min(_REST * (used - self._rested_at), _LONGEST_REST_S))
+            self._rested_at = used
         if self._cancelled.is_set():
             raise WorkCancelledError
 
+    def _rest(self, seconds: float) -> None:
+        began = time.monotonic()
+        self._cancelled.wait(seconds)
+        self.rested_s += time.monotonic() - began
+
     @property
     def elapsed_s(self) -> float:
-        """For work with a budget of time: how long it has been running."""
-        return time.monotonic() - self._started
+        """For work with a budget of time: how long it has been running, without its rests."""
+        return time.monotonic() - self._started - self.rested_s
 
 
 class WorkCancelledError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -12,10 +13,12 @@ from collections.abc import Callable
 
 import uvicorn
 
+from atoll import workers
 from atoll.errors import SandboxError
 from atoll.server.app import make_app
 from atoll.server.protocol import BoundedProtocol, BoundedSocket
 from atoll.server.settings import ServerSettings
+from atoll.server.turns import take_turns
 
 _MOST_MESSAGE = 4 << 20
 _SWITCH_S = 0.001
@@ -68,6 +71,7 @@ class _Server(uvicorn.Server):
     on_ready: Callable[[], None]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        workers.others_are_active = take_turns(asyncio.get_running_loop()).is_active_besides
         await super().startup(sockets)
         if self.started:
             gc.collect()

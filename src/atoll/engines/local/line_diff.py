@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _MAX_EDITS = 128
 """More different lines than this between two anchors are shown as replaced."""
@@ -19,9 +19,9 @@ _MAX_DEPTH = 8
 Region = tuple[int, int, int, int]
 
 
-def unified_diff(old: list[str], new: list[str], path: str) -> str:
-    """As `diff -u` writes it. Every line ends with a newline."""
-    matched = _Matched(old, new)
+def unified_diff(old: list[str], new: list[str], path: str, check: Callable[[], None] = lambda: None) -> str:
+    """As `diff -u` writes it. Every line ends with a newline. `check` is called every now and then."""
+    matched = _Matched(old, new, check)
     lines: list[str] = []
     for group in matched.get_grouped_opcodes(3):
         lines.append(f"@@ -{_range(group[0][1], group[-1][2])} +{_range(group[0][3], group[-1][4])} @@\n")
@@ -36,13 +36,13 @@ def unified_diff(old: list[str], new: list[str], path: str) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def matching_blocks(a: list[str], b: list[str]) -> list[tuple[int, int, int]]:
+def matching_blocks(a: list[str], b: list[str], check: Callable[[], None] = lambda: None) -> list[tuple[int, int, int]]:
     """Start in each and length of what is the same, in order, as few as possible."""
     numbers: dict[str, int] = {}
     first = [numbers.setdefault(line, len(numbers)) for line in a]
     second = [numbers.setdefault(line, len(numbers)) for line in b]
     joined: list[tuple[int, int, int]] = []
-    for i, j in sorted(_pairs(first, second)):
+    for i, j in sorted(_pairs(first, second, check)):
         if joined and joined[-1][0] + joined[-1][2] == i and joined[-1][1] + joined[-1][2] == j:
             joined[-1] = (joined[-1][0], joined[-1][1], joined[-1][2] + 1)
         else:
@@ -53,18 +53,19 @@ def matching_blocks(a: list[str], b: list[str]) -> list[tuple[int, int, int]]:
 class _Matched(difflib.SequenceMatcher[str]):
     """Only groups what was found here into hunks."""
 
-    def __init__(self, old: list[str], new: list[str]) -> None:
+    def __init__(self, old: list[str], new: list[str], check: Callable[[], None]) -> None:
         super().__init__(autojunk=False)
-        self._found = [difflib.Match(*block) for block in matching_blocks(old, new)]
+        self._found = [difflib.Match(*block) for block in matching_blocks(old, new, check)]
         self._found.append(difflib.Match(len(old), len(new), 0))
 
     def get_matching_blocks(self) -> list[difflib.Match]:
         return self._found
 
 
-def _pairs(a: list[int], b: list[int]) -> Iterator[tuple[int, int]]:
+def _pairs(a: list[int], b: list[int], check: Callable[[], None]) -> Iterator[tuple[int, int]]:
     regions: list[tuple[Region, int]] = [((0, len(a), 0, len(b)), 0)]
     while regions:
+        check()
         (a_start, a_end, b_start, b_end), depth = regions.pop()
         while a_start < a_end and b_start < b_end and a[a_start] == b[b_start]:
             yield a_start, b_start
@@ -77,7 +78,7 @@ def _pairs(a: list[int], b: list[int]) -> Iterator[tuple[int, int]]:
         region = (a_start, a_end, b_start, b_end)
         anchors = _anchors(a, b, region) if depth < _MAX_DEPTH else []
         if not anchors:
-            yield from _myers(a, b, region)
+            yield from _myers(a, b, region, check)
         for i, j in [*anchors, (a_end, b_end)] if anchors else []:
             regions.append(((a_start, i, b_start, j), depth + 1))
             if i < a_end:
@@ -112,7 +113,7 @@ def _once(lines: list[int], start: int, end: int) -> dict[int, int]:
     return {line: position for line, position in seen.items() if position >= 0}
 
 
-def _myers(a: list[int], b: list[int], region: Region) -> Iterator[tuple[int, int]]:
+def _myers(a: list[int], b: list[int], region: Region, check: Callable[[], None]) -> Iterator[tuple[int, int]]:
     """The same lines of a shortest script of edits; nothing if it has more than `_MAX_EDITS`."""
     a_start, a_end, b_start, b_end = region
     width, height = a_end - a_start, b_end - b_start
@@ -121,6 +122,7 @@ def _myers(a: list[int], b: list[int], region: Region) -> Iterator[tuple[int, in
     reach = {1: 0}
     history: list[dict[int, int]] = []
     for edits in range(_MAX_EDITS + 1):
+        check()
         history.append(reach.copy())
         for diagonal in range(-edits, edits + 1, 2):
             down = diagonal == -edits or (diagonal != edits and reach[diagonal - 1] < reach[diagonal + 1])

@@ -82,7 +82,7 @@ class Texts:
             return None, old
         if isinstance(new, Omitted):
             return None, new
-        words = difference(old, new, path)
+        words = difference(old, new, path, self._cancellation.check)
         self._left -= len(words)
         return words, None
 
@@ -94,8 +94,8 @@ def keep_comparing(cancellation: Cancellation) -> None:
         raise OverflowError(f"comparing took more than {COMPARE_S:g} s")
 
 
-def difference(old: list[str], new: list[str], path: str) -> str:
-    return unified_diff(old, new, path)
+def difference(old: list[str], new: list[str], path: str, check: Callable[[], None] = lambda: None) -> str:
+    return unified_diff(old, new, path, check)
 
 
 async def all_or_none(
