@@ -214,10 +214,15 @@ async def test_one_that_an_engine_without_an_answer_pauses_later_is_woken(
     make_manager: Make, clock: ManualClock, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch, sleeps: bool
 ) -> None:
     """Nobody asked for that pause, so nobody should have to end it."""
+
+    async def fall_silent(handle: Handle) -> None:
+        engine.failing.add("inspect")
+        raise EngineError("it does not answer")
+
     manager = make_manager(idle_timeout=IDLE_S, on_idle="pause", clock=clock)
     id = await manager.create_sandbox()
     sandbox, [handle] = await manager.get_sandbox(id), await engine.list()
-    engine.failing |= {"pause", "inspect"}
+    monkeypatch.setattr(engine, "pause", fall_silent)
     for _ in range(2):
         clock.advance(IDLE_S / 2 + 0.1)
         await manager.cleanup_idle()
