@@ -10,6 +10,7 @@ import pytest
 from atoll.engines.docker import DockerEngine
 from atoll.engines.linux.cgroups import Group, Hierarchy
 from atoll.engines.linux.native import NativeEngine
+from atoll.engines.local.waiting import Deadline
 from atoll.errors import SandboxError
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
@@ -64,6 +65,22 @@ async def test_a_deletion_waits_for_what_still_dies_there(engine: DockerEngine, 
         dying.kill()
         await dying.wait()
     await deleting
+    assert left(settings) == []
+
+
+async def test_one_that_stands_still_unknown_to_the_engine_is_deleted(engine: DockerEngine, settings: Settings) -> None:
+    """As when the engine died while it paused it: a process that is frozen does not die before it goes on."""
+    handle = await engine.create("one", SPEC)
+    container = str((await engine.container("one"))["Id"])
+    (directory,) = Hierarchy.find().controllers["freezer"].glob(f"atoll-*/@*/{container}")
+    group = Group(Hierarchy.find(), "/" + "/".join(directory.parts[-3:]))
+    await group.freeze(Deadline.after(10))
+    try:
+        assert (await engine.inspect(handle)).state is State.RUNNING
+        async with asyncio.timeout(40):
+            await engine.delete(handle)
+    finally:
+        group.thaw()
     assert left(settings) == []
 
 

@@ -113,9 +113,10 @@ class ContainerAccounts:
 
 
 def _remove(group: Group) -> bool:
-    """Whether it is gone. The kernel removes none that something is in, and a container that runs is in all of its."""
+    """Whether it is gone. Not while anything is in it in any hierarchy: some runtimes do not use all of them."""
     try:
-        group.remove()
-    except OSError:
+        if not group.pids():
+            group.remove()
+    except OSError:  # what was in it is not quite dead
         return False
-    return True
+    return not group.exists()
