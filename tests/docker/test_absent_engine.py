@@ -18,7 +18,7 @@ from atoll import AsyncSandbox, SandboxSpec, State
 from atoll.engines import registry
 from atoll.engines.docker import DockerEngine, agent_volume, endpoint
 from atoll.engines.docker.endpoint import Endpoint
-from atoll.errors import EngineUnavailableError, SandboxError, SandboxGoneError
+from atoll.errors import EngineUnavailableError, SandboxError, SandboxGoneError, SandboxPausedError
 from atoll.model import Capability
 from atoll.settings import Settings
 from docker import private_engine
@@ -111,39 +111,57 @@ def test_an_engine_without_permission_is_told(docker_host: str) -> None:
 
 
 async def test_a_silent_engine_is_given_up_within_seconds(docker_host: str, settings: Settings) -> None:
-    """Whatever is asked of it, and however far it was known before."""
+    """Whatever is asked of it, and however far it was known before. What it does later is found and undone."""
     where = private_engine.where()
     engine = DockerEngine(settings, where)
     stranger = DockerEngine(settings, Endpoint(path=where.path.replace("/docker.sock", "/./docker.sock")))
-    sandbox = await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create()
-    handle = next(iter(await engine.list()))
+    sandbox, deleted = [await AsyncSandbox(SandboxSpec(image=BUSYBOX), engine=engine).create() for _ in range(2)]
+    handles = {handle.sandbox_id: handle for handle in await engine.list()}
 
     async def refused(attempt: Awaitable[object]) -> str:
         with pytest.raises(EngineUnavailableError) as caught:
             await attempt
         return caught.value.reason
 
-    with private_engine.stopped():
-        async with asyncio.timeout(12):
-            told = await asyncio.gather(
-                refused(engine.list()),
-                refused(engine.delete(handle)),
-                refused(engine.stats(handle)),
-                refused(engine.create("another", SandboxSpec(image=BUSYBOX))),
-                refused(engine.pull("localhost/none")),
-                refused(engine._maker.make("none", {"Image": "x"}, agent_volume.packed(), SandboxSpec())),
-                asyncio.to_thread(getattr, stranger, "capabilities"),
-                asyncio.to_thread(DockerEngine.probe, settings, thorough=False),
-            )
-        before = time.monotonic()
-        assert Capability.MEMORY not in stranger.capabilities
-        assert time.monotonic() - before < 1, "it is waited for again each time"
-        assert (await sandbox.exec(["true"], timeout=10)).success, "the sandbox itself needs no engine"
-    assert not told.pop().available
-    assert Capability.MEMORY not in told.pop()
-    assert all("does not answer" in each for each in told)
-    await until_gone(engine)
-    await sandbox.cleanup()
+    try:
+        with private_engine.stopped():
+            async with asyncio.timeout(9):
+                told = await asyncio.gather(
+                    refused(engine.list()),
+                    refused(sandbox.pause()),
+                    refused(engine.delete(handles[deleted.id])),
+                    refused(engine.stats(handles[sandbox.id])),
+                    refused(engine.create("another", SandboxSpec(image=BUSYBOX))),
+                    refused(engine.pull("localhost/none")),
+                    refused(engine._maker.make("none", {"Image": "x"}, agent_volume.packed(), SandboxSpec())),
+                    asyncio.to_thread(getattr, stranger, "capabilities"),
+                    asyncio.to_thread(DockerEngine.probe, settings, thorough=False),
+                )
+            before = time.monotonic()
+            assert Capability.MEMORY not in stranger.capabilities
+            assert time.monotonic() - before < 1, "it is waited for again each time"
+            assert (await sandbox.exec(["true"], timeout=10)).success, "the sandbox itself needs no engine"
+        assert not told.pop().available
+        assert Capability.MEMORY not in told.pop()
+        assert all("does not answer" in each for each in told)
+        await expect_paused(sandbox, str((await engine.container(sandbox.id))["Id"]))
+    finally:
+        await until_gone(engine)
+        await asyncio.gather(sandbox.cleanup(), deleted.cleanup())
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/atoll-{settings.installation_id()[:12]}"))
+
+
+async def expect_paused(sandbox: AsyncSandbox, container: str) -> None:
+    """The engine paused it after we had given up; if this one does not, somebody else does."""
+    with suppress(subprocess.CalledProcessError):
+        await asyncio.to_thread(private_engine.docker, "pause", container)
+    assert (await sandbox.inspect()).state is State.PAUSED
+    async with asyncio.timeout(15):
+        with pytest.raises(SandboxPausedError):
+            await sandbox.exec(["true"], timeout=10)
+    await sandbox.resume()
+    assert (await sandbox.exec(["true"], timeout=10)).success
+    await sandbox.pause()  # it can be deleted all the same
 
 
 async def until_gone(engine: DockerEngine) -> None:

@@ -209,6 +209,32 @@ async def test_one_whose_pause_failed_is_woken_all_the_same(
     assert (await (await manager.get_sandbox(id)).exec("echo awake")).stdout == "awake\n"
 
 
+@pytest.mark.parametrize("sleeps", [True, False])
+async def test_one_that_an_engine_without_an_answer_pauses_later_is_woken(
+    make_manager: Make, clock: ManualClock, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    """Nobody asked for that pause, so nobody should have to end it."""
+
+    async def fall_silent(handle: Handle) -> None:
+        engine.failing.add("inspect")
+        raise EngineError("it does not answer")
+
+    manager = make_manager(idle_timeout=IDLE_S, on_idle="pause", clock=clock)
+    id = await manager.create_sandbox()
+    sandbox, [handle] = await manager.get_sandbox(id), await engine.list()
+    monkeypatch.setattr(engine, "pause", fall_silent)
+    for _ in range(2):
+        clock.advance(IDLE_S / 2 + 0.1)
+        await manager.cleanup_idle()
+    await manager.wait_until(id, State.ERROR, timeout=10)
+    if sleeps:
+        await type(engine)(engine.settings).pause(handle)  # type: ignore[attr-defined]
+    engine.heal()
+    assert (await sandbox.exec("echo awake")).stdout == "awake\n"
+    record = await manager.describe(id)
+    assert (record.state, record.paused_by) == (State.RUNNING, None)
+
+
 async def test_whoever_comes_while_it_is_about_to_sleep_on_the_disk_is_not_cut_off(
     make_manager: Make, clock: ManualClock, engine: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

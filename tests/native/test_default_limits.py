@@ -302,6 +302,16 @@ async def test_a_sandbox_is_made_while_the_groups_above_it_are_removed(engines: 
         await tidying
 
 
+async def test_groups_that_a_killed_process_left_go_when_the_next_manager_starts(engines: Engines) -> None:
+    """What was killed closes nothing, and a manager does not collect what is shared by all."""
+    engine = engines()
+    top = Group(engine._places.hierarchy, engine._places.slice)
+    engine._places.accounts.ensure("aaa")
+    assert top.exists()
+    await engine.gc(shared=False)
+    assert not top.exists()
+
+
 async def test_a_sandbox_of_an_earlier_version_is_adopted_where_it_is(engines: Engines) -> None:
     """Its control group is directly in that of the installation, and its record knows of no account."""
     engine = engines()

@@ -50,7 +50,8 @@ class Health:
         elif seen.state is State.STARTING:
             return  # somebody is just starting it again, and knows best what comes of that
         else:
-            await ledger.change(member, seen.state, cause=seen.cause, reason=seen.reason)
+            awake = {"paused_by": None, "paused_at": None} if seen.state is State.RUNNING else {}
+            await ledger.change(member, seen.state, cause=seen.cause, reason=seen.reason, update=awake)
 
     async def background(self, member: Member) -> Background | None:
         """What goes on in it without us. Asking is not a use. None: it cannot say."""

@@ -127,7 +127,8 @@ class Pausing:
         try:
             await core.ledger.change(member)  # nothing is being done any more
             await core.health.look(member)
-            if member.record.state is not State.PAUSED and member.record.paused_by is not None:
+            # An engine that cannot say how it is may pause it later: who wanted that is needed then.
+            if member.record.state not in (State.PAUSED, State.ERROR) and member.record.paused_by is not None:
                 await core.ledger.correct(member, {"paused_by": None})
         except SandboxError as another:
             error.add_note(f"and then: {another}")

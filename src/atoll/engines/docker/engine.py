@@ -12,6 +12,7 @@ import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
@@ -51,6 +52,7 @@ _ENDING_S = 5.0
 _ENDING_PAUSE_S = 0.01
 _SILENT_S = 5.0
 _DELETE_S = 60.0
+_LAST_REQUEST_S = 0.5
 _PATIENCE_S = 2.0
 """How long a deletion waits for what is being done to the sandbox before it takes the container away."""
 HOST_IMAGE = "host"
@@ -120,8 +122,9 @@ class DockerEngine(DockerStates):
             )
         try:
             origin = {ORIGIN: image.id} if prepare is not None else {}
-            body = await self._body(who, spec, image, created_at, {**origin, **maker_label()})
-            target = await finish(self._maker.make(who.container, body, agent_volume.packed(), spec, prepare))
+            async with self._accounts.claimed():
+                body = await self._body(who, spec, image, created_at, {**origin, **maker_label()})
+                target = await finish(self._maker.make(who.container, body, agent_volume.packed(), spec, prepare))
             if spec.network != "none":
                 await finish(self._link(who, target, spec.network))
         except asyncio.CancelledError:
@@ -134,7 +137,6 @@ class DockerEngine(DockerStates):
             raise
         given = plan.defaults_of(body["Labels"])
         details = target.details() | (limit_details(given) if given is not None else {})
-        self._accounts.settle(spec.account)
         return Handle(self.name, sandbox_id, spec, created_at, details)
 
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
@@ -206,25 +208,26 @@ class DockerEngine(DockerStates):
     async def _delete(self, who: Identity) -> None:
         """Whatever else is being done to it is given up, after a moment."""
         began, deadline = time.monotonic(), Deadline.after(_DELETE_S)
+        taken: set[str] = set()
 
         async def interrupt() -> None:
             if time.monotonic() > began + _PATIENCE_S:
-                await self._containers.remove(who.container)
+                taken.add(await self._take_away(who.container))
 
         async with self._exclusion.deleting(who.sandbox_id, deadline, interrupt):
-            await self._remove(who)
+            await self._remove(who, taken)
 
     async def gc(self, *, shared: bool = True) -> Sequence[str]:
         """Remove what processes of this installation that died left with the engine. Says what it removed."""
-        removed = await finish(self._collect())
-        self._accounts.remove_empty()
-        return removed
+        try:
+            return await finish(self._collect())
+        finally:
+            await self._accounts.remove_empty()
 
     async def aclose(self) -> None:
         """End the bridges of this event loop. The API needs no closing: every request has its own connection."""
         await self._streams.bridges.aclose()
-        # The engine removes a container's own group a moment after the container.
-        self._accounts.remove_empty()
+        await self._accounts.remove_empty()
 
     # --- pausing, and more -----------------------------------------------------------------------------------------
 
@@ -322,12 +325,27 @@ class DockerEngine(DockerStates):
             await self._remove(who)
             raise
 
-    async def _remove(self, who: Identity) -> None:
-        await self._containers.remove(who.container + NEXT)
-        await self._containers.remove(who.container)
+    async def _remove(self, who: Identity, taken: AbstractSet[str] = frozenset()) -> None:
+        """`taken` are ids of its containers that are gone already."""
+        removed = {await self._take_away(name) for name in (who.container + NEXT, who.container)}
         await self._links.remove(who.sandbox_id)
         await self._forget_states(who.sandbox_id)
-        self._accounts.remove_empty()
+        await self._accounts.clear((taken | removed) - {""})
+
+    async def _take_away(self, name: str) -> str:
+        """Remove a container. Its id; empty: there was none, or the engine cannot say."""
+        try:
+            found = await self._containers.inspect(name)
+        except EngineUnavailableError:
+            # One that hangs is not waited for once more. It reads the request when it goes on.
+            with suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(_LAST_REQUEST_S):
+                    await self._containers.remove(name)
+            raise
+        except EngineError:
+            found = None
+        await self._containers.remove(name)
+        return str(found["Id"]) if found is not None else ""
 
     def _image_name(self, image: str) -> str:
         """A container has no view of this machine's own /usr: `host` is the default image."""

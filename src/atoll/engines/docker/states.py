@@ -24,6 +24,7 @@ from typing import Any
 from atoll import workers
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.engines.docker import comparing, fresh, parcels
+from atoll.engines.docker.accounts import ContainerAccounts
 from atoll.engines.docker.commits import Commits, Saved
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
@@ -39,6 +40,7 @@ from atoll.errors import (
     CheckpointNotFoundError,
     ConflictError,
     EngineError,
+    EngineUnavailableError,
     SandboxResourceError,
     SnapshotNotFoundError,
     SpecError,
@@ -68,6 +70,10 @@ class DockerStates(abc.ABC):
     @property
     @abc.abstractmethod
     def _containers(self) -> Containers: ...
+
+    @property
+    @abc.abstractmethod
+    def _accounts(self) -> ContainerAccounts: ...
 
     @abc.abstractmethod
     def _who(self, sandbox_id: str) -> Identity: ...
@@ -133,7 +139,8 @@ class DockerStates(abc.ABC):
                 target = await self._origin(handle, container)
             else:
                 target = (await self._find(handle, checkpoint_id)).as_image()
-            await finish(self._replace(handle, container, target))
+            async with self._accounts.claimed():
+                await finish(self._replace(handle, container, target))
 
     async def fork(
         self,
@@ -268,8 +275,10 @@ class DockerStates(abc.ABC):
             await self._rename(name)
             found = await self._containers.inspect(name)
         if found is not None and _is_waiting(found):
-            with suppress(RefusedError):
-                await self._containers.start(name)
+            async with self._accounts.claimed():
+                self._accounts.renew(str((found.get("HostConfig") or {}).get("CgroupParent") or ""))
+                with suppress(RefusedError):
+                    await self._containers.start(name)
             found = await self._containers.inspect(name)
         return found
 
@@ -287,6 +296,8 @@ class DockerStates(abc.ABC):
         async with self._exclusion.alone(handle.sandbox_id):
             try:
                 yield
+            except EngineUnavailableError:
+                raise  # it would be waited for once more
             except EngineError as error:
                 if await self._containers.inspect(self._who(handle.sandbox_id).container) is None:
                     raise exclusion.deleted(handle.sandbox_id) from error

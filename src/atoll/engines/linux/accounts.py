@@ -12,6 +12,7 @@ long as something is in the group, and whoever finds its parent gone makes it ag
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,9 @@ _NOBODYS = "own"
 """The account of those who name none: the user of the SDK."""
 _VIRTUAL_KERNEL_STANDS = 64
 """Threads of a virtual kernel that serves some processes."""
+PREFIXES = ("", "libpod-")
+"""What Docker engines put before a container's id to name its group. The id of a sandbox is shorter than these."""
+_CONTAINER = re.compile(rf"({'|'.join(PREFIXES)})[0-9a-f]{{64}}")
 _TRIES = 100
 
 
@@ -132,12 +136,22 @@ class AccountGroups:
         return None
 
     def names(self) -> set[str]:
-        """Of all groups of sandboxes, also those that are directly in the installation's."""
+        """Of all groups of sandboxes but containers, also those that are directly in the installation's."""
         found: set[str] = set()
         for directory in Group(self._hierarchy, self._top).directories():
             for name in _names(directory):
                 found |= set(_names(directory / name)) if name.startswith(ACCOUNT) else {name}
-        return found
+        return {name for name in found if not _CONTAINER.fullmatch(name)}
+
+    def containers(self) -> list[Group]:
+        """The groups of all containers, in which there may be nothing any more."""
+        paths: set[str] = set()
+        for directory in Group(self._hierarchy, self._top).directories():
+            for account in _names(directory):
+                if account.startswith(ACCOUNT):
+                    inside = filter(_CONTAINER.fullmatch, _names(directory / account))
+                    paths |= {f"{self._top}/{account}/{name}" for name in inside}
+        return [Group(self._hierarchy, path) for path in sorted(paths)]
 
     def remove_empty(self) -> None:
         """Accounts without sandboxes, and then the installation's own group if nothing is left in it."""

@@ -110,6 +110,7 @@ class Ending:
                     removed.append(f"leftovers of {sandbox_id}")
         removed += await workers.run(workers.ENGINE, self._checkpoints.collect)
         await workers.run(workers.ENGINE, places.sweep)
+        await workers.run(workers.ENGINE, places.remove_empty_groups)
         return removed
 
     async def collect_shared(self) -> list[str]:

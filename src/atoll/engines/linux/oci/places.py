@@ -39,7 +39,7 @@ class Places:
         self.data = settings.data_dir / "oci"
         self.records = Records(self.data / "sandboxes")
         self.exclusion = Exclusion(self.records.home)
-        self.group_lock = GroupLock(self.data / "groups.lock")
+        self.group_lock = GroupLock.of(settings)
         self.ids = IdRanges(self.data / "ids", self._claims("ids"))
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.images = Images(settings.data_dir)
@@ -219,6 +219,10 @@ class Places:
     def close(self) -> None:
         """Let go of what is shared by sandboxes of which there are none any more."""
         self.layers.close()
+        self.remove_empty_groups()
+
+    def remove_empty_groups(self) -> None:
+        """Those of accounts without sandboxes, unless somebody is just making one."""
         with self.group_lock.unclaimed() as nobody:
             if nobody:
                 self.accounts.remove_empty()
