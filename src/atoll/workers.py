@@ -21,8 +21,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from atoll.threads import Threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -183,7 +184,7 @@ class Workers:
     def __init__(self, kind: Kind) -> None:
         slots, share = kind.value
         self.shares = Shares(slots, share)
-        self._threads = ThreadPoolExecutor(slots, thread_name_prefix=f"atoll-{kind.name.lower()}")
+        self._threads = Threads(f"atoll-{kind.name.lower()}")
 
     async def run(self, work: Callable[[], T]) -> T:
         who = await self.shares.acquire()
@@ -193,7 +194,7 @@ class Workers:
         """For a caller that holds a slot of `shares` already. `done` is called when the thread is free again, whether
         or not somebody still waits for the result."""
         try:
-            future = self._threads.submit(contextvars.copy_context().run, work)
+            future = self._threads.submit(functools.partial(contextvars.copy_context().run, work))
         except BaseException:
             done()
             raise
