@@ -156,9 +156,9 @@ async def expect_paused(sandbox: AsyncSandbox, container: str) -> None:
     with suppress(subprocess.CalledProcessError):
         await asyncio.to_thread(private_engine.docker, "pause", container)
     assert (await sandbox.inspect()).state is State.PAUSED
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(10):
         with pytest.raises(SandboxPausedError):
-            await sandbox.exec(["true"], timeout=10)
+            await sandbox.exec(["true"], timeout=1)
     await sandbox.resume()
     assert (await sandbox.exec(["true"], timeout=10)).success
     await sandbox.pause()  # it can be deleted all the same
