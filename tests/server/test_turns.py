@@ -6,11 +6,13 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.server.turns import ACTIVE_S, CREDIT_S, MOST_DEBT_S, PART, Turns, take_turns
+from atoll.store import Store
 from atoll.workers import account
 
 PATIENCE_S = 30
@@ -191,3 +193,16 @@ async def test_many_long_steps_of_one_do_not_come_between_the_steps_of_another()
     finally:
         loop.set_task_factory(None)
     assert between < 400, "without turns there are 800"
+
+
+async def test_a_transaction_waits_for_no_turn(tmp_path: Path) -> None:
+    store = Store.at(tmp_path / "atoll.db")
+    await store.open()
+    try:
+        account.set("mallory")
+        async with store._begin():
+            assert account.get() == ""
+        assert account.get() == "mallory"
+    finally:
+        account.set("")
+        await store.aclose()

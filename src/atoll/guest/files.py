@@ -26,6 +26,8 @@ __all__ = ["FileEvent", "FileEventKind", "FileInfo", "Files", "Kind", "Watch"]
 _READ_LIMIT = 1 << 30
 _LIST_LIMIT = 100_000
 _MANY = 5_000
+_STEP = 100
+"""So many records are looked at before others have their turn."""
 _ENTRY_BYTES = 512
 """What one entry takes in memory, about."""
 _path_of = operator.attrgetter("path")
@@ -207,7 +209,9 @@ class Files:
         try:
             with naming(path), inbox.parsing():
                 while (piece := await inbox.take()) is not None:
-                    for record in parser.feed(piece[1]):
+                    for number, record in enumerate(parser.feed(piece[1]), 1):
+                        if number % _STEP == 0:
+                            await asyncio.sleep(0)
                         if record.path or record.kind != ERROR:
                             _check_record(record, plain_name=op is Op.LIST)
                         yield record

@@ -238,11 +238,16 @@ class Store:
 
     @asynccontextmanager
     async def _begin(self) -> AsyncIterator[AsyncConnection]:
+        """Until its end it is nobody's in particular: others may wait for it, so it does not wait for a turn."""
+        who = workers.account.get()
+        workers.account.set("")
         try:
             async with self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, OSError) as error:
             raise StoreError(f"the database cannot be used: {_words(error)}") from error
+        finally:
+            workers.account.set(who)
 
     @asynccontextmanager
     async def _turn(self, user_id: str) -> AsyncIterator[AsyncConnection]:
