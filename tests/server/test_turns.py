@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from atoll.server.turns import ACTIVE_S, CREDIT_S, MOST_DEBT_S, PART, Turns, take_turns
+from atoll.server.turns import ACTIVE_S, BYTE_S, CREDIT_S, MOST_DEBT_S, PART, Turns, Weighing, take_turns, turns_of
 from atoll.store import Store
 from atoll.workers import account
 
@@ -206,3 +207,32 @@ async def test_a_transaction_waits_for_no_turn(tmp_path: Path) -> None:
     finally:
         account.set("")
         await store.aclose()
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+async def test_the_bytes_of_bodies_count(direction: str) -> None:
+    """They are received and sent outside of all tasks."""
+    loop, size = asyncio.get_running_loop(), 1 << 20
+    turns = turns_of[loop] = Turns(loop, Clock())
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if direction == "in":
+            await receive()
+        else:
+            await send({"type": "http.response.body", "body": bytes(size)})
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytes(size)}
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def ask() -> None:
+        await Weighing(app)({"type": "http"}, receive, send)
+
+    await start("mallory", ask())
+    assert turns.usages == {}, "she is alone"
+    turns.wait("ann")
+    turns.wait("mallory")
+    await start("mallory", ask())
+    assert turns.usages["mallory"].balance == CREDIT_S - size * BYTE_S

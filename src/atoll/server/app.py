@@ -26,6 +26,7 @@ from atoll.server.routes import ROUTERS
 from atoll.server.services import Services, services
 from atoll.server.settings import ServerSettings
 from atoll.server.standing import Standing
+from atoll.server.turns import Weighing
 from atoll.settings import Settings
 
 PREFIX = "/api/v1"
@@ -68,6 +69,7 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
     app.add_middleware(
         Hosts, domain=settings.ports_domain, max_upload_bytes=settings.max_upload_bytes, slow_s=settings.slow_s
     )
+    app.add_middleware(Weighing)
     app.add_middleware(Leaving)
     app.add_middleware(Standing)
     app.add_middleware(Counting)

@@ -18,6 +18,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.workers import account
 
@@ -34,6 +37,9 @@ MOST_DEBT_S = 0.04
 HEAVY = 0.67
 """Only those wait who lately used this much of what the heaviest user did."""
 _FORGET_S = 1.0
+BYTE_S = 4e-3 / (1 << 20)
+"""What a byte of a body costs. The loop's transports receive and send it outside of all tasks, and the kernel copies it
+in the same thread."""
 
 
 class Usage:
@@ -179,9 +185,39 @@ async def _drive(turns: Turns, work: Coroutine[Any, Any, Any]) -> Any:
     return await _Steps(turns, work)
 
 
+turns_of: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+
+
+class Weighing:
+    """A pure ASGI middleware: the bytes of bodies count as time of the loop."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        turns = turns_of.get(asyncio.get_running_loop())
+        if turns is None or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        def weigh(message: Message) -> Message:
+            size, who = len(message.get("body", b"")), account.get()
+            if size and who and turns.is_shared:
+                turns.spend(who, size * BYTE_S)
+            return message
+
+        async def weighed_receive() -> Message:
+            return weigh(await receive())
+
+        async def weighed_send(message: Message) -> None:
+            await send(weigh(message))
+
+        await self._app(scope, weighed_receive, weighed_send)
+
+
 def take_turns(loop: asyncio.AbstractEventLoop) -> Turns:
     """From here on, for every task that is made in this loop."""
-    turns = Turns(loop)
+    turns = turns_of[loop] = Turns(loop)
 
     def make(
         loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None, **options: Any
