@@ -63,7 +63,7 @@ async def test_what_is_left_on_an_engine_goes_when_its_last_sandbox_is_gone_too(
     monkeypatch.setattr(there, "list", list_)
     assert manager._parts is not None
     await Orphans(manager._parts.core).collect()
-    assert listed == [other]
+    assert set(listed) == {other}, "also by the manager's own look, if that comes now"
 
 
 async def test_defaults_are_those_of_the_engine_that_has_the_isolation(
