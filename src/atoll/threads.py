@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _Job = tuple["Future[Any]", Callable[[], Any]]
-IDLE_S = 10.0
+IDLE_S = 5.0
 
 
 class Threads:
