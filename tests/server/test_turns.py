@@ -236,3 +236,27 @@ async def test_the_bytes_of_bodies_count(direction: str) -> None:
     turns.wait("mallory")
     await start("mallory", ask())
     assert turns.usages["mallory"].balance == CREDIT_S - size * BYTE_S
+
+
+async def test_what_a_task_did_before_its_account_was_known_is_charged_to_it() -> None:
+    """A request is read, routed and its key is looked up before anybody knows whose it is."""
+    loop = asyncio.get_running_loop()
+    turns = take_turns(loop)
+    turns._clock = clock = Clock()
+    spent: list[tuple[str, float]] = []
+    turns.spend = lambda who, seconds: spent.append((who, seconds))  # type: ignore[method-assign]
+
+    async def request() -> None:
+        time.sleep(0.02)  # noqa: ASYNC251
+        await asyncio.sleep(0)
+        account.set("mallory")
+
+    try:
+        turns.wait("ann")
+        turns.wait("mallory")
+        assert turns.is_shared, clock.now
+        await start("", request())
+    finally:
+        loop.set_task_factory(None)
+    assert [who for who, _ in spent] == ["mallory"]
+    assert spent[0][1] >= 0.02

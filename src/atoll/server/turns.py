@@ -156,6 +156,7 @@ class _Steps:
     def __await__(self) -> Generator[Any, None, Any]:
         turns, work = self._turns, self._work
         error: BaseException | None = None
+        owed_s = 0.0  # by steps before it was known whose task this is: of those who ask, and prove who they are
         try:
             while True:
                 began = time.perf_counter() if turns.is_shared else 0.0
@@ -165,8 +166,11 @@ class _Steps:
                     return end.value
                 finally:
                     who = account.get()  # which the step itself may have found out
-                    if began and who:
-                        turns.spend(who, time.perf_counter() - began)
+                    if began:
+                        owed_s += time.perf_counter() - began
+                    if owed_s and who:
+                        turns.spend(who, owed_s)
+                        owed_s = 0.0
                 error = None
                 try:
                     yield awaited
