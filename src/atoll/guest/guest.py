@@ -17,6 +17,8 @@ from atoll.guest.frames import Op, Tag
 from atoll.guest.ports import Ports
 from atoll.guest.processes import Processes
 
+_LEAST_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -102,7 +104,9 @@ class Guest:
         await self.channel()
 
     async def present(self, seconds: float) -> None:
-        """Return when the agent answers. Raises AgentUnreachableError after so long, or the reason why it cannot."""
+        """Return when the agent answers. Raises AgentUnreachableError after so long, or the reason why it cannot. A
+        command may have less time than it takes to connect; that is not the agent's fault."""
+        seconds = max(seconds, _LEAST_S)
         try:
             async with asyncio.timeout(seconds if math.isfinite(seconds) else None):
                 await self.channel()
