@@ -62,6 +62,24 @@ def test_two_who_compete_become_even_and_a_third_is_not_touched(tmp_path: Path) 
     assert machine.shares("a") == 1024, "who rests weighs as before"
 
 
+def test_a_weight_that_somebody_else_set_is_corrected(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.add("a")
+    (tmp_path / "a" / "cpu.shares").write_text("64")  # by a server that was killed
+    machine.look()
+    machine.look()
+    assert machine.shares("a") == 1024
+    for _ in range(5):
+        machine.use("a", 1.0)
+        machine.look()
+    light = machine.shares("a")
+    (tmp_path / "a" / "cpu.shares").write_text("1024")  # with the ceilings of the account, which are made again
+    machine.balance.forget("/a")
+    machine.use("a", 1.0)
+    machine.look()
+    assert machine.shares("a") <= light
+
+
 def test_a_group_that_was_made_anew_begins_anew(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.add("a")

@@ -82,6 +82,7 @@ class AccountGroups:
                         group.limit(limits)
         self._made.add(self.path(account))
         self._counted.pop(self.path(account), None)
+        self._balance.forget(self.path(account))
 
     def _own(self, account: str) -> Ceilings:
         """An account that is nobody's in particular may take all that the installation has."""

@@ -64,9 +64,14 @@ class Balance:
             self._used[path] = _NEW * part + (1 - _NEW) * self._used[path]
             self._weigh(group, weight_of(self._used[path], self._weight))
 
+    def forget(self, path: str) -> None:
+        """Somebody else has set the weight of this group."""
+        self._set.pop(path, None)
+
     def _weigh(self, group: Group, weight: int) -> None:
-        current = self._set.get(group.path, self._weight)
-        if abs(weight - current) > current * _CHANGE or (weight == self._weight != current):
+        # Unknown: another process may have left it with any weight.
+        current = self._set.get(group.path)
+        if current is None or abs(weight - current) > current * _CHANGE or (weight == self._weight != current):
             with suppress(OSError):  # it is gone
                 group.limit(CgroupLimits(cpu_weight=weight))
                 self._set[group.path] = weight
