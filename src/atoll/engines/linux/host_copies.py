@@ -19,6 +19,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.engines.linux.host_view import made_once
+
 SETS = 16
 _PROGRAMS = ("bin/sh", "bin/bash", "bin/python3")
 _LIBRARIES = ("libc.so.6", "libm.so.6", "libtinfo.so.6", "libz.so.1", "libexpat.so.1", "gconv/gconv-modules.cache")
@@ -36,17 +38,7 @@ def copies(directory: Path, number: int, usr: Path) -> Path:
     """A layer to put over /usr, made under `directory` if it is not there. Takes the copying of some megabytes once."""
     found = list(_files(usr))
     path = directory / f"{_digest(found)}-{number}"
-    if path.is_dir():
-        return path
-    directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-    draft = directory / f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}"
-    try:
-        _make(draft, usr, [source for source, _ in found])
-        with contextlib.suppress(OSError):  # another process was faster
-            draft.rename(path)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return path
+    return made_once(path, lambda draft: _make(draft, usr, [source for source, _ in found]))
 
 
 def _files(usr: Path) -> Iterator[tuple[Path, os.stat_result]]:

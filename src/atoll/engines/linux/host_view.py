@@ -16,6 +16,7 @@ import hashlib
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from atoll.network.client import RESOLV_CONF
@@ -77,13 +78,17 @@ _INVENTED = {
 
 def skeleton(directory: Path, etc: Path = Path("/etc")) -> Path:
     """The lower layer of the host image, made under `directory` if it is not there. Holds `rootfs`, `dev`, `proc`."""
-    path = directory / _digest(etc)
+    return made_once(directory / _digest(etc), lambda draft: _make(draft, etc))
+
+
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """A directory that is there as a whole or not at all, whoever else makes it at the same time."""
     if path.is_dir():
         return path
-    directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-    draft = directory / f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}"
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    draft = path.parent / f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}"
     try:
-        _make(draft, etc)
+        make(draft)
         with contextlib.suppress(OSError):  # another process was faster
             draft.rename(path)
     finally:
