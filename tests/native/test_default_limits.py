@@ -18,12 +18,13 @@ from atoll import AsyncSandbox
 from atoll.engines.linux.cgroups import Group
 from atoll.engines.linux.native import NativeEngine
 from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci.runtimes import locate
 from atoll.engines.linux.plan import CgroupLimits
 from atoll.errors import SandboxResourceError
 from atoll.model import Cause, Handle, Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources, sized
 from atoll.settings import Settings
-from needs import need
+from needs import missing, need
 
 MIB = 1 << 20
 SMALL = Resources(
@@ -231,6 +232,17 @@ async def test_idle_sandboxes_do_not_count_towards_the_ceiling_of_processes(engi
     directory = engine._places.group(own.sandbox_id).directory("pids")
     assert directory is not None
     assert (directory.parent / "pids.max").read_text() == "max\n"
+
+
+async def test_the_threads_of_virtual_kernels_do_not_count_either(engines: Engines) -> None:
+    if locate("runsc", Path("/")) is None:
+        missing("needs runsc")
+    engine = engines(OciEngine, resources=replace(SMALL, account=Ceilings(pids=300, pids_for_each=1)))
+    for number in range(2):
+        handle = await engine.create(f"v{number}", SandboxSpec(account="aaa", isolation="gvisor"))
+        directory = engine._places.group(handle.sandbox_id).directory("pids")
+        assert directory is not None
+        assert int((directory.parent / "pids.max").read_text()) >= 300 + (number + 1) * 64
 
 
 async def test_who_uses_the_machine_weighs_less_until_it_rests(engines: Engines) -> None:

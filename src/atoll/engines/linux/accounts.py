@@ -46,8 +46,9 @@ class AccountGroups:
     def path(self, account: str) -> str:
         return f"{self._top}/{ACCOUNT}{account or _NOBODYS}"
 
-    def make(self, account: str, sandbox_id: str, limits: CgroupLimits) -> Group:
-        """A sandbox's own group, with those above it. Raises OSError if a limit of the sandbox cannot be set."""
+    def make(self, account: str, sandbox_id: str, limits: CgroupLimits, *, virtual: bool = False) -> Group:
+        """A sandbox's own group, with those above it. Raises OSError if a limit of the sandbox cannot be set. With a
+        `virtual` kernel it has many threads."""
         parent = self.path(account)
         group = Group(self._hierarchy, f"{parent}/{sandbox_id}")
         for tries_left in range(_TRIES, -1, -1):
@@ -60,7 +61,7 @@ class AccountGroups:
                 self._made.discard(parent)
                 if not tries_left:
                     raise
-        self._raise_ceilings(account, anew=limits.pids == VIRTUAL_KERNEL_THREADS)
+        self._raise_ceilings(account, virtual=int(virtual))
         return group
 
     def ensure(self, account: str) -> str:
@@ -88,11 +89,11 @@ class AccountGroups:
         """An account that is nobody's in particular may take all that the installation has."""
         return self._resources.account if account else Ceilings(cpu_weight=self._resources.account.cpu_weight)
 
-    def _raise_ceilings(self, account: str, *, anew: bool = False) -> None:
+    def _raise_ceilings(self, account: str, *, virtual: int = 0) -> None:
         """A thousand idle sandboxes have a thousand processes, which are not the ones that ceilings are for."""
         path = self.path(account)
         count = _count(Group(self._hierarchy, path))
-        if "pids" not in self._hierarchy.controllers or (count <= self._counted.get(path, 0) and not anew):
+        if "pids" not in self._hierarchy.controllers or (count <= self._counted.get(path, 0) and not virtual):
             return
         self._counted[path] = count + max(count // 4, 16)  # some ahead, so that not every creation comes here
         top = Group(self._hierarchy, self._top).directory("pids")
@@ -103,6 +104,7 @@ class AccountGroups:
         ):
             if ceilings.pids is not None and ceilings.pids_for_each:
                 standing = sum(self._standing(account, ceilings.pids_for_each) for account in below)
+                standing += _VIRTUAL_KERNEL_STANDS * virtual  # its runtime has not set its limit yet
                 with suppress(OSError):  # removed again already
                     Group(self._hierarchy, each).limit(CgroupLimits(pids=ceilings.pids + standing))
 

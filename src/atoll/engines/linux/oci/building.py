@@ -142,7 +142,7 @@ class Builder:
         run = places.make_run(sandbox_id)
         places.starting(sandbox_id).create(CgroupLimits())
         # runc and crun set the limits; as long as this group is there nobody removes those above it.
-        group = places.make_group(record, CgroupLimits())
+        group = places.make_group(record, CgroupLimits(), virtual=runtime.isolation == "gvisor")
         ids = places.ids.claim(sandbox_id)
         host = host_view.skeleton(places.data / "host")
         below = host / host_view.INNER if image is None or image.root is None else image.root

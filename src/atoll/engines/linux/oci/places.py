@@ -85,13 +85,13 @@ class Places:
             return Group(self.hierarchy, known)
         return self._look_for_group(sandbox_id)
 
-    def make_group(self, record: Record, limits: CgroupLimits) -> Group:
+    def make_group(self, record: Record, limits: CgroupLimits, *, virtual: bool = False) -> Group:
         """Raises OSError if a limit cannot be set."""
         if record.account is None:
             group = Group(self.hierarchy, f"{self.slice}/{record.sandbox_id}")
             group.create(limits)
         else:
-            group = self.accounts.make(record.account, record.sandbox_id, limits)
+            group = self.accounts.make(record.account, record.sandbox_id, limits, virtual=virtual)
         self._groups[record.sandbox_id] = group.path
         return group
 
