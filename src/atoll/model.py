@@ -9,6 +9,7 @@ import enum
 import posixpath
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
@@ -272,8 +273,13 @@ class EffectiveLimits:
 
 
 def effective_limits(spec: SandboxSpec, details: dict[str, str]) -> EffectiveLimits:
-    defaults = Limits.model_validate_json(details[DEFAULTS]) if DEFAULTS in details else Limits()
-    return EffectiveLimits(spec.limits.over(defaults), tuple(details.get(LEFT_OUT, "").split()))
+    limits = spec.limits.over(_limits(details[DEFAULTS])) if DEFAULTS in details else spec.limits
+    return EffectiveLimits(limits, tuple(details.get(LEFT_OUT, "").split()))
+
+
+@lru_cache(maxsize=64)  # an engine's defaults are the same for all of its sandboxes
+def _limits(text: str) -> Limits:
+    return Limits.model_validate_json(text)
 
 
 @dataclass(frozen=True, slots=True)

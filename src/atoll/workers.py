@@ -20,12 +20,13 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from atoll.threads import Threads
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 account: contextvars.ContextVar[str] = contextvars.ContextVar("account", default="")
 """Whose work this is. Empty: nobody's in particular, which has no share but may use all threads."""
@@ -34,11 +35,22 @@ account: contextvars.ContextVar[str] = contextvars.ContextVar("account", default
 _WORK_S = 0.001
 _REST = 3.0
 _LONGEST_REST_S = 0.05
+_PORTION = 8
 
 
 def others_are_active(who: str) -> bool:
     """Whether somebody else than this account uses the process. A server puts its own answer here."""
     return False
+
+
+async def in_portions(work: Callable[[S], T], each: Sequence[S]) -> list[T]:
+    """`work` for each of many, in this thread. Between two portions the event loop serves others."""
+    done: list[T] = []
+    for item in each:
+        if done and len(done) % _PORTION == 0:
+            await asyncio.sleep(0)
+        done.append(work(item))
+    return done
 
 
 class Kind(enum.Enum):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.manager import StateError
+from atoll.manager import StateError, journal_tables
 from atoll.manager.journal import Journal
 from atoll.manager.journal_tables import Search, checksum
 from atoll.manager.record import Event, Record
@@ -203,4 +203,32 @@ async def test_a_journal_of_the_first_version_goes_on(tmp_path: Path) -> None:
     assert [each.id for each in (await journal.living())[0]] == ["s1"]
     assert [each.id for each in await journal.ended(Search("bob"))] == ["s2"]
     assert [each.sandbox_id for each in await journal.events(after=0, owner="ann", limit=10)] == ["s1"]
+    await journal.aclose()
+
+
+async def test_a_long_page_leaves_the_loop_to_others_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "j.db")
+    await journal.open()
+    for number in range(100):
+        journal.write(ended(number, "eve"))
+    turns, parsed_at = 0, list[int]()
+    parse = journal_tables.parse
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def parse_and_note(rows: list[journal_tables.Row]) -> tuple[list[Record], list[str]]:
+        parsed_at.append(turns)
+        return parse(rows)
+
+    monkeypatch.setattr(journal_tables, "parse", parse_and_note)
+    beside = asyncio.ensure_future(other())
+    assert len(await journal.ended(Search("eve", limit=100))) == 100
+    beside.cancel()
+    assert len(set(parsed_at)) >= 10, "the others had a turn at least every tenth record"
     await journal.aclose()

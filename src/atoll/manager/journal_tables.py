@@ -16,6 +16,8 @@ from atoll.manager.record import Event, Record
 from atoll.manager.retention import Retention
 
 VERSION = 2
+Row = tuple[str, str, int]
+"""The id of a record, what was written of it, and the checksum of both."""
 _MOST_REASON = 2_000
 _FREED_PAGES = 256
 """So many are given back to the file system at a time."""
@@ -109,7 +111,7 @@ class Search:
     limit: int = 100
 
 
-def search(database: sqlite3.Connection, wanted: Search) -> list[Record]:
+def search(database: sqlite3.Connection, wanted: Search) -> list[Row]:
     """The newest first."""
     clauses, values = ["ended_at IS NOT NULL"], list[object]()
     for column in ("owner", "name"):
@@ -126,7 +128,7 @@ def search(database: sqlite3.Connection, wanted: Search) -> list[Record]:
         values += label
     where = " AND ".join(clauses)  # our own words: values are bound
     query = f"SELECT id, body, crc FROM sandboxes WHERE {where} ORDER BY created_at DESC, id LIMIT ?"  # noqa: S608
-    return parse(database.execute(query, (*values, wanted.limit)))[0]
+    return database.execute(query, (*values, wanted.limit)).fetchall()
 
 
 def events(
@@ -145,7 +147,7 @@ def living(database: sqlite3.Connection) -> tuple[list[Record], list[str]]:
     return parse(database.execute("SELECT id, body, crc FROM sandboxes WHERE ended_at IS NULL"))
 
 
-def parse(rows: Iterable[tuple[str, str, int]]) -> tuple[list[Record], list[str]]:
+def parse(rows: Iterable[Row]) -> tuple[list[Record], list[str]]:
     found: list[Record] = []
     damaged: list[str] = []
     for id, body, crc in rows:

@@ -39,6 +39,7 @@ from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
 from atoll.service.session_keys import Grant, SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
+from atoll.workers import in_portions
 
 SPEC_LABEL = "sandbox_spec_id"
 SPEC_COMMAND = "spec-command"
@@ -107,7 +108,8 @@ class SandboxService:
             records = [record for record in records if _newest_first(record) > after]
         page = records[:limit]
         more = _page_id(page[-1]) if len(records) > limit else None
-        return SandboxPage(items=[self.info(caller, record) for record in page], next_page_id=more)
+        items = await in_portions(lambda record: self.info(caller, record), page)
+        return SandboxPage(items=items, next_page_id=more)
 
     async def get_sandbox(self, caller: Caller, sandbox_id: str) -> SandboxInfo | None:
         """Of one that exists; the engine is asked how it is."""
