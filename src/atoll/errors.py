@@ -30,17 +30,29 @@ from __future__ import annotations
 
 
 class SandboxError(Exception):
-    """Base of all. `code` is stable, `hint` says what to do."""
+    """Base of all. `code` is stable, `hint` says what to do. The text of an error is its reason alone, in one line; a
+    traceback shows the hint below it."""
 
     code = "sandbox_error"
 
     def __init__(self, reason: str, *, hint: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self._hint: str | None = None
         self.hint = hint
 
+    @property
+    def hint(self) -> str | None:
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str | None) -> None:
+        notes = [note for note in getattr(self, "__notes__", []) if note != self._hint]
+        self._hint = hint
+        self.__notes__ = [*notes, hint] if hint else notes
+
     def __str__(self) -> str:
-        return f"{self.reason}\n{self.hint}" if self.hint else self.reason
+        return self.reason
 
 
 class SandboxTimeoutError(SandboxError, TimeoutError):

@@ -83,7 +83,7 @@ def main() -> None:
     try:
         app()
     except SandboxError as error:
-        print(f"atoll: {error}", file=sys.stderr)
+        print(f"atoll: {error}", *([error.hint] if error.hint else []), sep="\n", file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except OSError as error:
         if isinstance(error, BrokenPipeError):
