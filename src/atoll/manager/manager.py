@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from atoll.engines.base import Checkpointing, LimitDefaults, OnImageProgress
@@ -290,9 +291,31 @@ class SandboxManager(Opening):
         return await (await self._open()).queries.resources()
 
     @property
+    def max_sandboxes(self) -> int:
+        """How many sandboxes there may be. A lower number than there are ends none of them."""
+        return self._rules.max_sandboxes
+
+    @max_sandboxes.setter
+    def max_sandboxes(self, number: int) -> None:
+        self._change_rules(max_sandboxes=number)
+
+    @property
     def idle_timeout(self) -> float:
         """The default idle timeout of sandboxes, in seconds."""
         return self._rules.idle_timeout
+
+    @idle_timeout.setter
+    def idle_timeout(self, seconds: float) -> None:
+        self._change_rules(idle_timeout=seconds)
+
+    @property
+    def cleanup_interval(self) -> float:
+        """How often all sandboxes are looked at, in seconds."""
+        return self._rules.cleanup_interval
+
+    @cleanup_interval.setter
+    def cleanup_interval(self, seconds: float) -> None:
+        self._change_rules(cleanup_interval=seconds)
 
     def get_stats(self) -> dict[str, object]:
         """Figures about all of them."""
@@ -310,6 +333,13 @@ class SandboxManager(Opening):
         return self._parts.queries.exposition() if self._parts else ""
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _change_rules(self, **changes: float) -> None:
+        """ValueError for what makes no sense. What they are now holds for sandboxes that are there already too."""
+        self._rules = replace(self._rules, **changes)  # type: ignore[arg-type]
+        if self._parts is not None:
+            self._parts.core.rules = self._rules
+            self._parts.reaper.rules_changed()
 
     async def _create(self, request: Request, *, or_get: bool) -> str:
         parts = await self._open()
