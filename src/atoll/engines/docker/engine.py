@@ -281,6 +281,9 @@ class DockerEngine(DockerStates):
         name = self._who(handle.sandbox_id).container
         return LimitEvents(oom_kills=await self._containers.oom_kills(name, handle.created_at, wait=killed))
 
+    def container_name(self, sandbox_id: str) -> str:
+        return self._who(sandbox_id).container
+
     async def container(self, sandbox_id: str) -> dict[str, Any]:
         """The engine's own account of a sandbox's container."""
         found = await self._containers.inspect(self._who(sandbox_id).container)
