@@ -12,12 +12,15 @@ import typer
 
 from atoll.cli.options import (
     CpusOption,
+    DiskOption,
     EngineOption,
     EnvOption,
     ImageOption,
     MemoryOption,
     NetworkOption,
     PidsOption,
+    SetupOption,
+    TaskOption,
     VolumeOption,
     make_sandbox,
 )
@@ -37,6 +40,9 @@ def create(
     env: EnvOption = None,
     volume: VolumeOption = None,
     network: NetworkOption = "none",
+    disk: DiskOption = None,
+    setup: SetupOption = None,
+    task: TaskOption = None,
     spec: Annotated[str | None, typer.Option(help="A spec of the server's catalogue instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,11 +51,15 @@ def create(
     async def work() -> None:
         if spec is not None:
             server = the_server()
-            info = await server.call("POST", "/sandboxes", safe=False, params={"sandbox_spec_id": spec})
+            body = {"sandbox_spec_id": spec, **({"task_id": task} if task is not None else {})}
+            info = await server.call("POST", "/sandboxes", safe=False, json=body)
             await server.aclose()
             id = str(info["id"])
         else:
-            sandbox = await make_sandbox(engine, image, memory, cpus, pids, env, volume, network).create()
+            made = make_sandbox(
+                engine, image, memory, cpus, pids, env, volume, network, disk=disk, setup=setup, task=task
+            )
+            sandbox = await made.create()
             id = sandbox._created().details.get("remote_id", sandbox.id)
             await sandbox.detach()
         if as_json:

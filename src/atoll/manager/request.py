@@ -10,6 +10,8 @@ from typing import Protocol
 from atoll.errors import SpecError
 from atoll.manager.core import MARK, Core
 from atoll.manager.record import Act, OnIdle, Record, fingerprint
+from atoll.manus import TASK_LABEL
+from atoll.manus import task_id as checked_task_id
 from atoll.model import SandboxSpec, Volume
 from atoll.sandbox import new_sandbox_id
 
@@ -101,6 +103,8 @@ class Request:
         idle_timeout: float | None = None,
         on_idle: OnIdle | None = None,
         services: Sequence[int] = (),
+        task_id: str | None = None,
+        setup: Sequence[str] | None = None,
     ) -> Request:
         """Raises SpecError for what makes no sense."""
         if config is None or isinstance(config, Mapping):
@@ -110,12 +114,18 @@ class Request:
         else:
             spec = config.spec()
             timeout = config.timeout if timeout is None else timeout
-        if volume_bindings or labels or env:
+        if task_id is not None:
+            labels = {**(labels or {}), TASK_LABEL: checked_task_id(task_id)}
+        if volume_bindings or labels or env or setup is not None:
             volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
             values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
             values["volumes"] = (*spec.volumes, *volumes)
             values["labels"] = {**spec.labels, **(labels or {})}
             values["env"] = {**spec.env, **(env or {})}
+            if setup is not None:
+                if spec.setup:
+                    raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
+                values["setup"] = setup
             spec = SandboxSpec.of(**values)
         seconds = spec.limits.lifetime_s if lifetime is None else lifetime
         return cls(
