@@ -19,7 +19,7 @@ from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from docker import private_engine
 from docker.test_plan import INFO, WHO
-from needs import missing, needs
+from needs import missing, not_applicable
 
 MIB = 1 << 20
 SNAPSHOTTER = [["driver-type", "io.containerd.snapshotter.v1"]]
@@ -69,7 +69,7 @@ async def test_a_limit_that_the_storage_has_not_got_is_refused_with_the_reason(
     engine = DockerEngine(settings, private_engine.where())
     known = await facts.learn(engine._http)
     if not known.storage.problem:
-        missing("the Docker engine of the tests has disk limits")
+        not_applicable("the Docker engine of the tests has disk limits")
     with pytest.raises(UnsupportedError) as refused:
         await AsyncSandbox(engine=engine, image=private_engine.BUSYBOX, disk="64m").create()
     assert refused.value.reason == f"engine 'docker' cannot enforce disk here: {known.storage.problem}"
@@ -97,7 +97,7 @@ def on_btrfs() -> Iterator[str]:
         private_engine.stop_another(str(folder))
 
 
-@needs("mkfs.btrfs", root=True)
+@pytest.mark.needs("root", "mkfs.btrfs")
 @pytest.mark.timeout(180)
 async def test_a_disk_limit_holds_on_btrfs(settings: Settings, on_btrfs: str) -> None:
     engine = DockerEngine(settings, endpoint.parse(on_btrfs))

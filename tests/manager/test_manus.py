@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +13,18 @@ from atoll import Cause, SandboxNotFoundError, SetupError
 from atoll.errors import ConflictError, SpecError
 from atoll.export import Export
 from atoll.manager import LimitReachedError, PoolSettings, SandboxManager
-from atoll.model import SandboxSpec, State
+from atoll.model import Capability, SandboxSpec, State
 from manager.engines import TroubledEngine
 from manager.times import ManualClock
 from manager.waiting import until
+from needs import not_applicable
 
 Make = Callable[..., SandboxManager]
+
+
+def need(engine: TroubledEngine, capability: Capability) -> None:
+    if capability not in engine.capabilities:
+        not_applicable(f"engine '{engine.name}' cannot do that: {capability}")
 
 
 async def test_a_sandbox_is_found_by_id_name_and_task_of_its_owner_only(manager: SandboxManager) -> None:
@@ -51,7 +58,10 @@ async def test_a_task_with_several_sandboxes_is_ambiguous(manager: SandboxManage
     assert (await manager.get_sandbox("t")).id == made[1]
 
 
-async def test_a_config_in_the_shape_of_the_example_makes_a_sandbox(manager: SandboxManager) -> None:
+async def test_a_config_in_the_shape_of_the_example_makes_a_sandbox(
+    manager: SandboxManager, engine: TroubledEngine
+) -> None:
+    need(engine, Capability.MEMORY)
     id = await manager.create_sandbox({"resources": {"memory": "64m", "cpu": 1}, "timeout": 3600}, task_id="t")
     record = await manager.describe(id)
     assert (record.spec.limits.memory_bytes, record.spec.limits.cpus, record.lifetime_s) == (64 << 20, 1, 3600)
@@ -61,7 +71,8 @@ async def test_a_config_in_the_shape_of_the_example_makes_a_sandbox(manager: San
         await manager.create_sandbox(task_id="a/b")
 
 
-async def test_setup_runs_before_the_sandbox_is_given_out(manager: SandboxManager) -> None:
+async def test_setup_runs_before_the_sandbox_is_given_out(manager: SandboxManager, engine: TroubledEngine) -> None:
+    need(engine, Capability.CHECKPOINTS)
     id = await manager.create_sandbox(setup=["echo $STAGE > log"], env={"STAGE": "one"})
     sandbox = await manager.get_sandbox(id)
     assert await sandbox.read_file("log") == "one\n"
@@ -75,7 +86,7 @@ async def test_setup_runs_before_the_sandbox_is_given_out(manager: SandboxManage
 
 
 async def test_a_failed_setup_leaves_nothing(make_manager: Make, engine: TroubledEngine) -> None:
-    manager = make_manager(max_starting=1)
+    manager = make_manager()
     with pytest.raises(SetupError) as failed:
         await manager.create_sandbox(setup=["echo why >&2; exit 3"], name="n")
     assert "failed with exit code 3: why" in failed.value.reason
@@ -88,7 +99,8 @@ async def test_a_failed_setup_leaves_nothing(make_manager: Make, engine: Trouble
 async def test_a_long_setup_keeps_nobody_else_waiting_and_can_be_given_up(
     make_manager: Make, engine: TroubledEngine
 ) -> None:
-    manager = make_manager(max_starting=1)
+    manager = make_manager()
+    manager._rules = dataclasses.replace(manager._rules, max_starting=1)
     slow = asyncio.ensure_future(manager.create_sandbox(setup=["sleep 60"], owner="ann"))
     await until(lambda: engine.calls["create"] == 1)
     quick = await manager.create_sandbox(owner="bob")  # the only slot for starting is free
@@ -123,8 +135,9 @@ async def test_a_spare_is_claimed_only_with_the_same_setup_variables_and_network
 
 
 async def test_results_are_exported_then_it_is_destroyed_then_forgotten(
-    manager: SandboxManager, tmp_path: Path
+    manager: SandboxManager, engine: TroubledEngine, tmp_path: Path
 ) -> None:
+    need(engine, Capability.USERS)  # others cannot make /output
     id = await manager.create_sandbox(task_id="t")
     await (await manager.get_sandbox("t")).exec("mkdir -p /output/d; echo 1 > /output/d/a")
     with pytest.raises(SpecError):
@@ -190,6 +203,7 @@ async def test_one_in_error_is_removed_by_the_clean_up_and_missing_with_its_caus
 async def test_one_that_recovers_from_error_or_would_sleep_is_not_removed(
     make_manager: Make, engine: TroubledEngine, clock: ManualClock
 ) -> None:
+    need(engine, Capability.PAUSE)
     manager = make_manager(idle_timeout=100, cleanup_interval=10, clock=clock)
     sleeper = await manager.create_sandbox(on_idle="pause")
     engine.failing = {"inspect"}

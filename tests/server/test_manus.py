@@ -103,7 +103,7 @@ def test_a_spec_of_the_catalogue_has_setup_commands_too(client: httpx.Client) ->
     assert client.post("/sandbox-specs", json=body).status_code == 201
     try:
         made = client.post("/sandboxes", json={"sandboxSpecId": "with-setup"}).json()["id"]
-        assert client.get(f"/sandboxes/{made}/files", params={"path": "log"}).text == "here\n"
+        assert client.get(f"/sandboxes/{made}/files/content", params={"path": "log"}).text == "here\n"
     finally:
         assert client.delete("/sandbox-specs/with-setup").status_code == 200
 

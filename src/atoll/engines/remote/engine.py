@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
+from atoll import manus
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents
 from atoll.engines.remote.following import Following
@@ -251,6 +252,8 @@ class RemoteEngine(RemoteStates):
             "settings": settings,
             "labels": self._marked(spec.labels),
         }
+        if manus.is_plain(task := spec.labels.get(manus.TASK_LABEL, "")):
+            body["task_id"] = task
         info = await self._server.call(
             "POST", "/sandboxes", key=f"create-{secrets.token_hex(16)}", json=body, timeout_s=patience_s
         )
