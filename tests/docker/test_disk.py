@@ -84,12 +84,13 @@ def on_btrfs() -> Iterator[str]:
     (folder / "data").mkdir()
     with (folder / "disk").open("wb") as file:
         file.truncate(2 << 30)
-    subprocess.run(["mkfs.btrfs", "-q", folder / "disk"], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", folder / "disk", folder / "data"], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        missing(f"btrfs cannot be mounted: {mounted.stderr.strip()}")
-    done = private_engine._script("start", str(folder), DOCKERD_OPTIONS="--storage-driver btrfs")
     try:
+        subprocess.run(["mkfs.btrfs", "-q", folder / "disk"], check=True)
+        mount = ["mount", "-o", "loop", folder / "disk", folder / "data"]
+        mounted = subprocess.run(mount, capture_output=True, text=True)
+        if mounted.returncode != 0:
+            missing(f"btrfs cannot be mounted: {mounted.stderr.strip()}")
+        done = private_engine._script("start", str(folder), DOCKERD_OPTIONS="--storage-driver btrfs")
         if done.returncode != 0:
             missing(f"no Docker engine on btrfs: {done.stderr.strip()[-300:]}")
         yield done.stdout.strip()
@@ -102,17 +103,16 @@ def on_btrfs() -> Iterator[str]:
 async def test_a_disk_limit_holds_on_btrfs(settings: Settings, on_btrfs: str) -> None:
     engine = DockerEngine(settings, endpoint.parse(on_btrfs))
     try:
-        async with AsyncSandbox(engine=engine, image=private_engine.DEBIAN, disk="64m", timeout=60) as sandbox:
-            assert (await sandbox.info()).limits.disk_bytes == 64 * MIB
-            fits = await sandbox.exec("head -c 40000000 /dev/zero > a && sync")
+        async with AsyncSandbox(engine=engine, image=private_engine.BUSYBOX, disk="8m", timeout=60) as sandbox:
+            assert (await sandbox.info()).limits.disk_bytes == 8 * MIB
+            fits = await sandbox.exec("dd if=/dev/urandom of=a bs=100000 count=50 && sync")
             assert fits.success, fits.stderr
-            full = await sandbox.exec("head -c 60000000 /dev/zero > b && sync")
+            full = await sandbox.exec("dd if=/dev/urandom of=b bs=100000 count=80 && sync")
             assert "Disk quota exceeded" in full.stderr
             assert (await sandbox.exec("rm -f a b && sync && echo again > c && cat c")).stdout == "again\n"
             kept = await sandbox.checkpoint()
-            await sandbox.exec("head -c 40000000 /dev/zero > a && sync")
             await sandbox.rollback(kept)
-            again = await sandbox.exec("head -c 90000000 /dev/zero > b && sync")
+            again = await sandbox.exec("dd if=/dev/urandom of=b bs=100000 count=120 && sync")
             assert "Disk quota exceeded" in again.stderr
     finally:
         await engine.aclose()
