@@ -68,7 +68,7 @@ def settings(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, An
         limits = limits if given is None else _joined(limits, _limits(given, "limits"), "limits")
         plain["limits"] = limits
     for name, value in limits.items():
-        if isinstance(value, bool):
+        if isinstance(value, bool) and not name.endswith("_bytes"):  # of sizes, their own validator says more
             raise SpecError(f"{name} is a number, not {value!r}")
     if network:
         given = plain.get("network")

@@ -150,11 +150,11 @@ class AsyncSandbox:
             "setup": setup,
             "setup_timeout_s": setup_timeout,
             "task_id": task_id,
-            "memory_bytes": memory,
+            "memory": memory,
             "cpus": cpus,
             "pids": pids,
-            "disk_bytes": disk,
-            "lifetime_s": lifetime,
+            "disk": disk,
+            "lifetime": lifetime,
         }
         given = {name: value for name, value in wanted.items() if value is not None}
         given |= {name: value for name, value in names.items() if value is not None}
