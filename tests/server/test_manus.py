@@ -146,6 +146,18 @@ def test_the_command_line_knows_tasks_setup_and_export(server: RunningServer, an
     assert removed.returncode == 0, removed.stderr
     assert (tmp_path / "results/cli-task/n").read_text() == "5\n"
     assert atoll("exec", "cli-task", "--", "true").returncode == 125
+    described = tmp_path / "box.toml"
+    described.write_text(
+        'timeout = 3600\ntaskId = "of-file"\nsetup = ["echo 6 > n"]\n[network]\nallowOutbound = false\n'
+    )
+    made = atoll("create", "--file", str(described))
+    assert made.returncode == 0, made.stderr
+    assert atoll("exec", "of-file", "--", "cat", "n").stdout == "6\n"
+    assert atoll("rm", "of-file").returncode == 0
+    described.write_text("memroy = 1")
+    refused = atoll("create", "--file", str(described))
+    assert (refused.returncode, "Did you mean 'memory'?" in refused.stderr) == (125, True)
+    assert "not both" in atoll("spec", "create", "x", "--file", str(described), "--memory", "1g").stderr
     failed = atoll("create", "--setup", "echo why; exit 4")
     assert failed.returncode == 125
     assert "setup command 1 of 1" in failed.stderr

@@ -25,6 +25,7 @@ from atoll.cli.options import (
     make_sandbox,
 )
 from atoll.cli.run import relay, stopped_by_signals
+from atoll.cli.spec_file import FileOption
 from atoll.cli.target import JsonOption, SandboxArgument, attach, print_json, server_url, show, the_server
 from atoll.command import AsyncCommand
 from atoll.errors import SpecError
@@ -44,6 +45,7 @@ def create(
     setup: SetupOption = None,
     task: TaskOption = None,
     spec: Annotated[str | None, typer.Option(help="A spec of the server's catalogue instead.")] = None,
+    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a sandbox that stays until it is removed, and print its id."""
@@ -57,7 +59,7 @@ def create(
             id = str(info["id"])
         else:
             made = make_sandbox(
-                engine, image, memory, cpus, pids, env, volume, network, disk=disk, setup=setup, task=task
+                engine, image, memory, cpus, pids, env, volume, network, disk=disk, setup=setup, task=task, file=file
             )
             sandbox = await made.create()
             id = sandbox._created().details.get("remote_id", sandbox.id)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli import spec_file
 from atoll.cli.network import read_policy
 from atoll.errors import SpecError
 from atoll.sandbox import AsyncSandbox
@@ -67,10 +68,12 @@ def make_sandbox(
     disk: str | None = None,
     setup: Sequence[str] | None = None,
     task: str | None = None,
+    file: Path | None = None,
 ) -> AsyncSandbox:
     return AsyncSandbox(
+        None if file is None else spec_file.read(file),
         engine=engine,
-        image=image,
+        image=image if file is None or image != "host" else None,
         memory=memory,
         cpus=cpus,
         pids=pids,
@@ -78,8 +81,8 @@ def make_sandbox(
         setup=setup or None,
         task_id=task,
         network=None if network == "none" else read_policy(network),
-        env=dict(_variable(text) for text in env or ()),
-        volumes=[_absolute(text) for text in volume or ()],
+        env=dict(_variable(text) for text in env or ()) or None,
+        volumes=[_absolute(text) for text in volume or ()] or None,
     )
 
 
