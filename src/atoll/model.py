@@ -145,7 +145,7 @@ class SandboxSpec(BaseModel):
     undo: UndoRule | None = None
     """Keep the state before each command, so that `undo` can go back."""
     setup: SetupCommands = ()
-    """Command lines that are run in order, as root, before the sandbox is given out."""
+    """Command lines that are run in order before the sandbox is given out."""
     setup_timeout_s: SetupTime = 600.0
     """How long all of them together may take."""
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""

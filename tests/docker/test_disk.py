@@ -86,7 +86,7 @@ def on_btrfs() -> Iterator[str]:
         file.truncate(2 << 30)
     try:
         subprocess.run(["mkfs.btrfs", "-q", folder / "disk"], check=True)
-        mount = ["mount", "-o", "loop", folder / "disk", folder / "data"]
+        mount = ["mount", "-o", "loop", str(folder / "disk"), str(folder / "data")]
         mounted = subprocess.run(mount, capture_output=True, text=True)
         if mounted.returncode != 0:
             missing(f"btrfs cannot be mounted: {mounted.stderr.strip()}")

@@ -83,7 +83,9 @@ class Request:
                 *(self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin),
                 *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
             )
-            body = self.spec.model_dump_json(exclude={"account"})
+            # Without what was not asked for, so that it is the same for a request of an older version.
+            unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
+            body = self.spec.model_dump_json(exclude={"account", *unused})
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod
