@@ -30,11 +30,13 @@ from atoll.errors import (
     SandboxPausedError,
     SandboxResourceError,
     SandboxTimeoutError,
+    SetupError,
     SpecError,
     StateError,
     StateInUseError,
     UnsupportedError,
 )
+from atoll.export import Export
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
 from atoll.model import (
     Cause,
@@ -98,6 +100,7 @@ __all__ = [
     "EngineNotFoundError",
     "EngineUnavailableError",
     "ExecutionResult",
+    "Export",
     "FileEvent",
     "FileEventKind",
     "FileInfo",
@@ -130,6 +133,7 @@ __all__ = [
     "SandboxSettings",
     "SandboxSpec",
     "SandboxTimeoutError",
+    "SetupError",
     "Shell",
     "Snapshot",
     "SpecError",

@@ -2,6 +2,7 @@
 
 SandboxError                         anything that went wrong with a sandbox
 ├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
+├── SetupError                       a setup command failed, so no sandbox was made; `output` has what it wrote
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
@@ -62,6 +63,15 @@ class SandboxTimeoutError(SandboxError, TimeoutError):
         super().__init__(reason, hint=hint)
         self.output = output
         """What the command had written before its time was up."""
+
+
+class SetupError(SandboxError):
+    code = "setup_failed"
+
+    def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.output = output
+        """The end of what the command wrote."""
 
 
 class SandboxResourceError(SandboxError):

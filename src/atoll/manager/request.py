@@ -10,6 +10,8 @@ from typing import Protocol
 from atoll.errors import SpecError
 from atoll.manager.core import MARK, Core
 from atoll.manager.record import Act, OnIdle, Record, fingerprint
+from atoll.manus import TASK_LABEL
+from atoll.manus import task_id as checked_task_id
 from atoll.model import SandboxSpec, Volume
 from atoll.sandbox import new_sandbox_id
 
@@ -81,7 +83,9 @@ class Request:
                 *(self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin),
                 *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
             )
-            body = self.spec.model_dump_json(exclude={"account"})
+            # Without what was not asked for, so that it is the same for a request of an older version.
+            unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
+            body = self.spec.model_dump_json(exclude={"account", *unused})
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod
@@ -101,6 +105,8 @@ class Request:
         idle_timeout: float | None = None,
         on_idle: OnIdle | None = None,
         services: Sequence[int] = (),
+        task_id: str | None = None,
+        setup: Sequence[str] | None = None,
     ) -> Request:
         """Raises SpecError for what makes no sense."""
         if config is None or isinstance(config, Mapping):
@@ -110,12 +116,18 @@ class Request:
         else:
             spec = config.spec()
             timeout = config.timeout if timeout is None else timeout
-        if volume_bindings or labels or env:
+        if task_id is not None:
+            labels = {**(labels or {}), TASK_LABEL: checked_task_id(task_id)}
+        if volume_bindings or labels or env or setup is not None:
             volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
             values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
             values["volumes"] = (*spec.volumes, *volumes)
             values["labels"] = {**spec.labels, **(labels or {})}
             values["env"] = {**spec.env, **(env or {})}
+            if setup is not None:
+                if spec.setup:
+                    raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
+                values["setup"] = setup
             spec = SandboxSpec.of(**values)
         seconds = spec.limits.lifetime_s if lifetime is None else lifetime
         return cls(

@@ -26,6 +26,7 @@ from atoll.errors import (
     SandboxPausedError,
     SandboxResourceError,
     SandboxTimeoutError,
+    SetupError,
     SnapshotNotFoundError,
     SpecError,
 )
@@ -63,6 +64,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (AlreadyThereError, 409),
     (SandboxGoneError, 410),
     (SpecError, 422),
+    (SetupError, 422),
     (ImageError, 422),
     (LimitReachedError, 429),
     (RateLimitedError, 429),
@@ -123,6 +125,8 @@ class Problem(BaseModel):
     detail: str
     hint: str | None = None
     cause: str | None = None
+    output: str | None = None
+    """The end of the output of the setup command that failed."""
     errors: list[dict[str, Any]] | None = None
 
 
@@ -149,7 +153,8 @@ def of(error: BaseException) -> Problem:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError) else None
         reason, hint = _discreet(error.reason), error.hint and _discreet(error.hint)
-        return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None)
+        output = error.output if isinstance(error, SetupError) else None
+        return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None, output=output)
     if isinstance(error, PartialCopyError):
         return problem(409, "partial_copy", str(error))
     if isinstance(error, OSError):

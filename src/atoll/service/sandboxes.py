@@ -16,7 +16,9 @@ from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, S
 from atoll.finishing import finish
 from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
+from atoll.manus import TASK_LABEL
 from atoll.model import Cause, State, effective_limits
+from atoll.service import lookup
 from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
@@ -112,7 +114,8 @@ class SandboxService:
         return SandboxPage(items=items, next_page_id=more)
 
     async def get_sandbox(self, caller: Caller, sandbox_id: str) -> SandboxInfo | None:
-        """Of one that exists; the engine is asked how it is."""
+        """Of one that exists, by its id, its name or its task; the engine is asked how it is."""
+        sandbox_id = await self.resolve(caller, sandbox_id)
         record = await self._record(caller, sandbox_id)
         if record is None or record.ended_at is not None:
             return None
@@ -139,6 +142,7 @@ class SandboxService:
 
     async def sandbox(self, caller: Caller, sandbox_id: str) -> ManagedSandbox:
         """To work in it. A session key is good only while it runs; anybody else's use wakes one that sleeps."""
+        sandbox_id = await self.resolve(caller, sandbox_id)
         if not await self._is_mine(caller, sandbox_id):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id[:128]} not found")
         try:
@@ -146,6 +150,10 @@ class SandboxService:
         except SandboxNotFoundError:
             await self._existing(caller, sandbox_id)
             raise
+
+    async def resolve(self, caller: Caller, text: str) -> str:
+        """The id of the caller's sandbox of that id, name or task; else the text itself."""
+        return await lookup.resolve(self.manager, caller, text, self._is_mine)
 
     # --- living ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +177,8 @@ class SandboxService:
             self.specs.check(caller, settings)
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
-        labels = {**wanted.labels, SPEC_LABEL: spec_id}
+        task = {} if wanted.task_id is None else {TASK_LABEL: wanted.task_id}
+        labels = {**wanted.labels, **task, SPEC_LABEL: spec_id}
         labels |= {f"{_PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
         made: list[str] = []
         async with self._kept_if_told(made, told=key is not None):
@@ -298,6 +307,10 @@ class SandboxService:
         found = await self.manager.events(after=after, sandbox_id=sandbox_id, owner=caller.owner, limit=limit)
         shown = [dataclasses.replace(event, reason=without_paths(event.reason)) for event in found]
         return shown, found[-1].number if found else after
+
+    def metrics(self) -> str:
+        """For Prometheus."""
+        return f"# TYPE atoll_quota_refusals_total counter\natoll_quota_refusals_total {self._reservations.refused}\n"
 
     async def by_session_key(self, key: str) -> Caller:
         """Whoever holds the session key of a sandbox that runs. NotAuthenticatedError otherwise, whatever it is."""
