@@ -36,6 +36,7 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
+from atoll.guest.listening import ListeningPort
 from atoll.model import (
     Cause,
     ExecutionResult,
@@ -107,6 +108,7 @@ __all__ = [
     "ImageNotFoundError",
     "LimitReachedError",
     "Limits",
+    "ListeningPort",
     "LocalSandboxClient",
     "ManagedSandbox",
     "ManagerClosedError",

@@ -12,6 +12,7 @@ from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
 from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
+from atoll.guest.listening import ListeningPort
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats
@@ -231,7 +232,8 @@ class Sandbox:
     `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
     fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
 
-    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same.
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same. Each of the named
+    `ports` is a variable inside, `NAME=PORT`, and exposed by the server.
     """
 
     def __init__(
@@ -253,6 +255,7 @@ class Sandbox:
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         labels: Mapping[str, str] | None = None,
+        ports: Mapping[str, int] | None = None,
         undo: bool | Undo = False,
         settings: Settings | None = None,
     ) -> None:
@@ -273,6 +276,7 @@ class Sandbox:
             isolation=isolation,
             timeout=timeout,
             labels=labels,
+            ports=ports,
             undo=undo,
             settings=settings,
         )
@@ -644,6 +648,15 @@ class Sandbox:
         Works as `copy_to` in the other direction; set-uid bits and owners are not kept.
         """
         self._portal.call(self._async.copy_from(source, target))
+
+    def ports(self) -> list[ListeningPort]:
+        """The TCP ports that something in the sandbox listens on, with its process, sorted by port."""
+        return self._portal.call(self._async.ports())
+
+    def port_link(self, port: int, *, lifetime: float = 3600) -> str:
+        """A URL that leads to a port inside for so many seconds, for whoever has it. Only with a server: without one
+        `expose` gives a port of this machine."""
+        return self._portal.call(self._async.port_link(port, lifetime=lifetime))
 
     def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
         """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""

@@ -21,6 +21,7 @@ from atoll.cli.options import (
     VolumeOption,
     make_sandbox,
 )
+from atoll.cli.ports import PortOption, named_ports
 from atoll.cli.run import relay, stopped_by_signals
 from atoll.cli.target import JsonOption, SandboxArgument, attach, print_json, server_url, show, the_server
 from atoll.command import AsyncCommand
@@ -37,19 +38,24 @@ def create(
     env: EnvOption = None,
     volume: VolumeOption = None,
     network: NetworkOption = "none",
+    port: PortOption = None,
     spec: Annotated[str | None, typer.Option(help="A spec of the server's catalogue instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a sandbox that stays until it is removed, and print its id."""
 
+    ports = named_ports(port)
+
     async def work() -> None:
         if spec is not None:
             server = the_server()
-            info = await server.call("POST", "/sandboxes", safe=False, params={"sandbox_spec_id": spec})
+            listed = [{"name": name, "port": number} for name, number in ports.items()]
+            body = {"sandbox_spec_id": spec, "exposed_ports": listed}
+            info = await server.call("POST", "/sandboxes", safe=False, json=body)
             await server.aclose()
             id = str(info["id"])
         else:
-            sandbox = await make_sandbox(engine, image, memory, cpus, pids, env, volume, network).create()
+            sandbox = await make_sandbox(engine, image, memory, cpus, pids, env, volume, network, ports).create()
             id = sandbox._created().details.get("remote_id", sandbox.id)
             await sandbox.detach()
         if as_json:

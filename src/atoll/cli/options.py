@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +49,7 @@ def make_sandbox(
     env: Sequence[str] | None,
     volume: Sequence[str] | None,
     network: str = "none",
+    ports: Mapping[str, int] | None = None,
 ) -> AsyncSandbox:
     return AsyncSandbox(
         engine=engine,
@@ -59,6 +60,7 @@ def make_sandbox(
         network=None if network == "none" else read_policy(network),
         env=dict(_variable(text) for text in env or ()),
         volumes=[_absolute(text) for text in volume or ()],
+        ports=ports,
     )
 
 
