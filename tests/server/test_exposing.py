@@ -84,7 +84,7 @@ def test_a_port_is_exposed_while_the_sandbox_runs_and_hidden_again(api: httpx.Cl
     assert [url["port"] for url in api.get(path).json()["exposed_urls"]] == [8000]
     assert api.delete(f"{path}/ports/8000").status_code == 200
     assert api.get(f"{path}/ports/8000/").status_code == 403
-    assert api.delete(f"{path}/ports/8000").status_code == 403
+    assert api.delete(f"{path}/ports/8000").status_code == 200, "it may be repeated"
     for number in range(64):
         assert api.post(f"{path}/ports", json={"name": f"P{number}", "port": 1000 + number}).status_code == 201
     assert api.post(f"{path}/ports", json={"name": "P0", "port": 7}).status_code == 201, "it replaces the one before"

@@ -250,6 +250,7 @@ class ManagedSandbox(AsyncSandbox):
     copy_from = counted(AsyncSandbox.copy_from)
     expose = counted(AsyncSandbox.expose)
     ports = counted(AsyncSandbox.ports)
+    port_link = counted_asleep(AsyncSandbox.port_link)
     open_connections = counted(AsyncSandbox.open_connections)
     network_log = counted_asleep(AsyncSandbox.network_log)
     checkpoint = counted(AsyncSandbox.checkpoint)

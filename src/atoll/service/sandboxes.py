@@ -360,8 +360,8 @@ class SandboxService:
         return next(url for url in self._shown_urls(caller, record) if url.name == port.name)
 
     async def hide_port(self, caller: Caller, sandbox_id: str, port: int) -> None:
-        """Expose it no longer. Links to it end, and may be made again."""
-        await self.need_exposed(caller, sandbox_id, port)
+        """Expose it no longer, under any name. May be repeated."""
+        await self._existing(caller, sandbox_id)
 
         def change(record: Record) -> dict[str, object]:
             labels = exposed_ports.without_port(record.labels, port)
