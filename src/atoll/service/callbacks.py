@@ -20,7 +20,9 @@ from atoll.service.refusals import NotAuthenticatedError, RateLimitedError
 from atoll.service.session_keys import SessionKeys
 
 CALLBACK = "callback"
-"""The kind of these events, and the label of sandboxes that know where to post."""
+"""The kind of these events."""
+CALLBACK_LABEL = "sandbox_callback"
+"""The label of sandboxes that know where to post."""
 MAX_MESSAGES = 200
 """The most in one request."""
 MAX_BODY = 1 << 20
@@ -80,7 +82,7 @@ class Callbacks:
         except NotAuthenticatedError:
             return None
         record = await self._manager.recall(sandbox_id)
-        return self.inside_key(record) if record is not None and CALLBACK in record.labels else None
+        return self.inside_key(record) if record is not None and CALLBACK_LABEL in record.labels else None
 
     async def keep(self, sandbox_id: str, conversation_id: str, messages: Sequence[object]) -> None:
         """Make each of them an event. RateLimitedError for too many; ValueError for more than one request may have."""

@@ -17,7 +17,7 @@ from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.model import Cause, State, effective_limits
 from atoll.service import exposed_ports, startup
-from atoll.service.callbacks import CALLBACK, Callbacks
+from atoll.service.callbacks import CALLBACK_LABEL, Callbacks
 from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
@@ -45,7 +45,7 @@ from atoll.workers import in_portions
 SPEC_LABEL = "sandbox_spec_id"
 SPEC_COMMAND = "spec-command"
 """The id of the command that a sandbox of a spec is started with."""
-_OWN_LABELS = (SPEC_LABEL, exposed_ports.PORT_LABEL, *startup.HEALTH_LABELS, CALLBACK)
+_OWN_LABELS = (SPEC_LABEL, exposed_ports.PORT_LABEL, *startup.HEALTH_LABELS, CALLBACK_LABEL)
 _IN_PLACE = ""
 """The spec id of a sandbox that was described on the spot."""
 _MOST_OWNERS = 100_000
@@ -172,7 +172,7 @@ class SandboxService:
         ports = exposed_ports.merged(recipe.ports(), wanted.exposed_ports)
         labels = {**wanted.labels, SPEC_LABEL: spec_id, **exposed_ports.labels_of(ports)}
         labels |= _marks(recipe.health if wanted.health is None else wanted.health, ports)
-        labels |= {CALLBACK: "yes"} if (recipe.callback if wanted.callback is None else wanted.callback) else {}
+        labels |= {CALLBACK_LABEL: "yes"} if (recipe.callback if wanted.callback is None else wanted.callback) else {}
         variables = exposed_ports.variables_of(ports, settings.env)
         wanted = wanted.model_copy(update={"env": {**variables, **wanted.env}})
         made: list[str] = []
@@ -477,7 +477,7 @@ class SandboxService:
         record = await self.manager.recall(sandbox_id)
         if record is None:
             return
-        callback = CALLBACK in record.labels
+        callback = CALLBACK_LABEL in record.labels
         if callback or f"{exposed_ports.PORT_LABEL}{exposed_ports.VSCODE}" in record.labels:
             variables = self.callbacks.variables(record, url=callback)
             await self.manager.update(sandbox_id, lambda now: {"env": {**now.env, **variables}})
@@ -535,8 +535,9 @@ class SandboxService:
 
     def _shown_urls(self, caller: Caller, record: Record) -> list[ExposedUrl]:
         """Whoever may use the sandbox sees the token of VS Code, which programs inside know as well."""
-        token = self.callbacks.inside_key(record) if self._session_key(caller, record) else None
-        return self._urls.of(record, token)
+        has_vscode = f"{exposed_ports.PORT_LABEL}{exposed_ports.VSCODE}" in record.labels
+        may_use = has_vscode and self._session_key(caller, record) is not None
+        return self._urls.of(record, self.callbacks.inside_key(record) if may_use else None)
 
 
 def _marks(check: HealthCheck | None, ports: list[ExposedPort]) -> dict[str, str]:

@@ -21,8 +21,8 @@ from atoll.model import State
 from atoll.service.models import STATUS, HealthCheck, SandboxStatus
 from atoll.workers import Shares
 
-HEALTH_LABEL = "health_check"
-_RESULT_LABEL = "health_result"
+HEALTH_LABEL = "sandbox_health_check"
+_RESULT_LABEL = "sandbox_health_result"
 HEALTH_LABELS = (HEALTH_LABEL, _RESULT_LABEL)
 HEALTH = "health"
 """The kind of events about it."""
