@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from server.running import running_server, start_server
 from server.waiting import WEB, events, launch, run, start, until
 
 PORT = {"name": "AGENT_SERVER", "port": 8000}
@@ -65,6 +68,31 @@ def test_it_is_an_error_at_once_when_the_command_dies(api: httpx.Client) -> None
     failed = state(api, info["id"])
     assert failed["status"] == "ERROR"
     assert failed["reason"] == "the command of its spec ended with exit code 7: cannot open the database"
+
+
+def test_a_fork_has_ports_and_a_callback_of_its_own_and_no_check(api: httpx.Client) -> None:
+    info = start(api, exposed_ports=[PORT], health={"grace_s": 600}, callback=True)
+    answer = api.post(f"/sandboxes/{info['id']}/fork", json={"count": 2})
+    assert answer.status_code == 200, answer.text
+    for fork in answer.json():
+        assert (fork["status"], [url["port"] for url in fork["exposed_urls"]]) == ("RUNNING", [8000])
+        assert run(api, fork["id"], "echo $OH_WEBHOOKS_0_BASE_URL").endswith(f"/webhooks/{fork['id']}\n")
+
+
+def test_ports_and_checks_survive_a_server_that_is_killed(session_folder: Path) -> None:
+    folder = session_folder / "killed-while-starting"
+    first = start_server(folder, "process")
+    with first.client() as client:
+        info = start(client, health={"port": 8000, "grace_s": 600})
+        client.post(f"/sandboxes/{info['id']}/ports", json={"name": "WEB", "port": 8000}).raise_for_status()
+    first.stop(signal.SIGKILL)
+    first.close()
+    with running_server(folder, "process") as second, second.client() as client:
+        assert state(client, info["id"])["status"] == "STARTING"
+        launch(client, info["id"], WEB, "8000")
+        until(lambda: state(client, info["id"])["status"] == "RUNNING")
+        assert run(client, info["id"], "echo $WEB") == "8000\n"
+        assert client.get(f"/sandboxes/{info['id']}/ports/8000/").status_code == 200
 
 
 HOSTILE = """
