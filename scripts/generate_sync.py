@@ -46,6 +46,7 @@ from atoll.engines.base import Engine
 from atoll.export import Export
 from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
+from atoll.guest.listening import ListeningPort
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats

@@ -38,6 +38,7 @@ from atoll.errors import (
 )
 from atoll.export import Export
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
+from atoll.guest.listening import ListeningPort
 from atoll.model import (
     Cause,
     ExecutionResult,
@@ -110,6 +111,7 @@ __all__ = [
     "ImageNotFoundError",
     "LimitReachedError",
     "Limits",
+    "ListeningPort",
     "LocalSandboxClient",
     "ManagedSandbox",
     "ManagerClosedError",

@@ -14,6 +14,7 @@ from atoll.engines.base import Engine
 from atoll.export import Export
 from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
+from atoll.guest.listening import ListeningPort
 from atoll.guest.ports import PortStream
 from atoll.guest.watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats
@@ -233,7 +234,8 @@ class Sandbox:
     `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
     fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
 
-    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same.
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same. Each of the named
+    `ports` is a variable inside, `NAME=PORT`, and exposed by the server.
     """
 
     def __init__(
@@ -259,6 +261,7 @@ class Sandbox:
         setup_timeout: float | None = None,
         task_id: str | None = None,
         labels: Mapping[str, str] | None = None,
+        ports: Mapping[str, int] | None = None,
         undo: bool | Undo = False,
         settings: Settings | None = None,
         **names: Unpack[manus.SandboxNames],
@@ -287,6 +290,7 @@ class Sandbox:
             setup_timeout=setup_timeout,
             task_id=task_id,
             labels=labels,
+            ports=ports,
             undo=undo,
             settings=settings,
             **names,
@@ -671,6 +675,15 @@ class Sandbox:
         `max_bytes` or `max_items`.
         """
         self._portal.call(self._async.copy_from(source, target, max_bytes=max_bytes, max_items=max_items))
+
+    def ports(self) -> list[ListeningPort]:
+        """The TCP ports that something in the sandbox listens on, with its process, sorted by port."""
+        return self._portal.call(self._async.ports())
+
+    def port_link(self, port: int, *, lifetime: float = 3600) -> str:
+        """A URL that leads to a port inside for so many seconds, for whoever has it. Only with a server: without one
+        `expose` gives a port of this machine."""
+        return self._portal.call(self._async.port_link(port, lifetime=lifetime))
 
     def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
         """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""

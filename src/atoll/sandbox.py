@@ -32,6 +32,7 @@ from atoll.engines.base import (
     LimitReporting,
     NetworkPolicies,
     Pausable,
+    PortExposing,
     SetsUp,
 )
 from atoll.errors import (
@@ -53,6 +54,7 @@ from atoll.guest import connections, trees
 from atoll.guest.channel import Channel
 from atoll.guest.files import FileInfo, Files, Watch
 from atoll.guest.guest import Guest
+from atoll.guest.listening import ListeningPort, listening_ports
 from atoll.guest.ports import PortStream
 from atoll.guest.processes import StartRequest
 from atoll.model import (
@@ -106,7 +108,8 @@ class AsyncSandbox:
     `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
     fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
 
-    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same.
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same. Each of the named
+    `ports` is a variable inside, `NAME=PORT`, and exposed by the server.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class AsyncSandbox:
         setup_timeout: float | None = None,
         task_id: str | None = None,
         labels: Mapping[str, str] | None = None,
+        ports: Mapping[str, int] | None = None,
         undo: bool | Undo = False,
         settings: Settings | None = None,
         **names: Unpack[manus.SandboxNames],
@@ -141,7 +145,7 @@ class AsyncSandbox:
         sandbox may live. `setup` are command lines that run before `create` returns."""
         wanted: dict[str, object] = {
             "image": image,
-            "env": dict(env) if env else None,
+            "env": {**{name: str(port) for name, port in (ports or {}).items()}, **(env or {})} or None,
             "volumes": _volumes(volumes),
             "work_dir": work_dir,
             "network": dict(network) if isinstance(network, Mapping) else network,
@@ -178,6 +182,7 @@ class AsyncSandbox:
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
         self._engine_name = engine if isinstance(engine, str) else engine.name
         self._handle: Handle | None = None
+        self._named_ports = dict(ports or {})
         self._deleted = False
         self._shells: dict[str, AsyncShell] = {}
         self._guest = Guest(self._connect, diagnose=self._diagnose)
@@ -192,6 +197,7 @@ class AsyncSandbox:
             self._handle = await (await self._the_engine()).create(self.id, self.spec)
             self.spec = self.spec.model_copy(update={"image": self._handle.spec.image})
             await self._guest.channel()
+            await self._expose_named()
             await self._set_up()
         except BaseException:
             await asyncio.shield(self.cleanup())
@@ -709,6 +715,19 @@ class AsyncSandbox:
 
     # --- ports --------------------------------------------------------------------------------------------------------
 
+    async def ports(self) -> list[ListeningPort]:
+        """The TCP ports that something in the sandbox listens on, with its process, sorted by port."""
+        self._created()
+        return await listening_ports(self._guest)
+
+    async def port_link(self, port: int, *, lifetime: float = 3600) -> str:
+        """A URL that leads to a port inside for so many seconds, for whoever has it. Only with a server: without one
+        `expose` gives a port of this machine."""
+        engine, handle = await self._the_engine(), self._created()
+        if not isinstance(engine, PortExposing):
+            raise UnsupportedError("links to ports need a server", hint="`expose` gives a port of this machine.")
+        return await engine.port_link(handle, port, lifetime)
+
     async def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> AsyncForward:
         """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""
         self._created()
@@ -726,6 +745,12 @@ class AsyncSandbox:
         return await self._guest.ports.connect(path=self._path(path))
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _expose_named(self) -> None:
+        engine = await self._the_engine()
+        if isinstance(engine, PortExposing):
+            for name, port in self._named_ports.items():
+                await engine.expose_port(self._created(), name, port)
 
     async def _the_engine(self) -> Engine:
         if self._engine is None:

@@ -232,3 +232,56 @@ async def test_a_long_page_leaves_the_loop_to_others_in_between(
     beside.cancel()
     assert len(set(parsed_at)) >= 10, "the others had a turn at least every tenth record"
     await journal.aclose()
+
+
+async def test_a_journal_of_the_second_version_goes_on(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "j.db")
+    old.executescript(
+        "CREATE TABLE sandboxes (id TEXT PRIMARY KEY, ended_at REAL, body TEXT NOT NULL, crc INTEGER NOT NULL,"
+        "    owner TEXT, name TEXT, created_at REAL);"
+        "CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, sandbox_id TEXT, before TEXT,"
+        "    after TEXT, act TEXT, cause TEXT, reason TEXT, owner TEXT); PRAGMA user_version = 2;"
+        "INSERT INTO events VALUES (NULL,1.0,'s1','RUNNING','PAUSED',NULL,NULL,'then','ann');"
+    )
+    old.close()
+    journal = Journal(tmp_path / "j.db")
+    await journal.open()
+    report = Event(2.0, "s1", State.PAUSED, State.PAUSED, reason="now", kind="port", data='{"port":1}')
+    await journal.add([report], "ann")
+    found = await journal.events(after=0, owner="ann", limit=10)
+    assert [(event.reason, event.kind, event.data) for event in found] == [
+        ("then", "state", ""),
+        ("now", "port", '{"port":1}'),
+    ]
+    await journal.aclose()
+
+
+async def test_reports_displace_only_older_reports_of_the_same_owner(tmp_path: Path) -> None:
+    keep = Retention(events_per_owner=1000, reports_per_owner=5, events=50)
+    journal = Journal(tmp_path / "j.db", retention=keep)
+    await journal.open()
+    change = Event(1.0, "s1", State.RUNNING, State.PAUSED)
+    await journal.write(record(1, owner="ann"), change)
+    await journal.add([Event(1.0, "s2", State.RUNNING, State.RUNNING, kind="callback", data="{}")], "bob")
+    for number in range(600):  # enough to look at everything that is too much of all owners together
+        report = Event(2.0, "s1", State.PAUSED, State.PAUSED, reason=str(number), kind="callback", data="{}")
+        journal.add([report], "ann")
+        journal.write(record(1, owner="ann"))
+    found = await journal.events(after=0, owner="ann", limit=1000)
+    assert [event.kind for event in found] == ["state", *["callback"] * 5]
+    assert [event.reason for event in found[1:]] == [str(number) for number in range(595, 600)]
+    assert len(await journal.events(after=0, owner="bob", limit=10)) == 1
+    await journal.aclose()
+
+
+async def test_a_page_of_events_has_a_bound_in_bytes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.db")
+    await journal.open()
+    large = Event(1.0, "s1", State.RUNNING, State.RUNNING, kind="callback", data="x" * (300 << 10))
+    await journal.add([large] * 10, "ann")
+    sizes, after = list[int](), 0
+    while page := await journal.events(after=after, owner="ann", limit=1000):
+        sizes.append(len(page))
+        after = page[-1].number
+    assert sizes == [3, 3, 3, 1]
+    await journal.aclose()

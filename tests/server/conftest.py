@@ -31,6 +31,25 @@ def server(
 
 
 @pytest.fixture(scope="session")
+def native_server(
+    session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
+) -> Iterator[RunningServer]:
+    """One whose sandboxes can be paused."""
+    need_engine("native", session_settings)
+    with running_server(session_folder / "native-server", "native") as running:
+        yield running
+
+
+@pytest.fixture
+def api(native_server: RunningServer) -> Iterator[httpx.Client]:
+    """Its administrator's. What is started in a test is deleted after it."""
+    with native_server.client() as client:
+        yield client
+        for info in client.get("/sandboxes/search").json()["items"]:
+            client.delete(f"/sandboxes/{info['id']}")
+
+
+@pytest.fixture(scope="session")
 def admin(server: RunningServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client

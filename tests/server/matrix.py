@@ -18,7 +18,8 @@ class Line:
     path: str
     """Below /api/v1."""
     scope: str
-    """What a key needs. `public`: nothing; `mark`: what is in the request itself is the credential."""
+    """What a key needs. `public`: nothing; `mark`: what is in the request itself is the credential; `session`: the
+    session key of a sandbox, and nothing else."""
     session: bool = False
     """Whether the session key of the sandbox is good too."""
     body: Any = None
@@ -44,6 +45,7 @@ MATRIX = (
     Line("GET", "/sandboxes", "read"),
     Line("POST", "/sandboxes", "manage", body={"sandbox_spec_id": "no-such-spec"}),
     Line("POST", "/sandboxes/pause-old", "manage", body={"max_num_sandboxes": 1000}),
+    Line("GET", "/sandboxes/by-session-key", "session"),
     Line("GET", IN, "read", True),
     Line("DELETE", IN, "manage", ends=True),
     Line("POST", f"{IN}/pause", "manage", ends=True),
@@ -98,6 +100,9 @@ MATRIX = (
     Line("GET", f"{IN}/network", "read", True),
     Line("PUT", f"{IN}/network", "manage", body={"policy": "none"}),
     Line("POST", f"{IN}/port-links", "use", True, {"port": 8000}),
+    Line("GET", f"{IN}/ports", "read", True),
+    Line("POST", f"{IN}/ports", "manage", body={"name": "WEB", "port": 8000}),
+    Line("DELETE", f"{IN}/ports/{{port}}", "manage", ends=True),
     *(Line(method, f"{IN}/ports/{{port}}/{{path:path}}", "use", True) for method in (*PORT, SOCKET)),
     # the catalogue
     Line("GET", "/sandbox-specs/search", "read"),
@@ -113,6 +118,9 @@ MATRIX = (
     Line("GET", "/webhooks", "read"),
     Line("PUT", "/webhooks", "manage", body={"url": "http://127.0.0.1:1/", "secret": "00" * 32}),
     Line("DELETE", "/webhooks/{webhook_id}", "manage"),
+    Line("POST", "/webhooks/{sandbox_id}/conversations", "session", body={"id": "c"}),
+    Line("POST", "/webhooks/{sandbox_id}/events/{conversation_id}", "session", body=[{"kind": "x"}]),
+    Line("GET", "/webhooks/secrets", "nobody"),
     # keys and users
     Line("GET", "/keys", "keys"),
     Line("POST", "/keys", "keys", body={"user_id": "ann", "scopes": ["read"]}),

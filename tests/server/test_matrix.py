@@ -143,7 +143,7 @@ def test_every_route_has_its_line() -> None:
     assert sorted((line.method, line.path) for line in MATRIX) == there
 
 
-BEHIND = [line for line in MATRIX if line.scope not in ("public", "mark")]
+BEHIND = [line for line in MATRIX if line.scope not in ("public", "mark", "session", "nobody")]
 
 
 @pytest.mark.parametrize("line", [line for line in MATRIX if line.scope == "public"], ids=str)
@@ -157,6 +157,22 @@ def test_no_other_credential_stands_for_the_one_in_the_request(scene: Scene, lin
     for key in ("", "nonsense", scene.ann.key, scene.bob.key, scene.server.key):
         assert scene.ask(line, key).status == 401
     assert scene.ask(line, session=scene.session).status == 401
+
+
+@pytest.mark.parametrize("line", [line for line in MATRIX if line.scope == "session"], ids=str)
+def test_only_the_session_key_of_the_sandbox_will_do(scene: Scene, line: Line) -> None:
+    for key in ("", "nonsense", scene.ann.key, scene.bob.key, scene.server.key or ""):
+        assert scene.ask(line, key).status == 401
+    wrong = ["", "nonsense", f"atolls_{scene.sandbox_id}_wrong", scene.session[:-1], f"atollc_{scene.sandbox_id}_"]
+    for session in (*wrong, *([scene.other_session] if "{sandbox_id}" in line.path else [])):
+        assert scene.ask(line, session=session).status == 401, session
+    assert scene.ask(line, session=scene.session).status == 200
+
+
+@pytest.mark.parametrize("line", [line for line in MATRIX if line.scope == "nobody"], ids=str)
+def test_what_is_not_there_for_anybody(scene: Scene, line: Line) -> None:
+    for key in ("", scene.ann.key, scene.server.key or ""):
+        assert scene.ask(line, key).status == 404
 
 
 @pytest.mark.parametrize("line", BEHIND, ids=str)

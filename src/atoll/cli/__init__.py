@@ -14,6 +14,7 @@ from atoll.cli.doctor import doctor
 from atoll.cli.life import copy, create, execute, keep_alive, logs, pause, resume, stats
 from atoll.cli.network import app as network_app
 from atoll.cli.network import port_forward
+from atoll.cli.ports import expose, ports
 from atoll.cli.run import run
 from atoll.cli.sandboxes import gc, list_sandboxes, remove
 from atoll.cli.serve import serve
@@ -56,6 +57,8 @@ app.command()(keep_alive)
 app.command()(events)
 app.command()(config)
 app.command("port-forward")(port_forward)
+app.command("ports")(ports)
+app.command("expose")(expose)
 app.add_typer(network_app, name="network")
 app.add_typer(spec_app, name="spec")
 app.add_typer(key_app, name="key")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -69,6 +69,7 @@ def make_sandbox(
     setup: Sequence[str] | None = None,
     task: str | None = None,
     file: Path | None = None,
+    ports: Mapping[str, int] | None = None,
 ) -> AsyncSandbox:
     return AsyncSandbox(
         None if file is None else spec_file.read(file),
@@ -83,6 +84,7 @@ def make_sandbox(
         network=None if network == "none" else read_policy(network),
         env=dict(_variable(text) for text in env or ()) or None,
         volumes=[_absolute(text) for text in volume or ()] or None,
+        ports=ports,
     )
 
 

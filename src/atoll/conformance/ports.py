@@ -70,6 +70,17 @@ async def a_tcp_port_can_be_reached(bench: Bench) -> None:
 
 
 @check()
+async def what_listens_is_listed(bench: Bench) -> None:
+    """With its address, and with its process where that can be seen."""
+    async with bench.sandbox() as sandbox:
+        port = int(await _echo(bench, sandbox, "0"))
+        found = [each for each in await sandbox.ports() if each.port == port]
+        must_equal([each.address for each in found], ["127.0.0.1"], "the addresses it listens on")
+        must((found[0].pid is None) == (found[0].process is None), f"half of a process: {found[0]}")
+        must("python" in (found[0].process or "python"), f"another process: {found[0]}")
+
+
+@check()
 async def a_unix_socket_can_be_reached(bench: Bench) -> None:
     """By its path, relative to the work directory or absolute."""
     async with bench.sandbox() as sandbox:

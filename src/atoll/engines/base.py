@@ -93,6 +93,17 @@ class Leasing(Protocol):
 
 
 @runtime_checkable
+class PortExposing(Protocol):
+    """An engine on a server that leads to ports of its sandboxes."""
+
+    async def expose_port(self, handle: Handle, name: str, port: int) -> None:
+        """Give a port of the sandbox a name and a URL."""
+
+    async def port_link(self, handle: Handle, port: int, lifetime_s: float) -> str:
+        """A URL that leads to this port for so long and needs no credential. The port is exposed if it is not."""
+
+
+@runtime_checkable
 class NetworkPolicies(Protocol):
     """An engine that enforces network policies. Needs `Capability.NETWORK`.
 

@@ -21,10 +21,10 @@ _SENT = 8
 """The column of the bytes that a device has sent."""
 
 
-async def table(guest: Guest, path: str) -> str:
-    """One of the tables as it is now; empty where there is none."""
+async def table(guest: Guest, path: str, length: int = LONGEST) -> str:
+    """One of the tables as it is now, at most so many bytes of it; empty where there is none."""
     try:
-        return (await guest.files.read(path, length=LONGEST)).decode(errors="replace")
+        return (await guest.files.read(path, length=length)).decode(errors="replace")
     except OSError:
         return ""
 

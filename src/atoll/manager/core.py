@@ -88,6 +88,8 @@ class Core:
     closing: bool = False
     noticed: Callable[[Member], None] = lambda member: None
     """Called when something about a member has changed that no event tells; set by whoever ends them in time."""
+    used: Callable[[str], None] = lambda sandbox_id: None
+    """Called with the id of a sandbox whenever a use of it begins."""
     ending: Ending = field(init=False)
     health: Health = field(init=False)
     pausing: Pausing = field(init=False)
@@ -144,7 +146,10 @@ class Care:
         member, looked = self._member, False
         while True:
             self._core.refuse_if_closing()
-            if member.usable or (asleep and member.free and member.record.state is State.PAUSED):
+            if member.usable:
+                self._core.used(member.id)
+                return
+            if asleep and member.free and member.record.state is State.PAUSED:
                 return
             error = self.ended()
             if error is not None:
@@ -185,6 +190,10 @@ class Care:
     def connected(self) -> None:
         for sandbox in self._core.lines.opened(self._member.sandbox):
             self._core.tasks.spawn(sandbox.rest(), f"rest {sandbox.id}")
+
+    async def unobserved(self) -> None:
+        for guest in list(self._member.observers):
+            await guest.aclose()
 
     def disconnected(self) -> None:
         self._core.lines.closed(self._member.sandbox)

@@ -104,6 +104,17 @@ class Journal:
 
         return self._ask(work)
 
+    def add(self, events: Iterable[Event], owner: str | None) -> asyncio.Future[None]:
+        """Reports, which change no record."""
+        new = list(events)
+
+        def work(database: sqlite3.Connection) -> None:
+            for event in new:
+                journal_tables.add(database, event, owner)
+            journal_tables.prune_reports(database, owner, self._retention)
+
+        return self._ask(work)
+
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def living(self) -> tuple[list[Record], list[str]]:
@@ -128,9 +139,10 @@ class Journal:
         rows = await self._ask(lambda database: journal_tables.events(database, after, sandbox_id, owner, limit))
         return [
             Event(
-                at, id, State(old), State(new), Act(act) if act else None, Cause(cause) if cause else None, why, number
+                *(at, id, State(old), State(new), Act(act) if act else None, Cause(cause) if cause else None, why),
+                *(number, kind or "state", data or ""),
             )
-            for at, id, old, new, act, cause, why, number in rows
+            for at, id, old, new, act, cause, why, number, kind, data in rows
         ]
 
     async def latest(self) -> int:

@@ -15,17 +15,19 @@ from pydantic import ValidationError
 from atoll.manager.record import Event, Record
 from atoll.manager.retention import Retention
 
-VERSION = 2
+VERSION = 3
 Row = tuple[str, str, int]
 """The id of a record, what was written of it, and the checksum of both."""
 _MOST_REASON = 2_000
+_PAGE_BYTES = 1 << 20
+"""The most data of reports in one page of events."""
 _FREED_PAGES = 256
 """So many are given back to the file system at a time."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sandboxes (id TEXT PRIMARY KEY, ended_at REAL, body TEXT NOT NULL, crc INTEGER NOT NULL,
     owner TEXT, name TEXT, created_at REAL);
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, sandbox_id TEXT, before TEXT,
-    after TEXT, act TEXT, cause TEXT, reason TEXT, owner TEXT);
+    after TEXT, act TEXT, cause TEXT, reason TEXT, owner TEXT, kind TEXT, data TEXT);
 """
 _FROM_FIRST = """
 ALTER TABLE sandboxes ADD COLUMN owner TEXT;
@@ -37,6 +39,8 @@ UPDATE sandboxes SET owner = json_extract(body, '$.owner'), name = json_extract(
 UPDATE events SET owner = (SELECT owner FROM sandboxes WHERE id = events.sandbox_id);
 """
 """The first version could be asked only for everything."""
+_FROM_SECOND = "ALTER TABLE events ADD COLUMN kind TEXT; ALTER TABLE events ADD COLUMN data TEXT;"
+"""The second one had events of one kind. That kind is NULL."""
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS ended ON sandboxes (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS ended_created ON sandboxes (created_at) WHERE ended_at IS NOT NULL;
@@ -44,6 +48,8 @@ CREATE INDEX IF NOT EXISTS ended_of ON sandboxes (owner, ended_at) WHERE ended_a
 CREATE INDEX IF NOT EXISTS ended_created_of ON sandboxes (owner, created_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS events_of ON events (sandbox_id, number);
 CREATE INDEX IF NOT EXISTS events_of_owner ON events (owner, number);
+CREATE INDEX IF NOT EXISTS changes_of_owner ON events (owner, number) WHERE kind IS NULL;
+CREATE INDEX IF NOT EXISTS reports_of_owner ON events (owner, number) WHERE kind IS NOT NULL;
 CREATE INDEX IF NOT EXISTS events_at ON events (at);
 """
 UPSERT = "INSERT OR REPLACE INTO sandboxes VALUES (?,?,?,?,?,?,?)"
@@ -51,7 +57,7 @@ UPSERT = "INSERT OR REPLACE INTO sandboxes VALUES (?,?,?,?,?,?,?)"
 
 def prepare(database: sqlite3.Connection, version: int) -> None:
     """Make the tables, or bring those of an earlier version up to date."""
-    change = _FROM_FIRST if version == 1 else ""
+    change = (_FROM_FIRST if version == 1 else "") + (_FROM_SECOND if version in (1, 2) else "")
     database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {change} {_INDEXES} PRAGMA user_version = {VERSION}; COMMIT;")
     if version == 1:  # a file gives room back only if it was written anew since
         with suppress(sqlite3.OperationalError):
@@ -63,8 +69,10 @@ def add(database: sqlite3.Connection, event: Event | None, owner: str | None) ->
     if event is None:
         return 0
     reason = event.reason[:_MOST_REASON]
-    row = (event.at, event.sandbox_id, event.before, event.after, event.act, event.cause, reason, owner)
-    return database.execute("INSERT INTO events VALUES (NULL,?,?,?,?,?,?,?,?)", row).lastrowid or 0
+    kind = None if event.kind == "state" else event.kind
+    change = (event.at, event.sandbox_id, event.before, event.after, event.act, event.cause, reason, owner)
+    row = (*change, kind, event.data or None)
+    return database.execute("INSERT INTO events VALUES (NULL,?,?,?,?,?,?,?,?,?,?)", row).lastrowid or 0
 
 
 def prune_owner(database: sqlite3.Connection, owner: str | None, keep: Retention) -> None:
@@ -75,15 +83,27 @@ def prune_owner(database: sqlite3.Connection, owner: str | None, keep: Retention
         (owner, keep.ended_per_owner),
     )
     database.execute(
-        "DELETE FROM events WHERE owner IS ?1 AND number <= "
-        "(SELECT number FROM events WHERE owner IS ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
+        "DELETE FROM events WHERE owner IS ?1 AND kind IS NULL AND number <= "
+        "(SELECT number FROM events WHERE owner IS ?1 AND kind IS NULL ORDER BY number DESC LIMIT 1 OFFSET ?2)",
         (owner, keep.events_per_owner),
+    )
+
+
+def prune_reports(database: sqlite3.Connection, owner: str | None, keep: Retention) -> None:
+    """Reports are written by sandboxes: however many there are, they displace nothing but older ones."""
+    database.execute(
+        "DELETE FROM events WHERE owner IS ?1 AND kind IS NOT NULL AND number <= "
+        "(SELECT number FROM events WHERE owner IS ?1 AND kind IS NOT NULL ORDER BY number DESC LIMIT 1 OFFSET ?2)",
+        (owner, keep.reports_per_owner),
     )
 
 
 def prune(database: sqlite3.Connection, keep: Retention, now: float) -> None:
     """What is too old, and what is too much of all owners together."""
-    database.execute("DELETE FROM events WHERE number <= (SELECT MAX(number) FROM events) - ?", (keep.events,))
+    database.execute(
+        "DELETE FROM events WHERE number <= (SELECT number FROM events ORDER BY number DESC LIMIT 1 OFFSET ?)",
+        (keep.events,),  # counted by rows: numbers that reports have used up displace nothing
+    )
     database.execute(
         "DELETE FROM sandboxes WHERE ended_at <= "
         "(SELECT ended_at FROM sandboxes WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET ?)",
@@ -137,10 +157,17 @@ def events(
     clauses, values = ["number > ?"], [after, *(each for each in (sandbox_id, owner) if each is not None)]
     clauses += ["sandbox_id = ?"] if sandbox_id is not None else []
     clauses += ["owner = ?"] if owner is not None else []
-    columns = "at, sandbox_id, before, after, act, cause, reason, number"
+    columns = "at, sandbox_id, before, after, act, cause, reason, number, kind, data"
     where = " AND ".join(clauses)
     query = f"SELECT {columns} FROM events WHERE {where} ORDER BY number LIMIT ?"  # noqa: S608
-    return database.execute(query, (*values, limit)).fetchall()
+    found: list[tuple[Any, ...]] = []
+    size = 0
+    for row in database.execute(query, (*values, limit)):
+        size += len(row[-1] or "")
+        if found and size > _PAGE_BYTES:
+            break  # the next page goes on here
+        found.append(row)
+    return found
 
 
 def living(database: sqlite3.Connection) -> tuple[list[Record], list[str]]:

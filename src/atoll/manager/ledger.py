@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from atoll import lifecycle
@@ -61,6 +61,14 @@ class Ledger:
         event = Event(self._clock.wall(), member.id, state, state, None, cause, reason)
         self._tell(event)
         return self._journal.write(member.record, event)
+
+    def report(self, member: Member, kind: str, messages: Sequence[tuple[str, str]]) -> asyncio.Future[None]:
+        """Reports about it, each a reason and its data as JSON. They change nothing."""
+        state, now = member.record.state, self._clock.wall()
+        events = [Event(now, member.id, state, state, reason=reason, kind=kind, data=data) for reason, data in messages]
+        for event in events:
+            self._tell(event)
+        return self._journal.add(events, member.record.owner)
 
     def end(self, member: Member, cause: Cause, reason: str) -> asyncio.Future[None]:
         """Nothing is left of it. Its record stays, with the cause."""

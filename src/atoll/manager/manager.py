@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from atoll.engines.base import Checkpointing, LimitDefaults, OnImageProgress
 from atoll.errors import SandboxNotFoundError
 from atoll.export import Export
+from atoll.guest.guest import Guest
 from atoll.manager.forking import checkpointing
 from atoll.manager.journal_tables import Search
 from atoll.manager.lookup import called
@@ -22,6 +23,8 @@ from atoll.manager.request import Config, Request, expiry, fork_key
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.model import Cause, Limits, SandboxSpec, State, Stats
 from atoll.sandbox import lease_seconds
+
+T = TypeVar("T")
 
 
 class SandboxManager(Opening):
@@ -51,6 +54,7 @@ class SandboxManager(Opening):
         services: Sequence[int] = (),
         task_id: str | None = None,
         setup: Sequence[str] | None = None,
+        ports: Mapping[str, int] | None = None,
     ) -> str:
         """Make a sandbox, or claim one from a pool; returns its id when it answers.
 
@@ -58,11 +62,15 @@ class SandboxManager(Opening):
         request gives the same sandbox. LimitReachedError when there is no room. `timeout` is how long a command may
         take by default; `engine` the name of another engine than the manager's own. `idle_timeout` and `on_idle`
         default to those of the manager; while something listens on one of the ports `services`, the sandbox is not
-        ended for being idle. `task_id` is the task that it is for, and stands for its id as a name does. `setup` are
-        command lines that run before it is given out. Cancelling leaves nothing behind.
+        ended for being idle. Named `ports` are services too, and variables inside: `NAME=PORT`. `task_id` is the task
+        that it is for, and stands for its id as a name does. `setup` are command lines that run before it is given out.
+        Cancelling leaves nothing behind.
 
         `config` may be an object with the names of a spec, or as the Manus example has it.
         """
+        if ports:
+            env = {**{name: str(port) for name, port in ports.items()}, **(env or {})}
+            services = (*services, *ports.values())
         request = Request.of(
             config,
             volume_bindings,
@@ -240,6 +248,31 @@ class SandboxManager(Opening):
         """Report the end of this command of the sandbox, as an event and as `command_end` of its record."""
         member = await self._member(sandbox_id)
         await (await self._open()).watching.begin(member, command_id)
+
+    def on_use(self, listener: Callable[[str], None]) -> None:
+        """Call it with the id of a sandbox whenever a use of it begins. It must be quick. Before the first use only."""
+        self._on_use = listener
+
+    async def observe(self, sandbox_id: str, question: Callable[[Guest], Awaitable[T]], timeout: float) -> T:
+        """What the sandbox's agent answers. Not a use of the sandbox; SandboxGoneError if it does not run."""
+        member = await self._member(sandbox_id)
+        return await (await self._open()).observing.ask(member, question, timeout)
+
+    async def update(self, sandbox_id: str, change: Callable[[Record], Mapping[str, object]]) -> Record:
+        """Change `labels`, `services` or `env` of its record. `change` gets the record and returns what is new; nothing
+        comes in between. Variables hold for commands that are started afterwards."""
+        member = await self._member(sandbox_id)
+        return await (await self._open()).observing.update(member, change)
+
+    async def report(self, sandbox_id: str, kind: str, messages: Sequence[tuple[str, str]]) -> None:
+        """Add events of this kind that change nothing: each has a reason, and data as JSON."""
+        member = await self._member(sandbox_id)
+        await (await self._open()).observing.report(member, kind, messages)
+
+    async def recall(self, sandbox_id: str) -> Record | None:
+        """What is written down of a sandbox that exists, without asking its engine."""
+        member = (await self._open()).core.members.find(sandbox_id)
+        return None if member is None or member.waits_in_pool else member.record
 
     async def cleanup_idle(self) -> None:
         """Do now what the cleanup task does from time to time, and wait until it is done."""

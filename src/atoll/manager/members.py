@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.errors import SandboxNotFoundError
+from atoll.guest.guest import Guest
 from atoll.manager.record import Act, Record
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.manager.usage import Usage
@@ -75,6 +76,8 @@ class Member:
         """It could not be moved to the disk, which is tried once in each sleep."""
         self.look_again = 0.0
         """It need not be checked for idleness before then."""
+        self.observers: set[Guest] = set()
+        """Connections of those who look at it without using it."""
         self._changes: list[asyncio.Future[None]] = []
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -75,6 +75,7 @@ class Opening:
         self._on_event = on_event
         self._retention = retention
         self._clock = clock or SystemClock()
+        self._on_use: Callable[[str], None] | None = None
         self._parts: Parts | None = None
         self._starting: asyncio.Task[Parts] | None = None
         self._closing: asyncio.Task[Shutdown] | None = None
@@ -155,6 +156,8 @@ class Opening:
             self._power_safe,
             self._retention,
         )
+        if self._on_use is not None:
+            parts.core.used = self._on_use
         try:
             await parts.open(self._on_event)
         except BaseException:

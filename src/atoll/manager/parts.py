@@ -19,6 +19,7 @@ from atoll.manager.health import Health
 from atoll.manager.journal import Journal
 from atoll.manager.ledger import Ledger, OnEvent
 from atoll.manager.members import Members
+from atoll.manager.observing import Observing
 from atoll.manager.orphans import Orphans
 from atoll.manager.pausing import Pausing
 from atoll.manager.pool import PoolSettings
@@ -65,6 +66,7 @@ class Parts:
         self.queries = Queries(core, self.pools)
         self.orphans = Orphans(core)
         self.watching = Watching(core)
+        self.observing = Observing(core)
 
     async def open(self, on_event: OnEvent | None) -> None:
         """Either everything is open and recovered afterwards, or nothing is held."""

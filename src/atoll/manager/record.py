@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from atoll.model import Cause, Handle, SandboxSpec, State
 
 _MOST_REASON = 2_000
+_MOST_SHOWN = 300
 
 
 class Act(enum.StrEnum):
@@ -48,6 +49,13 @@ class CommandEnd(BaseModel):
     output: str = ""
     """The end of its output."""
     at: float
+
+    @property
+    def reason(self) -> str:
+        """In one line, with the last that it wrote."""
+        how = f"with exit code {self.exit_code}" if self.exit_code is not None else "when the sandbox was started anew"
+        said = " ".join("".join(each if each.isprintable() else " " for each in self.output).split())
+        return f"the command of its spec ended {how}{f': {said[-_MOST_SHOWN:]}' if said else ''}"
 
 
 class Record(BaseModel):
@@ -135,6 +143,10 @@ class Event:
     cause: Cause | None = None
     reason: str = ""
     number: int = 0
+    kind: str = "state"
+    """`state`: a change of its life, or a note about it. Others are reports: see `SandboxManager.report`."""
+    data: str = ""
+    """Of a report, as JSON."""
 
 
 def fingerprint(*parts: object) -> str:

@@ -12,12 +12,13 @@ class Retention:
 
     ended_per_owner: int = 1_000
     events_per_owner: int = 10_000
+    reports_per_owner: int = 2_000
     age_s: float = 30 * 86400.0
     ended: int = 100_000
     events: int = 1_000_000
 
     def __post_init__(self) -> None:
-        for name in ("ended_per_owner", "events_per_owner", "ended", "events"):
+        for name in ("ended_per_owner", "events_per_owner", "reports_per_owner", "ended", "events"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if not self.age_s > 0:

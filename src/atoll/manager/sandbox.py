@@ -62,6 +62,9 @@ class Keeper(Protocol):
     def disconnected(self) -> None:
         """It has none any more."""
 
+    async def unobserved(self) -> None:
+        """Close the connections of those who only look at it."""
+
     def is_wanted(self) -> bool:
         """Whether its connection is in use, or has to be there when somebody comes."""
 
@@ -185,6 +188,7 @@ class ManagedSandbox(AsyncSandbox):
         """Close the connection; what waits on it fails. Not the end of the sandbox."""
         self._shells.clear()
         self.keeper.disconnected()
+        await self.keeper.unobserved()
         await self._guest.aclose()
 
     async def create(self) -> Self:
@@ -249,6 +253,8 @@ class ManagedSandbox(AsyncSandbox):
     copy_to = counted(AsyncSandbox.copy_to)
     copy_from = counted(AsyncSandbox.copy_from)
     expose = counted(AsyncSandbox.expose)
+    ports = counted(AsyncSandbox.ports)
+    port_link = counted_asleep(AsyncSandbox.port_link)
     open_connections = counted(AsyncSandbox.open_connections)
     network_log = counted_asleep(AsyncSandbox.network_log)
     checkpoint = counted(AsyncSandbox.checkpoint)

@@ -20,7 +20,6 @@ from atoll.model import Cause, State
 _FIRST_S, _LONGEST_S = 0.1, 15.0
 _AT_ONCE = 8
 _KEPT = 2000
-_SHOWN = 300
 _log = logging.getLogger(__name__)
 
 
@@ -59,9 +58,7 @@ class Watching:
             wait = min(_LONGEST_S, wait * 2)
 
     async def _report(self, member: Member, end: CommandEnd) -> None:
-        how = f"with exit code {end.exit_code}" if end.exit_code is not None else "when the sandbox was started anew"
-        said = " ".join("".join(each if each.isprintable() else " " for each in end.output).split())
-        reason = f"the command of its spec ended {how}{f': {said[-_SHOWN:]}' if said else ''}"
+        reason = end.reason
         try:
             await self._core.ledger.correct(member, {"command_end": end})
             await self._core.ledger.note(member, end.cause, reason)

@@ -25,6 +25,7 @@ from atoll.service import Identities, SandboxService, SandboxSpecService
 from atoll.service.ceilings import LimitCeilings
 from atoll.service.hidden_paths import hide
 from atoll.service.keys import TokenRules
+from atoll.service.port_watch import PortWatch
 from atoll.service.rate import RateLimiter
 from atoll.service.session_keys import SessionKeys
 from atoll.settings import Settings, owned_directory
@@ -86,6 +87,8 @@ async def services(
             age_s=settings.keep_ended_s,
         ),
     )
+    port_watch = PortWatch(manager)
+    manager.on_use(port_watch.used)
     try:
         await store.open()
         await manager.start()
@@ -108,7 +111,9 @@ async def services(
             public_url=settings.public_url or listens_on,
             ports_domain=settings.ports_domain,
             max_snapshots=settings.max_snapshots,
+            exposed_url_pattern=settings.exposed_url_pattern,
         )
+        await sandboxes.startups.go_on()
         tree.remove(settings.transfers)  # what was on its way when an earlier server died
         owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
@@ -126,7 +131,9 @@ async def services(
         finally:
             await webhooks.aclose()
             await specs.aclose()
+            await sandboxes.startups.aclose()
     finally:
+        await port_watch.aclose()
         await manager.cleanup(drain=0.0, timeout=30.0)
         await engine.aclose()
         await store.aclose()

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
 from atoll.model import Limits, Size
 from atoll.resources import Resources
+from atoll.service.exposed_ports import check_pattern
 from atoll.settings import Settings
 
 PREFIX = "ATOLL_"
@@ -38,6 +39,11 @@ class ServerSettings(BaseModel):
     ports_domain: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")] = Field(
         "localhost",
         description="Exposed ports are served at PORT-ID.DOMAIN; another needs a wildcard in DNS, and no other use.",
+    )
+    exposed_url_pattern: Annotated[str, AfterValidator(check_pattern)] | None = Field(
+        None,
+        description="URLs of exposed ports where a proxy of your own leads to them, with {public_url}, {sandbox_id},"
+        " {port} and {name}; default: by path on this server.",
     )
     polling_interval: Annotated[float, Field(gt=0)] = Field(
         15, description="With the engine remote: ask it so often what happened, where it cannot tell us."

@@ -170,4 +170,6 @@ def _words(event: Event) -> dict[str, object]:
         "after": event.after,
         "cause": event.cause,
         "reason": event.reason,
+        "kind": event.kind,
+        "data": json.loads(event.data) if event.data else None,
     }

@@ -64,6 +64,17 @@ class ExposedPort(BaseModel):
     """Whoever has the URL reaches it, without any credential."""
 
 
+class HealthCheck(BaseModel):
+    """The sandbox is STARTING until a GET of this path is answered with 2xx, and in ERROR if it is not in time."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: Annotated[str, Field(pattern=r"^/[\x21-\x7e]{0,399}$")] = "/health"
+    port: Annotated[str, Field(max_length=63)] | Annotated[int, Field(ge=1, le=65535)] = "AGENT_SERVER"
+    """The name of one of its exposed ports, or a number."""
+    grace_s: Annotated[float, Field(gt=0, le=3600)] = 15.0
+    """How long it may take until it is an error."""
+
+
 class ExposedUrl(BaseModel):
     """Where something that listens in the sandbox can be reached, with the rights of the sandbox."""
 
@@ -263,6 +274,13 @@ class SandboxStart(BaseModel):
     """For an image that is not public: the operator's logins are not used for users."""
     task_id: Name | None = None
     """The task that the sandbox is for. It is the label `task_id`, and stands for the id of the sandbox in requests."""
+    exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
+    """Besides those of the spec, whose ports of the same name they replace. Each is a variable inside: `NAME=PORT`."""
+    health: HealthCheck | None = None
+    """Instead of that of the spec. With one the answer comes while the sandbox is STARTING."""
+    callback: bool | None = None
+    """Whether programs inside are told where to post messages, and with which key: `OH_WEBHOOKS_0_BASE_URL`,
+    `OH_SESSION_API_KEYS_0`. Default: as the spec says."""
 
     @model_validator(mode="before")
     @classmethod
@@ -299,6 +317,8 @@ class SandboxSpecInfo(BaseModel):
     isolation: str | None = None
     limits: Limits = Limits()
     exposed_ports: list[ExposedPort] = []
+    health: HealthCheck | None = None
+    callback: bool = False
     owner_id: str | None = None
     """Whose it is; null: everybody's."""
     is_default: bool = False
@@ -320,6 +340,10 @@ class SandboxSpecCreate(BaseModel):
     settings: SandboxSettings = SandboxSettings()
     command: Annotated[list[Text], Field(min_length=1, max_length=256)] | None = None
     exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
+    """Each is a variable inside: `NAME=PORT`."""
+    health: HealthCheck | None = None
+    callback: bool = False
+    """Whether programs inside are told where to post messages, and with which key."""
     shared: bool = False
     """For everybody. Only administrators may share one."""
     registry_login: RegistryLogin | None = None

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Literal
-from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError, SpecError
 from atoll.finishing import finish
@@ -18,17 +17,18 @@ from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.manus import TASK_LABEL
 from atoll.model import Cause, State, effective_limits
-from atoll.service import lookup
+from atoll.service import exposed_ports, lookup, startup
+from atoll.service.callbacks import CALLBACK_LABEL, Callbacks
 from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
 from atoll.service.models import (
     MAX_SETTINGS,
-    STATUS,
     CommandEndInfo,
     ExposedPort,
     ExposedUrl,
     ForkStart,
+    HealthCheck,
     ResourcesInUse,
     SandboxInfo,
     SandboxPage,
@@ -40,15 +40,13 @@ from atoll.service.quotas import Reservations
 from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
 from atoll.service.session_keys import Grant, SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
-from atoll.service.specs import SandboxSpecService
+from atoll.service.specs import Recipe, SandboxSpecService
 from atoll.workers import in_portions
 
 SPEC_LABEL = "sandbox_spec_id"
 SPEC_COMMAND = "spec-command"
 """The id of the command that a sandbox of a spec is started with."""
-_PORT_LABEL = "exposed_port."
-_PUBLIC = "/public"
-_OWN_LABELS = (SPEC_LABEL, _PORT_LABEL)
+_OWN_LABELS = (SPEC_LABEL, exposed_ports.PORT_LABEL, *startup.HEALTH_LABELS, CALLBACK_LABEL)
 _IN_PLACE = ""
 """The spec id of a sandbox that was described on the spot."""
 _MOST_OWNERS = 100_000
@@ -67,14 +65,16 @@ class SandboxService:
         public_url: str = "",
         max_snapshots: int = 100,
         ports_domain: str = "localhost",
+        exposed_url_pattern: str | None = None,
     ) -> None:
         self.manager = manager
         self.snapshots = SnapshotService(manager, most=max_snapshots)
         self.specs = specs
         self._session_keys = session_keys
         self._identities = identities
-        self._public_url = public_url.rstrip("/")
-        self._hosts = _ports_hosts(self._public_url, ports_domain)
+        self._urls = exposed_ports.PortUrls(public_url, ports_domain, exposed_url_pattern)
+        self.callbacks = Callbacks(manager, session_keys, identities, public_url)
+        self.startups = startup.Startups(manager)
         self._reservations = Reservations()
         self._owners: dict[str, str | None] = {}
         """Whose a sandbox is never changes, so it is looked up once."""
@@ -105,7 +105,7 @@ class SandboxService:
             records = await self.manager.list_sandboxes(owner=caller.owner, name=name, labels=labels)
             records = sorted(records, key=_newest_first)
         if status is not None:
-            records = [record for record in records if STATUS[record.state] is status]
+            records = [record for record in records if startup.status_of(record)[0] is status]
         if after is not None:
             records = [record for record in records if _newest_first(record) > after]
         page = records[:limit]
@@ -165,12 +165,11 @@ class SandboxService:
         """
         if wanted.settings is not None and wanted.sandbox_spec_id is not None:
             raise ValueError("give either sandbox_spec_id or settings, not both")
-        command: list[str] | None = None
-        ports: list[ExposedPort] = []
+        recipe = Recipe()
         if wanted.settings is None:
             spec, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
             spec_id, access = spec.id, self.specs.access(caller, wanted.registry_login, spec)
-            settings, command, ports = recipe.settings, recipe.command, recipe.exposed_ports
+            settings = recipe.settings
         else:
             spec_id, settings = _IN_PLACE, wanted.settings
             access = self.specs.access(caller, wanted.registry_login)
@@ -178,15 +177,20 @@ class SandboxService:
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
         task = {} if wanted.task_id is None else {TASK_LABEL: wanted.task_id}
-        labels = {**wanted.labels, **task, SPEC_LABEL: spec_id}
-        labels |= {f"{_PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
+        ports = exposed_ports.merged(recipe.ports(), wanted.exposed_ports)
+        labels = {**wanted.labels, **task, SPEC_LABEL: spec_id, **exposed_ports.labels_of(ports)}
+        labels |= _marks(recipe.health if wanted.health is None else wanted.health, ports)
+        labels |= {CALLBACK_LABEL: "yes"} if (recipe.callback if wanted.callback is None else wanted.callback) else {}
+        variables = exposed_ports.variables_of(ports, settings.env)
+        wanted = wanted.model_copy(update={"env": {**variables, **wanted.env}})
         made: list[str] = []
         async with self._kept_if_told(made, told=key is not None):
             key = key or f"once-{secrets.token_hex(16)}"
             with pulling_with(access):
                 made.append(await self._create(caller, wanted, settings, labels, key))
-            if command is not None:
-                await self._start_command(made[0], command)
+            await self._equip(made[0])
+            if recipe.command is not None:
+                await self._start_command(made[0], recipe.command)
             return await self.describe(caller, made[0])
 
     async def fork_sandbox(
@@ -198,6 +202,7 @@ class SandboxService:
             raise ValueError("names and labels are one for each of the forks, or none")
         for labels in wanted.labels:
             _refuse_own(labels)
+        no_check = {startup.HEALTH_LABEL: ""} if startup.HEALTH_LABEL in source.labels else {}
         told, key = key is not None, key or f"once-{secrets.token_hex(16)}"
         owner = source.owner or caller.user_id
         mine = await self.manager.list_sandboxes(owner=owner)
@@ -214,11 +219,14 @@ class SandboxService:
                 memory=wanted.memory,
                 drop_connections=wanted.drop_connections,
                 names=wanted.names,
-                labels=wanted.labels,
+                # What its health check asks for is a process, which a fork may not have.
+                labels=[{**labels, **no_check} for labels in wanted.labels or [{}] * wanted.count],
                 lifetime=wanted.lifetime_s,
                 key=key,
             )
         async with self._kept_if_told(made, told=told):
+            for each in made:
+                await self._equip(each)
             return [await self.describe(caller, each) for each in made]
 
     @contextlib.asynccontextmanager
@@ -286,13 +294,17 @@ class SandboxService:
         deadline = time.monotonic() + timeout
         while True:
             record = await self._existing(caller, sandbox_id)
-            if record.state is State.RUNNING:
+            status, reason = startup.status_of(record)
+            if status is SandboxStatus.RUNNING:
                 return self.info(caller, record)
-            if record.state in (State.ERROR, State.STOPPED):
-                raise SandboxGoneError(f"sandbox {sandbox_id} failed: {record.reason}", cause=record.cause or "lost")
+            if status is SandboxStatus.ERROR:
+                raise SandboxGoneError(f"sandbox {sandbox_id} failed: {reason}", cause=record.cause or "lost")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise SandboxTimeoutError(f"sandbox {sandbox_id} is {record.state} after {timeout:g} s")
+                raise SandboxTimeoutError(f"sandbox {sandbox_id} is {status} after {timeout:g} s")
+            if record.state is State.RUNNING:
+                await self.startups.changed(min(left, 1.0))
+                continue
             with contextlib.suppress(SandboxTimeoutError):
                 await self.manager.wait_until(sandbox_id, State.RUNNING, min(left, 1.0))
 
@@ -329,11 +341,48 @@ class SandboxService:
             hint="A session key ends with its sandbox and with the credential it was shown to.",
         )
 
+    async def get_sandbox_by_session_api_key(self, key: str) -> SandboxInfo:
+        """The sandbox that a session key is for, while it runs. NotAuthenticatedError otherwise, whatever it is."""
+        caller = await self.by_session_key(key)
+        info = await self.get_sandbox(caller, caller.sandbox_id or "")
+        if info is None or info.status is not SandboxStatus.RUNNING:
+            raise NotAuthenticatedError("invalid session key", hint="A session key is good while its sandbox runs.")
+        return info
+
     async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
-        """Raises ForbiddenError for a port that the sandbox's spec does not name."""
+        """Raises ForbiddenError for a port that is not exposed."""
         record = await self._existing(caller, sandbox_id)
-        if port not in {each.port for each in self._urls(record)}:
-            raise ForbiddenError(f"port {port} of this sandbox is not exposed: name it in its spec")
+        if port not in exposed_ports.numbers_of(record.labels):
+            raise ForbiddenError(
+                f"port {port} of this sandbox is not exposed", hint="POST …/ports exposes one while it runs."
+            )
+
+    async def expose_port(self, caller: Caller, sandbox_id: str, port: ExposedPort) -> ExposedUrl:
+        """Expose a port of a sandbox that exists. A port of the same name is replaced. Commands that are started
+        afterwards have the variable `NAME=PORT`."""
+        await self._existing(caller, sandbox_id)
+
+        def change(record: Record) -> dict[str, object]:
+            labels = exposed_ports.with_port(record.labels, port)
+            variables = exposed_ports.variables_of([port], record.spec.env)
+            services = tuple(exposed_ports.numbers_of(labels))
+            return {"labels": labels, "services": services, "env": {**record.env, **variables}}
+
+        record = await self.manager.update(sandbox_id, change)
+        return next(url for url in self._shown_urls(caller, record) if url.name == port.name)
+
+    async def hide_port(self, caller: Caller, sandbox_id: str, port: int) -> None:
+        """Expose it no longer, under any name. May be repeated."""
+        await self._existing(caller, sandbox_id)
+
+        def change(record: Record) -> dict[str, object]:
+            labels = exposed_ports.without_port(record.labels, port)
+            return {"labels": labels, "services": tuple(exposed_ports.numbers_of(labels))}
+
+        await self.manager.update(sandbox_id, change)
+
+    async def exposed_urls(self, caller: Caller, sandbox_id: str) -> list[ExposedUrl]:
+        return self._shown_urls(caller, await self._existing(caller, sandbox_id))
 
     async def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> tuple[str, str | None, int]:
         """Links to an exposed port that need no other credential: by path, and by host name if there is one. Also their
@@ -341,9 +390,9 @@ class SandboxService:
         await self.need_exposed(caller, sandbox_id, port)
         until = until if caller.expires_at is None else min(until, int(caller.expires_at))
         mark = self._session_keys.link(sandbox_id, port, Grant(caller.key_id, until))
-        host = self._host_url(sandbox_id, port)
+        host = self._urls.by_host(sandbox_id, port)
         return (
-            f"{self._public_url}/api/v1/sandboxes/{sandbox_id}/ports/{port}/~{mark}/",
+            f"{self._urls.by_path(sandbox_id, port)}~{mark}/",
             f"{host}.atoll/~{mark}/" if host else None,
             until,
         )
@@ -364,29 +413,32 @@ class SandboxService:
         """Whoever asks for a port that its spec made public. None: it is not, or its sandbox does not run."""
         with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
             record = await self.manager.describe(sandbox_id)
-            if _answers(record) and any(url.public and url.port == port for url in self._urls(record)):
+            if _answers(record) and any(
+                each.public and each.port == port for each in exposed_ports.ports_of(record.labels)
+            ):
                 await self._identities.vouch(record.owner)
                 # Strangers have a rate of their own: they cannot use up the owner's.
                 return Caller(f"~{record.id}", SESSION, sandbox_id=record.id)
         return None
 
     def info(self, caller: Caller, record: Record) -> SandboxInfo:
-        running = record.state is State.RUNNING
+        status, reason = startup.status_of(record)
+        running = status is SandboxStatus.RUNNING
         held = effective_limits(record.spec, record.details)
         labels = {name: value for name, value in record.labels.items() if not name.startswith(_OWN_LABELS)}
         return SandboxInfo(
             id=record.id,
             created_by_user_id=record.owner,
             sandbox_spec_id=record.labels.get(SPEC_LABEL, _IN_PLACE),
-            status=STATUS[record.state],
+            status=status,
             session_api_key=self._session_key(caller, record) if running else None,
-            exposed_urls=self._urls(record) if running else None,
+            exposed_urls=self._shown_urls(caller, record) if running else None,
             created_at=_moment(record.created_at) or datetime.now(UTC),
             name=record.name,
             labels=labels,
             state=record.state,
             cause=record.cause,
-            reason=without_paths(record.reason),
+            reason=without_paths(reason),
             engine=record.engine,
             image=shown_image(record.spec.image, record.owner),
             isolation=record.spec.isolation,
@@ -429,8 +481,20 @@ class SandboxService:
                 key=key,
                 idle_timeout=_shorter(wanted.idle_timeout_s, self.manager.idle_timeout),
                 on_idle=wanted.on_idle,
-                services=[int(value.removesuffix(_PUBLIC)) for name, value in labels.items() if _is_port(name)],
+                services=exposed_ports.numbers_of(labels),
             )
+
+    async def _equip(self, sandbox_id: str) -> None:
+        """What a new sandbox gets that depends on its id, and the watch over its start. May be repeated."""
+        record = await self.manager.recall(sandbox_id)
+        if record is None:
+            return
+        callback = CALLBACK_LABEL in record.labels
+        if callback or f"{exposed_ports.PORT_LABEL}{exposed_ports.VSCODE}" in record.labels:
+            variables = self.callbacks.variables(record, url=callback)
+            await self.manager.update(sandbox_id, lambda now: {"env": {**now.env, **variables}})
+        if startup.is_waited_for(record):
+            self.startups.begin(sandbox_id)
 
     async def _start_command(self, sandbox_id: str, command: list[str]) -> None:
         sandbox = await self.manager.get_sandbox(sandbox_id)
@@ -481,39 +545,15 @@ class SandboxService:
             return caller.may_see(sandbox_id, self._owners[sandbox_id])
         return await self._record(caller, sandbox_id) is not None
 
-    def _urls(self, record: Record) -> list[ExposedUrl]:
-        return [
-            ExposedUrl(
-                name=label.removeprefix(_PORT_LABEL),
-                url=f"{self._public_url}/api/v1/sandboxes/{record.id}/ports/{port.removesuffix(_PUBLIC)}/",
-                port=int(port.removesuffix(_PUBLIC)),
-                host_url=self._host_url(record.id, int(port.removesuffix(_PUBLIC))),
-                public=port.endswith(_PUBLIC),
-            )
-            for label, port in record.labels.items()
-            if label.startswith(_PORT_LABEL)
-        ]
-
-    def _host_url(self, sandbox_id: str, port: int) -> str | None:
-        return f"{self._hosts[0]}{port}-{sandbox_id}.{self._hosts[1]}/" if self._hosts else None
+    def _shown_urls(self, caller: Caller, record: Record) -> list[ExposedUrl]:
+        """Whoever may use the sandbox sees the token of VS Code, which programs inside know as well."""
+        has_vscode = f"{exposed_ports.PORT_LABEL}{exposed_ports.VSCODE}" in record.labels
+        may_use = has_vscode and self._session_key(caller, record) is not None
+        return self._urls.of(record, self.callbacks.inside_key(record) if may_use else None)
 
 
-def _ports_hosts(public_url: str, domain: str) -> tuple[str, str] | None:
-    """What stands before and behind `PORT-ID.` in the URLs of exposed ports. Every name below `localhost` is the
-    client's own machine, so those lead here only if the server is there too."""
-    try:
-        found = urlsplit(public_url)
-        host, port = found.hostname or "", found.port
-    except ValueError:
-        return None
-    local = host in ("localhost", "::1") or host.startswith("127.")
-    if not host or (domain == "localhost" and not local):
-        return None
-    return f"{found.scheme}://", f"{domain}:{port}" if port else domain
-
-
-def _is_port(label: str) -> bool:
-    return label.startswith(_PORT_LABEL)
+def _marks(check: HealthCheck | None, ports: list[ExposedPort]) -> dict[str, str]:
+    return {} if check is None else startup.label_of(check, exposed_ports.port_of(check, ports))
 
 
 def _shorter(wanted: float | None, most: float) -> float | None:

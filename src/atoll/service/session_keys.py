@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 _PREFIX = "atolls_"
+_INSIDE_PREFIX = "atollc_"
 _LONGEST = 256
 _KEY = re.compile(r"(?P<sandbox>[A-Za-z0-9_-]{1,64})_(?P<key>[0-9a-f]{0,32})\.(?P<until>[0-9]{0,12})_[0-9a-f]{64}")
 _LINK = re.compile(r"(?P<until>[0-9]{1,12})\.(?P<key>[0-9a-f]{0,32})\.[0-9a-f]{64}")
@@ -49,6 +50,14 @@ class SessionKeys:
         if claims is None or (claims[1].until is not None and claims[1].until < now):
             return False
         return hmac.compare_digest(key.encode(), self.key(claims[0], owner, claims[1]).encode())
+
+    def inside_key(self, sandbox_id: str, owner: str | None) -> str:
+        """The key that programs inside a sandbox have. It is good for messages to the server about that sandbox and for
+        nothing else, so it is of no use to whoever gets hold of it."""
+        return f"{_INSIDE_PREFIX}{sandbox_id}_{self._mark('inside', sandbox_id, owner or '')}"
+
+    def is_inside_key(self, key: str, sandbox_id: str, owner: str | None) -> bool:
+        return hmac.compare_digest(key.encode(), self.inside_key(sandbox_id, owner).encode())
 
     def link(self, sandbox_id: str, port: int, grant: Grant) -> str:
         """What stands in a link to one port of one sandbox. It always has an end."""

@@ -15,11 +15,13 @@ from atoll.manager import SandboxManager
 from atoll.model import ImageProgress, Limits
 from atoll.network.policy import NetworkPolicy, opens_private
 from atoll.service.ceilings import LimitCeilings
+from atoll.service.exposed_ports import merged, port_of
 from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import Caller
 from atoll.service.models import (
     MAX_SETTINGS,
     ExposedPort,
+    HealthCheck,
     RegistryLogin,
     SandboxSettings,
     SandboxSpecCreate,
@@ -50,6 +52,12 @@ class Recipe(BaseModel):
     settings: SandboxSettings = SandboxSettings()
     command: list[str] | None = None
     exposed_ports: list[ExposedPort] = []
+    health: HealthCheck | None = None
+    callback: bool = False
+
+    def ports(self) -> list[ExposedPort]:
+        """By name: of two that are named alike, which older servers stored, the last one counts."""
+        return list({port.name: port for port in self.exposed_ports}.values())
 
 
 class SandboxSpecService:
@@ -127,7 +135,15 @@ class SandboxSpecService:
         if wanted.shared and not caller.is_admin:
             raise ForbiddenError("only administrators share a spec with everybody")
         wanted.settings.spec()
-        recipe = Recipe(settings=wanted.settings, command=wanted.command, exposed_ports=wanted.exposed_ports)
+        recipe = Recipe(
+            settings=wanted.settings,
+            command=wanted.command,
+            exposed_ports=merged(wanted.exposed_ports),
+            health=wanted.health,
+            callback=wanted.callback,
+        )
+        if wanted.health is not None:
+            port_of(wanted.health, recipe.exposed_ports)
         spec = StoredSpec(
             id=wanted.id,
             owner_id=None if wanted.shared else caller.user_id,
@@ -237,6 +253,8 @@ class SandboxSpecService:
                 "isolation": recipe.settings.isolation,
                 "limits": recipe.settings.limits,
                 "exposed_ports": recipe.exposed_ports,
+                "health": recipe.health,
+                "callback": recipe.callback,
                 "owner_id": spec.owner_id,
                 "is_default": spec.id == self._default_id,
                 "image_status": status,

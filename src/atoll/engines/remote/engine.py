@@ -218,6 +218,18 @@ class RemoteEngine(RemoteStates):
             return LimitEvents()
         return LimitEvents(used["oom_kills"] or 0, used["pids_refused"] or 0, bool(used["disk_full"]))
 
+    # --- ports ----------------------------------------------------------------------------------------------------
+
+    async def expose_port(self, handle: Handle, name: str, port: int) -> None:
+        path = f"/sandboxes/{await self._remote_id(handle)}/ports"
+        await self._server.call("POST", path, json={"name": name, "port": port})
+
+    async def port_link(self, handle: Handle, port: int, lifetime_s: float) -> str:
+        path = f"/sandboxes/{await self._remote_id(handle)}/port-links"
+        body = {"port": port, "lifetime_s": int(lifetime_s), "expose": True}
+        made = await self._server.call("POST", path, json=body)
+        return str(made["host_url"] or made["url"])
+
     # --- network --------------------------------------------------------------------------------------------------
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:

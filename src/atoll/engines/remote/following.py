@@ -77,8 +77,8 @@ class Following:
             query = {"after": str(self._after), "limit": str(_PAGE)}
             page = await self._server.call("GET", "/events", params=query)
             self._happened(page["items"])
-            self._after = int(page["next_after"])
-            if len(page["items"]) < _PAGE:
+            before, self._after = self._after, int(page["next_after"])
+            if self._after == before:  # a page may be shorter than asked for
                 return
 
     async def _lease(self, url: str) -> bool:
@@ -86,5 +86,6 @@ class Following:
         return not (await self._server.call("PUT", "/webhooks", json=body))["failing"]
 
     def _happened(self, events: list[dict[str, Any]]) -> None:
-        for id in {str(event["sandbox_id"]) for event in events}:
+        # Only changes matter here: reports are made by sandboxes, as often as they like.
+        for id in {str(event["sandbox_id"]) for event in events if event.get("kind", "state") == "state"}:
             self._on_change(id)

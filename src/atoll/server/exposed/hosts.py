@@ -22,6 +22,7 @@ from atoll.errors import SandboxError
 from atoll.server import problems
 from atoll.server.auth import allow, identify, services_of, take_in
 from atoll.server.exposed.exchange import forward
+from atoll.server.exposed.inside_key import with_inside_key
 from atoll.server.exposed.pages import page
 from atoll.server.exposed.sockets import bridge
 from atoll.server.exposed.way import COOKIE, Way, cookies
@@ -125,7 +126,7 @@ async def _admit(connection: HTTPConnection) -> tuple[_Admitted, Way]:
         until=admitted.until,
         scheme=_scheme(services),
     )
-    return admitted, way
+    return admitted, await with_inside_key(connection, way)
 
 
 async def _by_port(connection: HTTPConnection, services: Services, sandbox_id: str, port: int) -> _Admitted:

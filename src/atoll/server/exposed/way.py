@@ -51,6 +51,8 @@ class Way:
     until: float | None = None
     """When the right to it ends."""
     scheme: str = "http"
+    session_key: str = ""
+    """The key that what listens inside knows its callers by. It is not one of ours."""
 
     def inwards(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
         """The headers of a request as they go inside. By path the browser sends what it has for the API as well."""
@@ -66,6 +68,8 @@ class Way:
                 if not value:
                     continue
             found.append((name, value))
+        if self.session_key:
+            found.append((b"x-session-api-key", self.session_key.encode("latin-1")))
         if self.host is not None:
             found += [
                 (b"x-forwarded-host", self.host.encode("latin-1")),

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from atoll.server.routes import (
+    callbacks,
     checkpoints,
     commands,
     events,
@@ -37,4 +38,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     keys.router,
     users.router,
     webhooks.router,
+    callbacks.router,
 )

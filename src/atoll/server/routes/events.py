@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
@@ -30,6 +31,11 @@ class EventInfo(BaseModel):
     act: Act | None
     cause: Cause | None
     reason: str
+    kind: Literal["state", "port", "health", "callback"] = "state"
+    """`state`: its state changed, or a note about it. `port`: something listens on a port. `health`: what its health
+    check found. `callback`: a message that a program inside posted."""
+    data: dict[str, Any] | None = None
+    """Of the other kinds: the port and its process, the status, or the message."""
 
 
 class EventPage(BaseModel):
@@ -104,4 +110,6 @@ def _info(event: Event) -> EventInfo:
         act=event.act,
         cause=event.cause,
         reason=event.reason,
+        kind=event.kind,  # type: ignore[arg-type]
+        data=json.loads(event.data) if event.data else None,
     )

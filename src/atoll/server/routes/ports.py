@@ -1,4 +1,4 @@
-"""Exposed ports by path: only those that a sandbox's spec names, with a credential or a signed link, or public ones."""
+"""Exposed ports by path: only those that are exposed, with a credential or a signed link, or public ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,27 @@ from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
 from atoll.network.names import plain_number
-from atoll.server.auth import SandboxUser, Services_, allow, identify, need_known_origin, services_of, take_in
+from atoll.server.auth import (
+    Manager,
+    SandboxReader,
+    SandboxUser,
+    Services_,
+    allow,
+    identify,
+    need_known_origin,
+    services_of,
+    take_in,
+)
 from atoll.server.exposed.exchange import forward
+from atoll.server.exposed.inside_key import with_inside_key
 from atoll.server.exposed.sockets import bridge
 from atoll.server.exposed.way import Way
 from atoll.server.problems import respond
 from atoll.server.routes.sandboxes import SandboxId
+from atoll.server.services import Services
 from atoll.server.standing import remember
-from atoll.service import Caller, Scope
+from atoll.service import Caller, ExposedUrl, ForbiddenError, Scope, Success
+from atoll.service.models import ExposedPort
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/ports", tags=["ports"])
 links = APIRouter(prefix="/sandboxes/{sandbox_id}/port-links", tags=["ports"])
@@ -33,6 +46,21 @@ class LinkRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     port: Annotated[int, Field(ge=1, le=65_535)]
     lifetime_s: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+    expose: bool = False
+    """Expose the port first if it is not exposed, under the name `port-NUMBER`. That needs the scope `manage`."""
+
+
+class PortInfo(BaseModel):
+    """A TCP port that something in the sandbox listens on, or that is exposed."""
+
+    port: int
+    address: str | None = None
+    """The address that it listens on inside; null if nothing does."""
+    pid: int | None = None
+    """The process, as numbered inside; null where that cannot be seen."""
+    process: str | None = None
+    exposed: list[ExposedUrl] = []
+    """Where it can be reached; empty if it is not exposed."""
 
 
 class PortLink(BaseModel):
@@ -46,9 +74,46 @@ class PortLink(BaseModel):
 @links.post("", operation_id="link_sandbox_port")
 async def link(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: LinkRequest) -> PortLink:
     """A link to an exposed port that needs no other credential: to be opened in a browser, or given to somebody."""
+    if wanted.expose:
+        await _expose_if_not(caller, services, sandbox_id, wanted.port)
     until = int(time.time()) + wanted.lifetime_s
     url, host_url, until = await services.sandboxes.port_link(caller, sandbox_id, wanted.port, until)
     return PortLink(url=url, host_url=host_url, expires_at=datetime.fromtimestamp(until, UTC))
+
+
+@router.get("", operation_id="list_sandbox_ports")
+async def ports(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> list[PortInfo]:
+    """What listens inside, with its process, and which ports are exposed."""
+    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+    found = await sandbox.ports()
+    urls = await services.sandboxes.exposed_urls(caller, sandbox_id)
+    listed = [
+        PortInfo(
+            port=each.port,
+            address=each.address,
+            pid=each.pid,
+            process=each.process,
+            exposed=[url for url in urls if url.port == each.port],
+        )
+        for each in found
+    ]
+    silent = {url.port for url in urls} - {each.port for each in found}
+    listed += [PortInfo(port=port, exposed=[url for url in urls if url.port == port]) for port in silent]
+    return sorted(listed, key=lambda each: each.port)
+
+
+@router.post("", operation_id="expose_sandbox_port", status_code=201)
+async def expose(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: ExposedPort) -> ExposedUrl:
+    """Expose a port while the sandbox runs. A port of the same name is replaced; whether something listens there yet
+    does not matter."""
+    return await services.sandboxes.expose_port(caller, sandbox_id, wanted)
+
+
+@router.delete("/{port}", operation_id="hide_sandbox_port")
+async def hide(caller: Manager, services: Services_, sandbox_id: SandboxId, port: Port) -> Success:
+    """Expose a port no longer, under any of its names."""
+    await services.sandboxes.hide_port(caller, sandbox_id, port)
+    return Success()
 
 
 @router.api_route("/{port}/{path:path}", methods=_METHODS, include_in_schema=False)
@@ -67,6 +132,15 @@ async def socket_by_path(websocket: WebSocket, sandbox_id: SandboxId, port: Port
         await websocket.send_denial_response(respond(error))
         return
     await bridge(websocket, caller, services_of(websocket), way)
+
+
+async def _expose_if_not(caller: Caller, services: Services, sandbox_id: str, port: int) -> None:
+    if any(url.port == port for url in await services.sandboxes.exposed_urls(caller, sandbox_id)):
+        return
+    if caller.sandbox_id is not None:
+        raise ForbiddenError("the session key of a sandbox does not allow this")
+    caller.need(Scope.MANAGE)
+    await services.sandboxes.expose_port(caller, sandbox_id, ExposedPort(name=f"port-{port}", port=port))
 
 
 async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: str) -> tuple[Caller, Way]:
@@ -90,4 +164,4 @@ async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: s
     raw: bytes = connection.scope["raw_path"].partition(b"?")[0]
     query: bytes = connection.scope["query_string"]
     target = b"/" + raw.partition(before.encode("latin-1", "replace"))[2] + (b"?" + query if query else b"")
-    return caller, Way(sandbox_id, port, target, until=until)
+    return caller, await with_inside_key(connection, Way(sandbox_id, port, target, until=until))

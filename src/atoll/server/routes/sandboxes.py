@@ -12,7 +12,16 @@ from atoll.engines.base import LimitReporting
 from atoll.errors import SandboxNotFoundError
 from atoll.sandbox import MOST_LEASE_S
 from atoll.server.admission import admission_of
-from atoll.server.auth import Manager, Reader, SandboxReader, SandboxUser, Services_, services_of
+from atoll.server.auth import (
+    SESSION_HEADER,
+    Manager,
+    Reader,
+    SandboxReader,
+    SandboxUser,
+    Services_,
+    services_of,
+    take_in,
+)
 from atoll.server.streaming import while_connected
 from atoll.service import ForkStart, SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
 from atoll.service.models import Lifetime, SandboxSettings
@@ -135,6 +144,15 @@ async def start(
 async def pause_old(caller: Manager, services: Services_, wanted: PauseOld) -> list[str]:
     """Pause the oldest that run until so many are left; the ids of those paused."""
     return await services.sandboxes.pause_old_sandboxes(caller, wanted.max_num_sandboxes)
+
+
+@router.get("/by-session-key", operation_id="get_sandbox_by_session_key")
+async def by_session_key(
+    request: Request, services: Services_, key: Annotated[str, Header(alias=SESSION_HEADER, max_length=512)] = ""
+) -> SandboxInfo:
+    """The sandbox that the session key in the header is for. 401 if it is unknown, or its sandbox does not run."""
+    take_in(request, await services.sandboxes.by_session_key(key))
+    return await services.sandboxes.get_sandbox_by_session_api_key(key)
 
 
 @router.get("/{sandbox_id}", operation_id="get_sandbox")

@@ -1,0 +1,142 @@
+"""Messages that programs in a sandbox post to the server: kept as events of that sandbox, shown like any others.
+
+Whoever posts is untrusted code. Messages are bounded in size, number and rate, displace nothing but older messages, and
+what is too long is cut rather than refused: a program that is refused would send the same again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from atoll.errors import SandboxNotFoundError
+from atoll.manager import Record, SandboxManager
+from atoll.model import State
+from atoll.service.identity import Caller
+from atoll.service.keys import Identities
+from atoll.service.refusals import NotAuthenticatedError, RateLimitedError
+from atoll.service.session_keys import SessionKeys
+
+CALLBACK = "callback"
+"""The kind of these events."""
+CALLBACK_LABEL = "sandbox_callback"
+"""The label of sandboxes that know where to post."""
+MAX_MESSAGES = 200
+"""The most in one request."""
+MAX_BODY = 1 << 20
+_MAX_MESSAGE = 16 << 10
+_RATE, _BURST = 20.0, 400.0
+_MAX_SANDBOXES = 10_000
+_MAX_WORD = 80
+_MAX_DEPTH = 32
+_MAX_KEY = 512
+
+
+class Callbacks:
+    def __init__(
+        self,
+        manager: SandboxManager,
+        session_keys: SessionKeys,
+        identities: Identities,
+        public_url: str,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._session_keys = session_keys
+        self._identities = identities
+        self._public_url = public_url.rstrip("/")
+        self._now = now
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def variables(self, record: Record, *, url: bool) -> dict[str, str]:
+        """What programs inside find in their environment, by the names that OpenHands's agent server has for it."""
+        found = {"OH_SESSION_API_KEYS_0": self.inside_key(record)}
+        if url:
+            found["OH_WEBHOOKS_0_BASE_URL"] = f"{self._public_url}/api/v1/webhooks/{record.id}"
+        return found
+
+    def inside_key(self, record: Record) -> str:
+        return self._session_keys.inside_key(record.id, record.owner)
+
+    async def admit(self, sandbox_id: str, key: str) -> Caller:
+        """Whoever holds the key of this sandbox, from inside or outside, while it runs. Anybody else gets the same
+        NotAuthenticatedError."""
+        try:
+            record = await self._manager.recall(sandbox_id) if len(key) <= _MAX_KEY else None
+            if record is not None and self._is_good(key, record) and record.state is State.RUNNING:
+                claims = self._session_keys.claims(key)
+                await self._identities.vouch(record.owner, claims[1].key_id if claims else None)
+                # It has a rate of its own: messages cannot use up the owner's.
+                return Caller(f"~{record.id}", frozenset(), sandbox_id=record.id)
+        except SandboxNotFoundError:
+            pass
+        raise NotAuthenticatedError("invalid session key", hint="A sandbox posts with its own key, while it runs.")
+
+    async def key_inside(self, sandbox_id: str, key: str) -> str | None:
+        """What to send inside instead of this session key, so that ours never gets there. None: it is not one of this
+        sandbox, or nothing inside knows a key."""
+        try:
+            await self.admit(sandbox_id, key)
+        except NotAuthenticatedError:
+            return None
+        record = await self._manager.recall(sandbox_id)
+        return self.inside_key(record) if record is not None and CALLBACK_LABEL in record.labels else None
+
+    async def keep(self, sandbox_id: str, conversation_id: str, messages: Sequence[object]) -> None:
+        """Make each of them an event. RateLimitedError for too many; ValueError for more than one request may have."""
+        if len(messages) > MAX_MESSAGES:
+            raise ValueError(f"at most {MAX_MESSAGES} messages are taken at once")
+        self._count(sandbox_id, max(1, len(messages)))
+        if messages:
+            events = [_event(conversation_id, message) for message in messages]
+            await self._manager.report(sandbox_id, CALLBACK, events)
+
+    def _is_good(self, key: str, record: Record) -> bool:
+        inside = self._session_keys.is_inside_key(key, record.id, record.owner)
+        claims = self._session_keys.claims(key)
+        own = claims is not None and claims[0] == record.id
+        return inside or (own and self._session_keys.is_good(key, record.owner, time.time()))
+
+    def _count(self, sandbox_id: str, number: int) -> None:
+        now = self._now()
+        left, last = self._buckets.get(sandbox_id, (_BURST, now))
+        left = min(_BURST, left + (now - last) * _RATE)
+        if left < number:
+            self._buckets[sandbox_id] = (left, now)
+            wait = math.ceil((number - left) / _RATE)
+            raise RateLimitedError(f"more than {_RATE:g} messages per second from one sandbox", retry_after_s=wait)
+        if len(self._buckets) >= _MAX_SANDBOXES:
+            full = [name for name, (some, at) in self._buckets.items() if some + (now - at) * _RATE >= _BURST]
+            for name in full:
+                del self._buckets[name]
+        self._buckets[sandbox_id] = (left - number, now)
+
+
+def _event(conversation_id: str, message: object) -> tuple[str, str]:
+    """Its reason and its data."""
+    message = _plain(message, _MAX_DEPTH)
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=True)
+    kind = message.get("kind") if isinstance(message, dict) else None
+    word = "".join(letter for letter in kind[:_MAX_WORD] if letter.isprintable()) if isinstance(kind, str) else ""
+    reason = f"conversation {conversation_id}: {word or 'message'}"
+    if len(body) <= _MAX_MESSAGE:
+        return reason, f'{{"conversation_id":{json.dumps(conversation_id)},"message":{body}}}'
+    cut = {"conversation_id": conversation_id, "truncated": True, "text": body[:_MAX_MESSAGE]}
+    return reason, json.dumps(cut, separators=(",", ":"))
+
+
+def _plain(value: object, depth: int) -> object:
+    """A copy that every reader of JSON understands: no surrogates, no infinite numbers, not too deep."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if not isinstance(value, dict | list):
+        return value
+    if depth == 0:
+        return "…"
+    if isinstance(value, list):
+        return [_plain(item, depth - 1) for item in value]
+    return {str(_plain(name, 0)): _plain(item, depth - 1) for name, item in value.items()}

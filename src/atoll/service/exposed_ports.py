@@ -1,0 +1,154 @@
+"""The named ports of a sandbox that a server leads to: how they are kept, which variables they become, their URLs.
+
+They are kept as labels of the sandbox, so that they are there from its first moment, survive a restart of the server
+and go along when it is forked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote, urlsplit
+
+from atoll.manager import LimitReachedError, Record
+from atoll.service.models import ExposedPort, ExposedUrl, HealthCheck
+
+PORT_LABEL = "exposed_port."
+MAX_PORTS = 64
+VSCODE = "VSCODE"
+"""The name of a port whose URL carries a token and the folder to open, as VS Code's own server wants them."""
+_PUBLIC = "/public"
+_RESERVED = frozenset(
+    ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "PWD", "IFS", "ENV", "BASH_ENV", "PYTHONUNBUFFERED")
+)
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_PLACEHOLDERS = frozenset(("public_url", "sandbox_id", "port", "name"))
+
+
+def merged(*groups: Iterable[ExposedPort]) -> list[ExposedPort]:
+    """Ports of a later group replace those of the same name. ValueError if one group names two alike, or for too
+    many."""
+    found: dict[str, ExposedPort] = {}
+    for group in groups:
+        ports = list(group)
+        named = {port.name: port for port in ports}
+        if len(named) < len(ports):
+            raise ValueError("the names of exposed ports must differ")
+        found |= named
+    if len(found) > MAX_PORTS:
+        raise ValueError(f"a sandbox has at most {MAX_PORTS} exposed ports")
+    return list(found.values())
+
+
+def port_of(check: HealthCheck, ports: Iterable[ExposedPort]) -> int:
+    """The number of the port that is checked. ValueError if no port has that name."""
+    if isinstance(check.port, int):
+        return check.port
+    named = {port.name: port.port for port in ports}
+    if check.port not in named:
+        raise ValueError(f"the health check names the port {check.port!r}, which is not one of the exposed ports")
+    return named[check.port]
+
+
+def labels_of(ports: Iterable[ExposedPort]) -> dict[str, str]:
+    return {f"{PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
+
+
+def ports_of(labels: Mapping[str, str]) -> list[ExposedPort]:
+    return [
+        ExposedPort.model_construct(
+            name=label.removeprefix(PORT_LABEL), port=int(value.removesuffix(_PUBLIC)), public=value.endswith(_PUBLIC)
+        )
+        for label, value in labels.items()
+        if label.startswith(PORT_LABEL)
+    ]
+
+
+def numbers_of(labels: Mapping[str, str]) -> list[int]:
+    return [port.port for port in ports_of(labels)]
+
+
+def variables_of(ports: Iterable[ExposedPort], taken: Iterable[str] = ()) -> dict[str, str]:
+    """`NAME=PORT` for each, unless somebody gave a variable of that name or the system needs it."""
+    refused = _RESERVED | set(taken)
+    named = ((port.name.replace("-", "_"), str(port.port)) for port in ports)
+    return {name: port for name, port in named if name not in refused}
+
+
+def with_port(labels: Mapping[str, str], port: ExposedPort) -> dict[str, str]:
+    """The labels with this port too. LimitReachedError for one too many."""
+    changed = {**labels, **labels_of([port])}
+    if len(ports_of(changed)) > MAX_PORTS:
+        raise LimitReachedError(f"a sandbox has at most {MAX_PORTS} exposed ports", hint="Remove one of them.")
+    return changed
+
+
+def without_port(labels: Mapping[str, str], port: int) -> dict[str, str]:
+    """The labels without any name for this port."""
+    names = {f"{PORT_LABEL}{each.name}" for each in ports_of(labels) if each.port == port}
+    return {label: value for label, value in labels.items() if label not in names}
+
+
+def check_pattern(pattern: str) -> str:
+    """Raises ValueError for a URL pattern that cannot tell two ports apart."""
+    found = set(_PLACEHOLDER.findall(pattern))
+    if found - _PLACEHOLDERS:
+        raise ValueError(f"unknown placeholder {{{sorted(found - _PLACEHOLDERS)[0]}}}")
+    if "sandbox_id" not in found or not found & {"port", "name"}:
+        raise ValueError("it needs {sandbox_id}, and {port} or {name}")
+    if not pattern.startswith(("http://", "https://", "{public_url}")):
+        raise ValueError("it begins with http://, https:// or {public_url}")
+    return pattern
+
+
+class PortUrls:
+    """Where the ports of sandboxes are reached."""
+
+    def __init__(self, public_url: str, domain: str, pattern: str | None = None) -> None:
+        self.public_url = public_url.rstrip("/")
+        self._hosts = _ports_hosts(self.public_url, domain)
+        self._pattern = pattern
+
+    def of(self, record: Record, token: str | None = None) -> list[ExposedUrl]:
+        return [self._url(record, port, token) for port in ports_of(record.labels)]
+
+    def by_path(self, sandbox_id: str, port: int) -> str:
+        return f"{self.public_url}/api/v1/sandboxes/{sandbox_id}/ports/{port}/"
+
+    def by_host(self, sandbox_id: str, port: int) -> str | None:
+        return f"{self._hosts[0]}{port}-{sandbox_id}.{self._hosts[1]}/" if self._hosts else None
+
+    def _url(self, record: Record, port: ExposedPort, token: str | None) -> ExposedUrl:
+        query = ""
+        if port.name == VSCODE:
+            folder = f"folder={quote(record.spec.work_dir)}"
+            query = f"?tkn={token}&{folder}" if token else f"?{folder}"
+        host = self.by_host(record.id, port.port)
+        return ExposedUrl(
+            name=port.name,
+            url=self._first(record.id, port) + query,
+            port=port.port,
+            host_url=host + query if host else None,
+            public=port.public,
+        )
+
+    def _first(self, sandbox_id: str, port: ExposedPort) -> str:
+        if self._pattern is None:
+            return self.by_path(sandbox_id, port.port)
+        values = {"public_url": self.public_url, "sandbox_id": sandbox_id, "port": str(port.port), "name": port.name}
+        url = _PLACEHOLDER.sub(lambda match: values[match[1]], self._pattern)
+        return url if url.endswith("/") else f"{url}/"
+
+
+def _ports_hosts(public_url: str, domain: str) -> tuple[str, str] | None:
+    """What stands before and behind `PORT-ID.` in the URLs of exposed ports. Every name below `localhost` is the
+    client's own machine, so those lead here only if the server is there too."""
+    try:
+        found = urlsplit(public_url)
+        host, port = found.hostname or "", found.port
+    except ValueError:
+        return None
+    local = host in ("localhost", "::1") or host.startswith("127.")
+    if not host or (domain == "localhost" and not local):
+        return None
+    return f"{found.scheme}://", f"{domain}:{port}" if port else domain

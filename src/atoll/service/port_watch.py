@@ -1,0 +1,138 @@
+"""Reports ports that begin to be listened on, as events.
+
+The kernel tells nobody when a program begins to listen, so somebody has to look. A sandbox is looked at only after it
+was used, a few times and ever more rarely: one that nobody uses costs nothing. All looks together have a rate, each is
+bounded in time and size, and a sandbox has only so many events, however many ports it opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+
+from atoll.errors import SandboxError
+from atoll.guest import connections
+from atoll.guest.guest import Guest
+from atoll.guest.listening import ListeningPort, listening_ports
+from atoll.manager import SandboxManager
+from atoll.workers import Shares
+
+PORT = "port"
+"""The kind of these events."""
+_PAUSES_S = (0.3, 0.7, 2.0, 4.0, 8.0, 16.0)
+"""Before each look after a use. A further use begins anew, but never sooner than the second of them."""
+_LOOKS_PER_S = 20.0
+_AT_ONCE, _OF_ONE = 8, 2
+_LOOK_S = 2.0
+_TABLE_BYTES = 128 << 10
+_MAX_AT_ONCE = 16
+_BURST, _RATE = 64.0, 0.2
+_MAX_KNOWN = 10_000
+_log = logging.getLogger(__name__)
+
+
+class PortWatch:
+    def __init__(self, manager: SandboxManager) -> None:
+        self._manager = manager
+        self._since = time.time()
+        self._slots = Shares(_AT_ONCE, _OF_ONE)
+        self._free_at = 0.0
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._used_again: set[str] = set()
+        self._known: dict[str, frozenset[int]] = {}
+        """The ports that were listened on at the last look."""
+        self._left: dict[str, tuple[float, float]] = {}
+        """How many more events a sandbox may have, and when that was counted."""
+
+    def used(self, sandbox_id: str) -> None:
+        """A use of this sandbox has begun."""
+        if sandbox_id in self._tasks:
+            self._used_again.add(sandbox_id)
+            return
+        task = asyncio.get_running_loop().create_task(self._follow(sandbox_id), name=f"ports of {sandbox_id}")
+        self._tasks[sandbox_id] = task
+        task.add_done_callback(lambda _: self._over(sandbox_id))
+
+    async def aclose(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _over(self, sandbox_id: str) -> None:
+        self._tasks.pop(sandbox_id, None)
+        self._used_again.discard(sandbox_id)
+
+    async def _follow(self, sandbox_id: str) -> None:
+        step = 0
+        try:
+            while step < len(_PAUSES_S):
+                await asyncio.sleep(_PAUSES_S[step])
+                step = 1 if sandbox_id in self._used_again else step + 1
+                self._used_again.discard(sandbox_id)
+                if not await self._look(sandbox_id):
+                    return
+        except SandboxError as error:
+            _log.debug("the ports of sandbox %s are not reported: %s", sandbox_id, error)
+
+    async def _look(self, sandbox_id: str) -> bool:
+        """False: there is nothing more to be seen."""
+        record = await self._manager.recall(sandbox_id)
+        if record is None:
+            self._known.pop(sandbox_id, None)
+            self._left.pop(sandbox_id, None)
+            return False
+        async with self._slots.slot(record.owner or ""):
+            await self._turn()
+            try:
+                ports = await self._manager.observe(sandbox_id, _listening, _LOOK_S)
+                is_new = record.created_at >= self._since  # of any other nobody knows what it had before
+                before = self._known.get(sandbox_id, frozenset() if is_new else ports)
+                new = sorted(ports - before)[:_MAX_AT_ONCE]
+                wanted = frozenset(new[: self._allowed(sandbox_id, len(new))])
+                found = await self._manager.observe(sandbox_id, lambda guest: _named(guest, wanted), _LOOK_S)
+            except (SandboxError, OSError):
+                return True  # it sleeps, or does not answer
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+            self._left.clear()
+        self._known[sandbox_id] = ports
+        if found:
+            more = len(ports - before) - len(found)
+            await self._manager.report(sandbox_id, PORT, [_event(each, more) for each in found])
+        return True
+
+    async def _turn(self) -> None:
+        now = time.monotonic()
+        self._free_at = max(now, self._free_at) + 1 / _LOOKS_PER_S
+        await asyncio.sleep(self._free_at - 1 / _LOOKS_PER_S - now)
+
+    def _allowed(self, sandbox_id: str, number: int) -> int:
+        now = time.monotonic()
+        left, counted_at = self._left.get(sandbox_id, (_BURST, now))
+        left = min(_BURST, left + (now - counted_at) * _RATE)
+        granted = min(number, int(left))
+        self._left[sandbox_id] = (left - granted, now)
+        return granted
+
+
+async def _listening(guest: Guest) -> frozenset[int]:
+    tables = [await connections.table(guest, path, _TABLE_BYTES) for path in connections.TABLES]
+    return frozenset(port for table in tables for port in connections.listening(table))
+
+
+async def _named(guest: Guest, wanted: frozenset[int]) -> list[ListeningPort]:
+    """One for each port, with its process where that can be seen."""
+    if not wanted:
+        return []
+    found = await listening_ports(guest, wanted=wanted, table_bytes=_TABLE_BYTES)
+    return list({each.port: each for each in found}.values())
+
+
+def _event(found: ListeningPort, more: int) -> tuple[str, str]:
+    who = f"{found.process or 'a process'} (pid {found.pid})" if found.pid is not None else "a process"
+    others = f", and {more} more ports are new" if more > 0 else ""
+    data = {"port": found.port, "address": found.address, "pid": found.pid, "process": found.process}
+    return f"{who} listens on port {found.port}{others}", json.dumps(data)

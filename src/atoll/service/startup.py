@@ -1,0 +1,172 @@
+"""Whether what a sandbox was started for answers: STARTING until it does, ERROR with the reason if it does not in time.
+
+A check is one short HTTP request to a port inside, of which only the status line is read. It is not a use of the
+sandbox. Few run at a time, and fewer of one user, so sandboxes that answer slowly or never delay nobody else's. After
+the grace period checks go on, ever more rarely, and a sandbox that answers late is RUNNING after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from contextlib import suppress
+
+from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
+from atoll.guest.guest import Guest
+from atoll.manager import Record, SandboxManager
+from atoll.model import State
+from atoll.service.models import STATUS, HealthCheck, SandboxStatus
+from atoll.workers import Shares
+
+HEALTH_LABEL = "sandbox_health_check"
+_RESULT_LABEL = "sandbox_health_result"
+HEALTH_LABELS = (HEALTH_LABEL, _RESULT_LABEL)
+HEALTH = "health"
+"""The kind of events about it."""
+_HEALTHY = "healthy"
+_CHECK_S = 2.0
+_FIRST_PAUSE_S, _PAUSE_S, _LATE_PAUSE_S = 0.1, 1.0, 30.0
+_GIVE_UP_S = 3600.0
+_AT_ONCE, _OF_ONE = 8, 2
+_MAX_LINE = 4096
+_MAX_SAID = 300
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r|\n)")
+_log = logging.getLogger(__name__)
+
+
+def label_of(check: HealthCheck, port: int) -> dict[str, str]:
+    return {HEALTH_LABEL: f"{port} {check.grace_s!r} {check.path}"}
+
+
+def status_of(record: Record) -> tuple[SandboxStatus, str]:
+    """As users see it, and the reason if it is an error."""
+    status = STATUS[record.state]
+    if status is not SandboxStatus.RUNNING or not record.labels.get(HEALTH_LABEL):
+        return status, record.reason
+    result = record.labels.get(_RESULT_LABEL)
+    if record.command_end is not None:
+        return SandboxStatus.ERROR, record.command_end.reason
+    if result is None:
+        return SandboxStatus.STARTING, record.reason
+    return (status, record.reason) if result == _HEALTHY else (SandboxStatus.ERROR, result)
+
+
+def is_waited_for(record: Record) -> bool:
+    return bool(record.labels.get(HEALTH_LABEL)) and record.labels.get(_RESULT_LABEL) != _HEALTHY
+
+
+class Startups:
+    def __init__(self, manager: SandboxManager) -> None:
+        self._manager = manager
+        self._slots = Shares(_AT_ONCE, _OF_ONE)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    async def go_on(self) -> None:
+        """With those that an earlier server waited for."""
+        for record in await self._manager.list_sandboxes():
+            if is_waited_for(record):
+                self.begin(record.id)
+
+    def begin(self, sandbox_id: str) -> None:
+        """Check it until it answers. May be repeated."""
+        if sandbox_id not in self._tasks:
+            task = asyncio.create_task(self._watch(sandbox_id), name=f"health of {sandbox_id}")
+            self._tasks[sandbox_id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(sandbox_id, None))
+
+    async def changed(self, seconds: float) -> None:
+        """Return when something was found out about any of them, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def aclose(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, sandbox_id: str) -> None:
+        try:
+            await self._until_healthy(sandbox_id)
+        except SandboxError as error:
+            _log.debug("the health of sandbox %s is not checked any more: %s", sandbox_id, error)
+
+    async def _until_healthy(self, sandbox_id: str) -> None:
+        pause_s, deadline = _FIRST_PAUSE_S, None
+        while (record := await self._manager.recall(sandbox_id)) is not None and record.state is not State.STOPPED:
+            port, grace_s, path = _parse(record.labels.get(HEALTH_LABEL, ""))
+            if record.command_end is not None:
+                await self._decide(record, record.command_end.reason)
+                return
+            if record.state is not State.RUNNING:
+                deadline = None  # the time that it was paused does not count
+            else:
+                deadline = time.monotonic() + grace_s if deadline is None else deadline
+                failure = await self._check(record, port, path)
+                if failure is None:
+                    await self._decide(record, _HEALTHY)
+                    return
+                late_s = time.monotonic() - deadline
+                if late_s >= 0 and failure:
+                    await self._decide(record, f"{path} on port {port} was not healthy within {grace_s:g} s: {failure}")
+                if late_s > _GIVE_UP_S:
+                    return
+            is_late = deadline is not None and time.monotonic() >= deadline
+            pause_s = min(2 * pause_s, _LATE_PAUSE_S if is_late else _PAUSE_S)
+            await asyncio.sleep(pause_s if is_late or deadline is None else min(pause_s, deadline - time.monotonic()))
+
+    async def _check(self, record: Record, port: int, path: str) -> str | None:
+        """None: it is healthy. Otherwise why it is not; empty if nobody can say."""
+        async with self._slots.slot(record.owner or ""):
+            try:
+                status = await self._manager.observe(record.id, lambda guest: _asked(guest, port, path), _CHECK_S)
+            except TimeoutError:  # also a SandboxTimeoutError
+                return f"no answer within {_CHECK_S:g} s"
+            except OSError as error:
+                return (error.strerror or "no connection").lower()
+            except SandboxNotFoundError:
+                raise
+            except SandboxGoneError:
+                return ""  # it has just been paused, or has ended
+            except SandboxError:
+                return "the sandbox does not answer"
+        if status is None:
+            return "the answer is not HTTP"
+        return None if 200 <= status < 300 else f"it answered {status}"
+
+    async def _decide(self, record: Record, result: str) -> None:
+        """Write it down and report it, if it is news."""
+        before = record.labels.get(_RESULT_LABEL)
+        if before is None or (before == _HEALTHY) != (result == _HEALTHY):
+            labels = {_RESULT_LABEL: result[:_MAX_SAID]}
+            await self._manager.update(record.id, lambda now: {"labels": {**now.labels, **labels}})
+            status = SandboxStatus.RUNNING if result == _HEALTHY else SandboxStatus.ERROR
+            reason = "its health check succeeded" if result == _HEALTHY else result
+            await self._manager.report(record.id, HEALTH, [(reason, json.dumps({"status": status}))])
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+async def _asked(guest: Guest, port: int, path: str) -> int | None:
+    """The status of the answer; None if it is none. No more is read."""
+    async with await guest.ports.connect(port=port) as stream:
+        request = f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+        await stream.write(request.encode("ascii"))
+        line = b""
+        while len(line) < _MAX_LINE and b"\n" not in line:
+            data = await stream.read(_MAX_LINE)
+            if not data:
+                break
+            line += data
+    match = _STATUS_LINE.match(line)
+    return int(match[1]) if match is not None else None
+
+
+def _parse(label: str) -> tuple[int, float, str]:
+    port, grace_s, path = label.split(" ", 2)
+    return int(port), float(grace_s), path
