@@ -16,7 +16,7 @@ from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, S
 from atoll.finishing import finish
 from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
-from atoll.model import Cause, State, effective_limits
+from atoll.model import Capability, Cause, State, effective_limits
 from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import SESSION, Caller, Scope
 from atoll.service.keys import Identities
@@ -24,7 +24,6 @@ from atoll.service.models import (
     MAX_SETTINGS,
     STATUS,
     CommandEndInfo,
-    ExposedPort,
     ExposedUrl,
     ForkStart,
     ResourcesInUse,
@@ -39,6 +38,7 @@ from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
 from atoll.service.session_keys import Grant, SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
+from atoll.service.workload import Workload
 from atoll.workers import in_portions
 
 SPEC_LABEL = "sandbox_spec_id"
@@ -46,10 +46,11 @@ SPEC_COMMAND = "spec-command"
 """The id of the command that a sandbox of a spec is started with."""
 _PORT_LABEL = "exposed_port."
 _PUBLIC = "/public"
-_OWN_LABELS = (SPEC_LABEL, _PORT_LABEL)
+_OWN_LABELS = (SPEC_LABEL, _PORT_LABEL, "runtime_session_id")
 _IN_PLACE = ""
 """The spec id of a sandbox that was described on the spot."""
 _MOST_OWNERS = 100_000
+_OWN_S = 10.0
 
 
 class SandboxService:
@@ -149,16 +150,18 @@ class SandboxService:
 
     # --- living ---------------------------------------------------------------------------------------------------
 
-    async def start_sandbox(self, caller: Caller, wanted: SandboxStart, *, key: str | None = None) -> SandboxInfo:
-        """A sandbox of a spec, of the default one, or as described on the spot.
+    async def start_sandbox(
+        self, caller: Caller, wanted: SandboxStart, *, key: str | None = None, workload: Workload | None = None
+    ) -> SandboxInfo:
+        """A sandbox of a spec, of the default one, or as described on the spot, then with a `workload` if there is one.
 
         With the same idempotency key and the same request it is the same sandbox. LimitReachedError when there is no
         room, SandboxSpecNotFoundError, ConflictError if the name is taken.
         """
         if wanted.settings is not None and wanted.sandbox_spec_id is not None:
             raise ValueError("give either sandbox_spec_id or settings, not both")
-        command: list[str] | None = None
-        ports: list[ExposedPort] = []
+        workload = workload or Workload()
+        command, ports = workload.command, workload.ports
         if wanted.settings is None:
             spec, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
             spec_id, access = spec.id, self.specs.access(caller, wanted.registry_login, spec)
@@ -169,7 +172,7 @@ class SandboxService:
             self.specs.check(caller, settings)
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
-        labels = {**wanted.labels, SPEC_LABEL: spec_id}
+        labels = {**wanted.labels, **workload.labels, SPEC_LABEL: spec_id}
         labels |= {f"{_PORT_LABEL}{port.name}": f"{port.port}{_PUBLIC if port.public else ''}" for port in ports}
         made: list[str] = []
         async with self._kept_if_told(made, told=key is not None):
@@ -177,7 +180,7 @@ class SandboxService:
             with pulling_with(access):
                 made.append(await self._create(caller, wanted, settings, labels, key))
             if command is not None:
-                await self._start_command(made[0], command)
+                await self._start_command(made[0], command, workload)
             return await self.describe(caller, made[0])
 
     async def fork_sandbox(
@@ -316,6 +319,10 @@ class SandboxService:
             hint="A session key ends with its sandbox and with the credential it was shown to.",
         )
 
+    def inside_key(self, sandbox_id: str, owner: str | None) -> str:
+        """What a program in the sandbox may know its users by."""
+        return self._session_keys.inside(sandbox_id, owner)
+
     async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
         """Raises ForbiddenError for a port that the sandbox's spec does not name."""
         record = await self._existing(caller, sandbox_id)
@@ -419,10 +426,16 @@ class SandboxService:
                 services=[int(value.removesuffix(_PUBLIC)) for name, value in labels.items() if _is_port(name)],
             )
 
-    async def _start_command(self, sandbox_id: str, command: list[str]) -> None:
+    async def _start_command(self, sandbox_id: str, command: list[str] | str, workload: Workload) -> None:
         sandbox = await self.manager.get_sandbox(sandbox_id)
+        user = workload.user if Capability.USERS in (await sandbox._the_engine()).capabilities else None
+        if user is not None:
+            given = await sandbox.exec(["chown", user, sandbox.spec.work_dir], user="0:0", timeout=_OWN_S)
+            if not given.success:
+                raise SpecError(f"the work directory cannot be given to user {user}: {given.stderr[-500:]}")
+        env = workload.variables(sandbox_id)
         # The id makes it run once, however often the request is repeated.
-        await (await sandbox.start(command, command_id=SPEC_COMMAND)).detach()
+        await (await sandbox.start(command, command_id=SPEC_COMMAND, user=user, env=env)).detach()
         await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
 
     def _session_key(self, caller: Caller, record: Record) -> str | None:

@@ -50,6 +50,11 @@ class SessionKeys:
             return False
         return hmac.compare_digest(key.encode(), self.key(claims[0], owner, claims[1]).encode())
 
+    def inside(self, sandbox_id: str, owner: str | None) -> str:
+        """What a program in the sandbox may know its users by. It is good for nothing on this server: nothing is lost
+        if the sandbox gives it away."""
+        return self._mark("inside", sandbox_id, owner or "")
+
     def link(self, sandbox_id: str, port: int, grant: Grant) -> str:
         """What stands in a link to one port of one sandbox. It always has an end."""
         head = f"{grant.until or 0}.{grant.key_id or ''}"
