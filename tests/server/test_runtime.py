@@ -177,7 +177,7 @@ def test_only_runtimes_have_urls_at_the_root(server: RunningServer, client: http
         assert httpx.get(f"{server.url}{path}", trust_env=False, verify=False).status_code == 404
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a GPU": ({"enable_gpu": True}, "GPU"),
     "sysbox": ({"runtime_class": "sysbox-runc"}, "runtime class"),
     "an unknown field": ({"gpus": 1}, "gpus"),
@@ -199,28 +199,29 @@ def test_what_cannot_be_is_refused_with_the_reason(runtime: httpx.Client, client
     assert not everything(client)
 
 
-def test_a_session_whose_program_does_not_start_says_why(runtime: httpx.Client, client: httpx.Client) -> None:
-    wanted = {"session_id": "no-program", "image": "host", "command": ["/no/such/program"]}
-    assert runtime.post("/start", json=wanted).status_code >= 400
-    assert not everything(client), "nothing is left"
-    failed = runtime.get("/sessions/no-program").json()
+def test_a_session_that_cannot_be_started_says_why(runtime: httpx.Client, client: httpx.Client) -> None:
+    wanted = {"session_id": "no-image", **IDLES, "image": "no-such:image"}
+    assert runtime.post("/start", json=wanted).status_code == 422
+    failed = runtime.get("/sessions/no-image").json()
     assert (failed["status"], failed["pod_status"], failed["runtime_id"]) == ("error", "failed", None)
-    assert "such" in failed["reason"].lower()
-    assert runtime.get("/sessions/batch", params={"ids": "no-program"}).json() == [failed]
-    made = runtime.post("/start", json={**wanted, "command": ["sleep", "1000"]}).json()
+    assert "no-such:image" in failed["reason"]
+    assert runtime.get("/sessions/batch", params={"ids": "no-image"}).json() == [failed]
+    assert not everything(client), "nothing is left"
+    made = runtime.post("/start", json={**wanted, "image": "host"}).json()
     assert made["status"] == "running", "the next try counts"
 
 
+@pytest.mark.parametrize("command", [["/no/such/program"], "echo sorry; exit 3"], ids=["missing", "ends"])
 def test_a_session_whose_program_has_ended_is_an_error(
-    runtime: httpx.Client, start: Callable[..., dict[str, Any]]
+    runtime: httpx.Client, start: Callable[..., dict[str, Any]], command: object
 ) -> None:
-    made = start(command=["sh", "-c", "exit 3"])
+    made = start(command=command)
     deadline = time.monotonic() + 30
     while (seen := runtime.get(f"/sessions/{made['session_id']}").json())["status"] == "running":
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert (seen["status"], seen["url"], seen["session_api_key"]) == ("error", None, None)
-    assert seen["reason"]
+    assert ("127" in seen["reason"]) if command == ["/no/such/program"] else ("3: sorry" in seen["reason"])
 
 
 def test_who_may(server: RunningServer, admin: httpx.Client, start: Callable[..., dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from atoll.model import Cause, Limits
 from atoll.network.policy import NetworkPolicy
 from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import Caller, Scope
-from atoll.service.models import ExposedPort, SandboxInfo, SandboxSettings, SandboxStart, SandboxStatus
+from atoll.service.models import CommandEndInfo, ExposedPort, SandboxInfo, SandboxSettings, SandboxStart, SandboxStatus
 from atoll.service.refusals import SessionNotFoundError
 from atoll.service.runtime_models import PORTS, SERVICES, STATUSES, RuntimeInfo, RuntimeStart
 from atoll.service.sandboxes import SandboxService
@@ -99,7 +99,7 @@ class RuntimeService:
         found = {info.session_id: info for info in reversed(await self._all(caller))}
         return [found.get(session_id) or self._unmade(caller, session_id) for session_id in session_ids]
 
-    async def list(self, caller: Caller) -> list[RuntimeInfo]:
+    async def running(self, caller: Caller) -> list[RuntimeInfo]:
         """Those that run or are being started, the newest first: OpenHands counts all that it finds here."""
         return [info for info in await self._all(caller) if info.status in ("running", "starting")]
 
@@ -127,8 +127,8 @@ class RuntimeService:
         if not await self._sandboxes.delete_sandbox(caller, record.id):
             raise _no_runtime(runtime_id)
         status, pod_status = STATUSES[SandboxStatus.MISSING]
-        gone = {"status": status, "pod_status": pod_status, "url": None, "work_hosts": {}, "session_api_key": None}
-        return shown.model_copy(update=gone)
+        nowhere: dict[str, object] = {"url": None, "work_hosts": {}, "session_api_key": None}
+        return shown.model_copy(update={"status": status, "pod_status": pod_status, **nowhere})
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class RuntimeService:
         status, pod_status = STATUSES[at]
         urls = self._urls(info) if running else {}
         key = self._sandboxes.inside_key(info.id, info.created_by_user_id)
-        reason = f"its command has ended: {info.command_end.cause}" if info.command_end is not None else info.reason
+        reason = info.reason if info.command_end is None else _ending(info.command_end)
         return RuntimeInfo(
             runtime_id=info.id,
             session_id=session_id,
@@ -276,6 +276,11 @@ def _scaled(limits: Limits, factor: float) -> Limits:
     if limits.pids is not None:
         found["pids"] = max(2, int(limits.pids * factor))
     return Limits.model_validate(found)
+
+
+def _ending(end: CommandEndInfo) -> str:
+    code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
+    return f"its command has ended{code}: {end.output[-500:].strip() or end.cause}"
 
 
 def _no_runtime(runtime_id: str) -> SessionNotFoundError:

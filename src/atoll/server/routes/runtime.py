@@ -41,7 +41,7 @@ async def resume(caller: Manager, services: Services_, wanted: RuntimeChoice) ->
 @router.get("/list", operation_id="list_runtimes")
 async def list_all(caller: Reader, services: Services_) -> RuntimeList:
     """The caller's runtimes that run or are being started, the newest first."""
-    return RuntimeList(runtimes=await services.runtimes.list(caller))
+    return RuntimeList(runtimes=await services.runtimes.running(caller))
 
 
 @router.get("/sessions/batch", operation_id="batch_get_sessions")
