@@ -16,7 +16,7 @@ SOCKET = "SOCKET"
 class Line:
     method: str
     path: str
-    """Below /api/v1."""
+    """Below /api/v1, or from the root if it begins with /runtime."""
     scope: str
     """What a key needs. `public`: nothing; `mark`: what is in the request itself is the credential."""
     session: bool = False
@@ -113,6 +113,13 @@ MATRIX = (
     Line("GET", "/webhooks", "read"),
     Line("PUT", "/webhooks", "manage", body={"url": "http://127.0.0.1:1/", "secret": "00" * 32}),
     Line("DELETE", "/webhooks/{webhook_id}", "manage"),
+    # runtimes
+    Line("POST", "/runtime/start", "manage", body={"image": "no-such:image", "session_id": "x"}),
+    *(Line("POST", f"/runtime/{act}", "manage", body={"runtime_id": "none"}) for act in ("stop", "pause", "resume")),
+    Line("GET", "/runtime/list", "read"),
+    Line("GET", "/runtime/sessions/batch", "read"),
+    Line("GET", "/runtime/sessions/{session_id}", "read"),
+    Line("GET", "/runtime/runtime/{runtime_id}", "read"),
     # keys and users
     Line("GET", "/keys", "keys"),
     Line("POST", "/keys", "keys", body={"user_id": "ann", "scopes": ["read"]}),

@@ -203,12 +203,17 @@ def test_a_session_that_cannot_be_started_says_why(runtime: httpx.Client, client
     wanted = {"session_id": "no-image", **IDLES, "image": "no-such:image"}
     assert runtime.post("/start", json=wanted).status_code == 422
     failed = runtime.get("/sessions/no-image").json()
-    assert (failed["status"], failed["pod_status"], failed["runtime_id"]) == ("error", "failed", None)
+    assert (failed["status"], failed["pod_status"]) == ("error", "failed")
     assert "no-such:image" in failed["reason"]
     assert runtime.get("/sessions/batch", params={"ids": "no-image"}).json() == [failed]
     assert not everything(client), "nothing is left"
     made = runtime.post("/start", json={**wanted, "image": "host"}).json()
     assert made["status"] == "running", "the next try counts"
+    assert runtime.post("/stop", json={"runtime_id": made["runtime_id"]}).status_code == 200
+    assert runtime.post("/start", json=wanted).status_code == 422
+    assert runtime.post("/pause", json={"runtime_id": failed["runtime_id"]}).status_code == 404
+    assert runtime.post("/stop", json={"runtime_id": failed["runtime_id"]}).json()["status"] == "stopped"
+    assert runtime.get("/sessions/no-image").status_code == 404, "OpenHands stops what it deletes, also this"
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], "echo sorry; exit 3"], ids=["missing", "ends"])

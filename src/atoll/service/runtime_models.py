@@ -81,8 +81,8 @@ class RuntimeChoice(BaseModel):
 
 
 class RuntimeInfo(BaseModel):
-    runtime_id: str | None
-    """The id of the sandbox. Null before it has one, and after it could not be made."""
+    runtime_id: str
+    """The id of the sandbox. Before it has one, and after it could not be made, one that can only be stopped."""
     session_id: str
     status: RuntimeStatus
     pod_status: PodStatus
@@ -93,7 +93,7 @@ class RuntimeInfo(BaseModel):
     work_hosts: dict[str, int] = {}
     """Where its web applications answer, and on which ports they listen inside."""
     session_api_key: str | None = None
-    """What its agent server takes as `X-Session-API-Key`. It is good for nothing else, and shown only while it runs."""
+    """What its agent server takes as `X-Session-API-Key`. It is good for nothing else."""
     image: str
     working_dir: str
     created_at: datetime | None = None

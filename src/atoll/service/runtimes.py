@@ -29,6 +29,8 @@ from atoll.workers import in_portions
 SESSION_LABEL = "runtime_session_id"
 _PATIENCE_S = 8.0
 """OpenHands waits 15 s for an answer; what takes longer, such as a pull, goes on without it."""
+_UNMADE = "unmade."
+"""What stands before the session in the id of a runtime without a sandbox."""
 _MOST_FAILURES = 32
 """Of each user: why a session that somebody may still ask for could not be started."""
 
@@ -122,13 +124,13 @@ class RuntimeService:
 
     async def stop(self, caller: Caller, runtime_id: str) -> RuntimeInfo:
         """Delete it: nothing of the session remains, and its id may be used again."""
+        if runtime_id.startswith(_UNMADE):
+            return await self._forget(caller, runtime_id.removeprefix(_UNMADE))
         record = await self._runtime(caller, runtime_id)
         shown = self._shown(caller, self._sandboxes.info(caller, record), record.labels[SESSION_LABEL])
         if not await self._sandboxes.delete_sandbox(caller, record.id):
             raise _no_runtime(runtime_id)
-        status, pod_status = STATUSES[SandboxStatus.MISSING]
-        nowhere: dict[str, object] = {"url": None, "work_hosts": {}, "session_api_key": None}
-        return shown.model_copy(update={"status": status, "pod_status": pod_status, **nowhere})
+        return _stopped(shown)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -163,6 +165,20 @@ class RuntimeService:
                 with suppress(SandboxError):
                     await self._sandboxes.delete_sandbox(caller, made.id)
             raise
+
+    async def _forget(self, caller: Caller, session_id: str) -> RuntimeInfo:
+        """Stop one that is being started, or could not be."""
+        shown = self._unmade(caller, session_id)
+        if shown is None:
+            raise _no_runtime(_UNMADE + session_id)
+        if (going := self._starting.get((caller.user_id, session_id))) is not None:
+            going.task.cancel()
+            await asyncio.wait({going.task})
+        self._failed.get(caller.user_id, {}).pop(session_id, None)
+        made = await self._of_session(caller, session_id)
+        if made is not None:
+            await self._sandboxes.delete_sandbox(caller, made.id)
+        return _stopped(shown)
 
     def _over(self, place: tuple[str, str], wanted: RuntimeStart, task: asyncio.Task[SandboxInfo]) -> None:
         del self._starting[place]
@@ -206,7 +222,7 @@ class RuntimeService:
         assert wanted is not None
         status, pod_status = STATUSES[SandboxStatus.STARTING if going is not None else SandboxStatus.ERROR]
         return RuntimeInfo(
-            runtime_id=None,
+            runtime_id=_UNMADE + session_id,
             session_id=session_id,
             status=status,
             pod_status=pod_status,
@@ -231,7 +247,7 @@ class RuntimeService:
             reason="" if running else reason,
             url=urls.get("AGENT_SERVER"),
             work_hosts={urls[name]: PORTS[name] for name in ("WORKER_1", "WORKER_2") if name in urls},
-            session_api_key=key if running and Scope.USE in caller.scopes else None,
+            session_api_key=key if status in ("running", "starting") and Scope.USE in caller.scopes else None,
             image=info.image,
             working_dir=info.work_dir,
             created_at=info.created_at,
@@ -281,6 +297,12 @@ def _scaled(limits: Limits, factor: float) -> Limits:
 def _ending(end: CommandEndInfo) -> str:
     code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
     return f"its command has ended{code}: {end.output[-500:].strip() or end.cause}"
+
+
+def _stopped(shown: RuntimeInfo) -> RuntimeInfo:
+    status, pod_status = STATUSES[SandboxStatus.MISSING]
+    nowhere: dict[str, object] = {"url": None, "work_hosts": {}, "session_api_key": None}
+    return shown.model_copy(update={"status": status, "pod_status": pod_status, **nowhere})
 
 
 def _no_runtime(runtime_id: str) -> SessionNotFoundError:
