@@ -1,4 +1,4 @@
-"""OpenHands's `RemoteSandboxService`, as Atoll has it, on a real server: the same life, with the sandboxes elsewhere."""
+"""OpenHands's `RemoteSandboxService`, as Atoll has it, on a real server: the same life, the sandboxes elsewhere."""
 
 from __future__ import annotations
 
