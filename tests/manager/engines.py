@@ -14,7 +14,7 @@ from atoll.engines.local.record import Records
 from atoll.engines.local.waiting import Deadline
 from atoll.engines.process import ProcessEngine
 from atoll.errors import EngineError
-from atoll.model import Handle, Limits, Observation, SandboxSpec
+from atoll.model import Capability, Handle, Limits, Observation, SandboxSpec
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ class TroubledProcess(TroubledEngine, ProcessEngine):
     pass
 
 
+class Restless(TroubledProcess):
+    """One that cannot pause."""
+
+    capabilities = ProcessEngine.capabilities - {Capability.PAUSE}
+
+
 class _Kernel(TroubledEngine):
     """Those that pause."""
 
@@ -104,7 +110,7 @@ class _Kernel(TroubledEngine):
 
     async def pause(self, handle: Handle) -> None:
         await self._trouble("pause")
-        await super().pause(handle)  # type: ignore[misc]
+        await super().pause(handle)
 
     async def set_limits(self, handle: Handle, limits: Limits) -> None:
         await self._trouble("set_limits")
@@ -112,7 +118,7 @@ class _Kernel(TroubledEngine):
 
     async def resume(self, handle: Handle) -> None:
         await self._trouble("resume")
-        await super().resume(handle)  # type: ignore[misc]
+        await super().resume(handle)
 
 
 class TroubledNative(_Kernel, NativeEngine):  # type: ignore[misc]

@@ -41,7 +41,7 @@ from atoll.service import (
     UserNotFoundError,
 )
 from atoll.service.hidden_paths import without_paths
-from atoll.service.refusals import WebhookNotFoundError
+from atoll.service.refusals import SessionNotFoundError, WebhookNotFoundError
 from atoll.signature import SignatureError
 from atoll.store import AlreadyThereError, StoreError
 
@@ -58,6 +58,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (SandboxSpecNotFoundError, 404),
     (UserNotFoundError, 404),
     (KeyNotFoundError, 404),
+    (SessionNotFoundError, 404),
     (WebhookNotFoundError, 404),
     (ConflictError, 409),
     (SandboxPausedError, 409),

@@ -16,7 +16,7 @@ from atoll.finishing import finish
 from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.manus import TASK_LABEL
-from atoll.model import Cause, State, effective_limits
+from atoll.model import Capability, Cause, State, effective_limits
 from atoll.service import exposed_ports, lookup, startup
 from atoll.service.callbacks import CALLBACK_LABEL, Callbacks
 from atoll.service.hidden_paths import without_paths
@@ -41,15 +41,23 @@ from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
 from atoll.service.session_keys import Grant, SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import Recipe, SandboxSpecService
+from atoll.service.workload import Workload
 from atoll.workers import in_portions
 
 SPEC_LABEL = "sandbox_spec_id"
 SPEC_COMMAND = "spec-command"
 """The id of the command that a sandbox of a spec is started with."""
-_OWN_LABELS = (SPEC_LABEL, exposed_ports.PORT_LABEL, *startup.HEALTH_LABELS, CALLBACK_LABEL)
+_OWN_LABELS = (
+    SPEC_LABEL,
+    exposed_ports.PORT_LABEL,
+    *startup.HEALTH_LABELS,
+    CALLBACK_LABEL,
+    "runtime_session_id",
+)
 _IN_PLACE = ""
 """The spec id of a sandbox that was described on the spot."""
 _MOST_OWNERS = 100_000
+_OWN_S = 10.0
 
 
 class SandboxService:
@@ -157,15 +165,17 @@ class SandboxService:
 
     # --- living ---------------------------------------------------------------------------------------------------
 
-    async def start_sandbox(self, caller: Caller, wanted: SandboxStart, *, key: str | None = None) -> SandboxInfo:
-        """A sandbox of a spec, of the default one, or as described on the spot.
+    async def start_sandbox(
+        self, caller: Caller, wanted: SandboxStart, *, key: str | None = None, workload: Workload | None = None
+    ) -> SandboxInfo:
+        """A sandbox of a spec, of the default one, or as described on the spot, then with a `workload` if there is one.
 
         With the same idempotency key and the same request it is the same sandbox. LimitReachedError when there is no
         room, SandboxSpecNotFoundError, ConflictError if the name is taken.
         """
         if wanted.settings is not None and wanted.sandbox_spec_id is not None:
             raise ValueError("give either sandbox_spec_id or settings, not both")
-        recipe = Recipe()
+        recipe, workload = Recipe(), workload or Workload()
         if wanted.settings is None:
             spec, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
             spec_id, access = spec.id, self.specs.access(caller, wanted.registry_login, spec)
@@ -177,8 +187,8 @@ class SandboxService:
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
         task = {} if wanted.task_id is None else {TASK_LABEL: wanted.task_id}
-        ports = exposed_ports.merged(recipe.ports(), wanted.exposed_ports)
-        labels = {**wanted.labels, **task, SPEC_LABEL: spec_id, **exposed_ports.labels_of(ports)}
+        ports = exposed_ports.merged(recipe.ports(), workload.ports, wanted.exposed_ports)
+        labels = {**wanted.labels, **workload.labels, **task, SPEC_LABEL: spec_id, **exposed_ports.labels_of(ports)}
         labels |= _marks(recipe.health if wanted.health is None else wanted.health, ports)
         labels |= {CALLBACK_LABEL: "yes"} if (recipe.callback if wanted.callback is None else wanted.callback) else {}
         variables = exposed_ports.variables_of(ports, settings.env)
@@ -189,8 +199,9 @@ class SandboxService:
             with pulling_with(access):
                 made.append(await self._create(caller, wanted, settings, labels, key))
             await self._equip(made[0])
-            if recipe.command is not None:
-                await self._start_command(made[0], recipe.command)
+            command = recipe.command if workload.command is None else workload.command
+            if command is not None:
+                await self._start_command(made[0], command, workload)
             return await self.describe(caller, made[0])
 
     async def fork_sandbox(
@@ -349,6 +360,10 @@ class SandboxService:
             raise NotAuthenticatedError("invalid session key", hint="A session key is good while its sandbox runs.")
         return info
 
+    def inside_key(self, sandbox_id: str, owner: str | None) -> str:
+        """What a program in the sandbox may know its users by."""
+        return self._session_keys.inside_key(sandbox_id, owner)
+
     async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
         """Raises ForbiddenError for a port that is not exposed."""
         record = await self._existing(caller, sandbox_id)
@@ -496,10 +511,16 @@ class SandboxService:
         if startup.is_waited_for(record):
             self.startups.begin(sandbox_id)
 
-    async def _start_command(self, sandbox_id: str, command: list[str]) -> None:
+    async def _start_command(self, sandbox_id: str, command: list[str] | str, workload: Workload) -> None:
         sandbox = await self.manager.get_sandbox(sandbox_id)
+        user = workload.user if Capability.USERS in (await sandbox._the_engine()).capabilities else None
+        if user is not None:
+            given = await sandbox.exec(["chown", user, sandbox.spec.work_dir], user="0:0", timeout=_OWN_S)
+            if not given.success:
+                raise SpecError(f"the work directory cannot be given to user {user}: {given.stderr[-500:]}")
+        env = workload.variables(sandbox_id)
         # The id makes it run once, however often the request is repeated.
-        await (await sandbox.start(command, command_id=SPEC_COMMAND)).detach()
+        await (await sandbox.start(command, command_id=SPEC_COMMAND, user=user, env=env)).detach()
         await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
 
     def _session_key(self, caller: Caller, record: Record) -> str | None:
