@@ -205,7 +205,9 @@ def test_a_star_is_every_name_and_nothing_inside(internet: Internet, make: Make,
     seen, packets = internet.mark()
     inside = ("inside.test", "meta.test", "loop.test", "host.test", PRIVATE, METADATA)
     hosts = " ".join(("allowed.test", "stranger.test", *inside))
-    found = sandbox.exec(f"for host in {hosts}; do curl -sS -m 20 http://$host/; done; curl -sS -m 20 http://{WEB}:8080/")
+    found = sandbox.exec(
+        f"for host in {hosts}; do curl -sS -m 20 http://$host/; done; curl -sS -m 20 http://{WEB}:8080/"
+    )
     assert "CANARY" not in found.stdout + found.stderr
     assert web_requests(internet, seen) == [(WEB, "allowed.test"), (WEB, "stranger.test")]
     assert not [each for each in destinations(internet, packets) if not each.startswith(WEB)]
