@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from atoll import manus
-from atoll.errors import SpecError
+from atoll.errors import ConflictError, SandboxNotFoundError, SpecError
 from atoll.export import Export
-from atoll.model import Cause, ExecutionResult, SandboxSpec
+from atoll.model import Cause, ExecutionResult, Handle, SandboxSpec
 from atoll.network.policy import NetworkRules
 from atoll.service.models import ForkStart, SandboxSettings, SandboxStart
 
@@ -169,3 +169,25 @@ def test_wrong_names_of_a_command_are_refused(names: dict[str, object]) -> None:
 def test_an_export_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         Export(**{"target": "/tmp/x", **wrong})
+
+
+def test_the_command_line_finds_a_sandbox_by_id_name_or_task() -> None:
+    from atoll.cli.target import called
+    from atoll.engines.unsafe import UnsafeEngine
+
+    def handle(id: str, **labels: str) -> Handle:
+        return Handle("x", id, SandboxSpec(labels=labels), 0.0)
+
+    engine = UnsafeEngine.__new__(UnsafeEngine)  # nothing is asked of it
+    found = [
+        (engine, handle("a", task_id="t")),
+        (engine, handle("b", **{"atoll.name": "box"}, task_id="u")),
+        (engine, handle("c", task_id="u")),
+        (engine, handle("t")),
+    ]
+    assert [called(text, found)[1].sandbox_id for text in ("a", "box", "t")] == ["a", "b", "t"]
+    with pytest.raises(ConflictError) as refused:
+        called("u", found)
+    assert refused.value.hint == "Name one by its id: b, c."
+    with pytest.raises(SandboxNotFoundError):
+        called("nothing", found)
