@@ -257,7 +257,7 @@ async def test_a_journal_of_the_second_version_goes_on(tmp_path: Path) -> None:
 
 
 async def test_reports_displace_only_older_reports_of_the_same_owner(tmp_path: Path) -> None:
-    keep = Retention(events_per_owner=1000, reports_per_owner=5, events=50)
+    keep = Retention(events_per_owner=4, reports_per_owner=5, events=50)
     journal = Journal(tmp_path / "j.db", retention=keep)
     await journal.open()
     change = Event(1.0, "s1", State.RUNNING, State.PAUSED)
@@ -267,6 +267,7 @@ async def test_reports_displace_only_older_reports_of_the_same_owner(tmp_path: P
         report = Event(2.0, "s1", State.PAUSED, State.PAUSED, reason=str(number), kind="callback", data="{}")
         journal.add([report], "ann")
         journal.write(record(1, owner="ann"))
+    journal.write(ended(2, "ann"))  # what is too much of one owner is looked at when a sandbox ends
     found = await journal.events(after=0, owner="ann", limit=1000)
     assert [event.kind for event in found] == ["state", *["callback"] * 5]
     assert [event.reason for event in found[1:]] == [str(number) for number in range(595, 600)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from server.running import running_server, start_server
+from server.running import RunningServer, running_server, start_server
 from server.waiting import WEB, events, launch, run, start, until
 
 PORT = {"name": "AGENT_SERVER", "port": 8000}
@@ -68,6 +68,21 @@ def test_it_is_an_error_at_once_when_the_command_dies(api: httpx.Client) -> None
     failed = state(api, info["id"])
     assert failed["status"] == "ERROR"
     assert failed["reason"] == "the command of its spec ended with exit code 7: cannot open the database"
+    (event,) = until(lambda: events(api, info["id"], "health"))
+    assert (event["data"], event["reason"]) == ({"status": "ERROR"}, failed["reason"])
+
+
+def test_a_command_that_dies_later_takes_the_session_key_along(api: httpx.Client, native_server: RunningServer) -> None:
+    api.delete("/sandbox-specs/mortal")
+    spec = {"id": "mortal", "command": ["python3", "-c", WEB, "8000"], "exposed_ports": [PORT], "health": {}}
+    assert api.post("/sandbox-specs", json=spec).status_code == 201
+    info = start(api, sandbox_spec_id="mortal")
+    key = api.get(f"/sandboxes/{info['id']}/wait").json()["session_api_key"]
+    with native_server.client("", **{"X-Session-API-Key": key}) as session:
+        assert session.get("/sandboxes/by-session-key").json()["id"] == info["id"]
+        api.post(f"/sandboxes/{info['id']}/commands/spec-command/kill", json={}).raise_for_status()
+        until(lambda: state(api, info["id"])["status"] == "ERROR")
+        assert session.get("/sandboxes/by-session-key").status_code == 401
 
 
 def test_a_fork_has_ports_and_a_callback_of_its_own_and_no_check(api: httpx.Client) -> None:

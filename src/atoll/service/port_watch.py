@@ -12,6 +12,7 @@ import json
 import logging
 import time
 
+from atoll import buffers
 from atoll.errors import SandboxError
 from atoll.guest import connections
 from atoll.guest.guest import Guest
@@ -66,6 +67,7 @@ class PortWatch:
         self._used_again.discard(sandbox_id)
 
     async def _follow(self, sandbox_id: str) -> None:
+        buffers.holding.set(None)  # the request that began this is soon over, and its memory with it
         step = 0
         try:
             while step < len(_PAUSES_S):

@@ -14,6 +14,7 @@ import re
 import time
 from contextlib import suppress
 
+from atoll import buffers
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
 from atoll.guest.guest import Guest
 from atoll.manager import Record, SandboxManager
@@ -91,6 +92,7 @@ class Startups:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, sandbox_id: str) -> None:
+        buffers.holding.set(None)  # the request that began this is soon over, and its memory with it
         try:
             await self._until_healthy(sandbox_id)
         except SandboxError as error:
