@@ -87,7 +87,19 @@ class TroubledEngine(_Real):
         return self._records
 
 
-class TroubledProcess(TroubledEngine, ProcessEngine):
+class _Pausing(TroubledEngine):
+    """Those that pause."""
+
+    async def pause(self, handle: Handle) -> None:
+        await self._trouble("pause")
+        await super().pause(handle)
+
+    async def resume(self, handle: Handle) -> None:
+        await self._trouble("resume")
+        await super().resume(handle)
+
+
+class TroubledProcess(_Pausing, ProcessEngine):
     pass
 
 
@@ -97,8 +109,8 @@ class Restless(TroubledProcess):
     capabilities = ProcessEngine.capabilities - {Capability.PAUSE}
 
 
-class _Kernel(TroubledEngine):
-    """Those that pause."""
+class _Kernel(_Pausing):
+    """Those with control groups."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -108,17 +120,9 @@ class _Kernel(TroubledEngine):
     def records(self) -> Records:
         return self._places.records  # type: ignore[attr-defined, no-any-return]
 
-    async def pause(self, handle: Handle) -> None:
-        await self._trouble("pause")
-        await super().pause(handle)
-
     async def set_limits(self, handle: Handle, limits: Limits) -> None:
         await self._trouble("set_limits")
         await super().set_limits(handle, limits)  # type: ignore[misc]
-
-    async def resume(self, handle: Handle) -> None:
-        await self._trouble("resume")
-        await super().resume(handle)
 
 
 class TroubledNative(_Kernel, NativeEngine):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from manager.waiting import until
 Make = Callable[..., SandboxManager]
 
 
-ENGINES = ("native", "oci")
+ENGINES = ("native", "oci", "process")
 """Those that can pause."""
 
 

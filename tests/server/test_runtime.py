@@ -82,8 +82,9 @@ def test_a_session_is_its_users_own_and_starts_once(
     assert first["session_id"] == "of-ann"
     assert runtime.get("/sessions/of-ann").json() == first
     assert runtime.get(f"/runtime/{first['runtime_id']}").json() == first
-    other = runtime.post("/start", json={**wanted, "environment": {"A": "2"}})
-    assert (other.status_code, other.json()["code"]) == (409, "conflict")
+    for changed in ({"environment": {"A": "2"}}, {"command": ["sleep", "2"]}, {"run_as_user": 5}):
+        other = runtime.post("/start", json={**wanted, **changed})
+        assert (other.status_code, other.json()["code"]) == (409, "conflict")
     assert server.key is not None
     for key in (bob.key, server.key):
         with runtime_client(server, key) as theirs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -27,6 +28,8 @@ from atoll.service.workload import Workload
 from atoll.workers import in_portions
 
 SESSION_LABEL = "runtime_session_id"
+_REQUEST_LABEL = f"{SESSION_LABEL}.request"
+"""Makes another command, say, another request: what is asked for beyond the sandbox itself."""
 _PATIENCE_S = 8.0
 """OpenHands waits 15 s for an answer; what takes longer, such as a pull, goes on without it."""
 _UNMADE = "unmade."
@@ -151,7 +154,7 @@ class RuntimeService:
             variables=lambda sandbox_id: _variables(self._sandboxes.inside_key(sandbox_id, caller.user_id)),
             # OpenHands opens their URLs without a credential of ours: what listens there asks for its own.
             ports=[ExposedPort(name=name, port=port, public=True) for name, port in PORTS.items()],
-            labels={SESSION_LABEL: wanted.session_id},
+            labels={SESSION_LABEL: wanted.session_id, _REQUEST_LABEL: _mark(wanted)},
         )
         start = SandboxStart(settings=settings, env=wanted.environment)
         try:
@@ -267,6 +270,10 @@ class RuntimeService:
         return {"AGENT_SERVER": base.rstrip("/")} | {
             _name(port): f"{scheme}://{name}-{host}" for name, port in SERVICES.items()
         }
+
+
+def _mark(wanted: RuntimeStart) -> str:
+    return hashlib.sha256(wanted.model_dump_json().encode()).hexdigest()
 
 
 def origin_of(url: str) -> str:

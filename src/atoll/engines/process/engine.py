@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from atoll.errors import EngineUnavailableError, SandboxGoneError, SpecError, Un
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State
 from atoll.settings import Settings
 
-_PAUSE_S = 10.0
+_PAUSE_S, _KEEP_S = 10.0, 1.0
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
@@ -46,6 +47,8 @@ class ProcessEngine(LocalEngine):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._exclusion = Exclusion(self._records.home)
+        self._kept: dict[str, float] = {}
+        """When paused sandboxes were last looked through, which costs something for each of their processes."""
         machine = Claims("users", settings.data_dir) if os.geteuid() == 0 else None
         self._users = Users(settings.data_dir / self.name / ".users", machine)
 
@@ -58,7 +61,10 @@ class ProcessEngine(LocalEngine):
         still = self._stillness(handle) if seen.state is State.RUNNING else None
         if still is None or not still.is_noted:
             return seen
-        if not self._exclusion.is_busy(handle.sandbox_id):  # else somebody lets it go on just now
+        now = time.monotonic()
+        late = now >= self._kept.get(handle.sandbox_id, 0.0) + _KEEP_S
+        if late and not self._exclusion.is_busy(handle.sandbox_id):  # else somebody lets it go on just now
+            self._kept = {id: at for id, at in self._kept.items() if at + _KEEP_S > now} | {handle.sandbox_id: now}
             await still.keep()
         return Observation(State.PAUSED)
 
