@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll import manus
+from atoll.cli import spec_file
+from atoll.cli.target import called
+from atoll.engines.unsafe import UnsafeEngine
 from atoll.errors import ConflictError, SandboxNotFoundError, SpecError
 from atoll.export import Export
 from atoll.model import Cause, ExecutionResult, Handle, SandboxSpec
+from atoll.network.decision import Judge
 from atoll.network.policy import NetworkRules
 from atoll.service.models import ForkStart, SandboxSettings, SandboxStart
 
@@ -121,10 +128,6 @@ def test_requests_are_refused_with_a_hint(
 
 
 def test_a_star_allows_every_domain_and_nothing_else() -> None:
-    from ipaddress import ip_address
-
-    from atoll.network.decision import Judge
-
     judge = Judge(SandboxSpec.of(allowedDomains=["*"]).network)
     assert judge.name("any.example", 443, "web")
     assert judge.lookup("any.example")
@@ -172,9 +175,6 @@ def test_an_export_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None
 
 
 def test_the_command_line_finds_a_sandbox_by_id_name_or_task() -> None:
-    from atoll.cli.target import called
-    from atoll.engines.unsafe import UnsafeEngine
-
     def handle(id: str, **labels: str) -> Handle:
         return Handle("x", id, SandboxSpec(labels=labels), 0.0)
 
@@ -191,3 +191,26 @@ def test_the_command_line_finds_a_sandbox_by_id_name_or_task() -> None:
     assert refused.value.hint == "Name one by its id: b, c."
     with pytest.raises(SandboxNotFoundError):
         called("nothing", found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", "memroy = 1", "'memroy' is not known"),
+        ("a.toml", "memory = ", "is not TOML"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "[" * 100_000, "is not JSON"),
+        ("a.json", "[]", "does not describe a sandbox"),
+        ("a.json", " " * (1 << 21), "is larger than"),
+    ],
+)
+def test_a_file_that_describes_no_sandbox_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError) as refused:
+        spec_file.read(tmp_path / name)
+    assert said in refused.value.reason
+
+
+def test_a_file_describes_a_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(EXAMPLE))
+    assert SandboxSpec.of(**spec_file.read(tmp_path / "a.json")) == SandboxSpec.of(**EXAMPLE)
