@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from atoll import manus
+from atoll import Sandbox, manus
 from atoll.cli import spec_file
 from atoll.cli.target import called
 from atoll.engines.unsafe import UnsafeEngine
 from atoll.errors import ConflictError, SandboxNotFoundError, SpecError
 from atoll.export import Export
+from atoll.manager.request import Request
 from atoll.model import Cause, ExecutionResult, Handle, SandboxSpec
 from atoll.network.decision import Judge
 from atoll.network.policy import NetworkRules
 from atoll.service.models import ForkStart, SandboxSettings, SandboxStart
 
 GIB = 1 << 30
+REST: dict[str, Any] = dict.fromkeys(("labels", "env", "name", "owner", "key", "lifetime", "timeout", "engine"))
 EXAMPLE: dict[str, Any] = {
     "image": "manus-sandbox:latest",
     "resources": {"cpu": 2, "memory": "4G", "disk": "20G"},
@@ -108,6 +110,13 @@ def test_what_is_wrong_is_refused_with_a_hint(values: dict[str, Any], said: str,
         assert hint in (refused.value.hint or "")
 
 
+@pytest.mark.parametrize("described", [5, "host", ["image"], {5: 1}])
+def test_what_is_no_description_is_refused(described: Any) -> None:
+    for make in (SandboxSpec.described, Sandbox, lambda config: Request.of(config, None, **REST)):
+        with pytest.raises(SpecError):
+            make(described)
+
+
 @pytest.mark.parametrize(
     ("model", "values", "said"),
     [
@@ -168,7 +177,19 @@ def test_wrong_names_of_a_command_are_refused(names: dict[str, object]) -> None:
         manus.captures({"captureOutput": True}, True)
 
 
-@pytest.mark.parametrize("wrong", [{"source": "/output/*/x"}, {"source": ""}, {"max_bytes": 0}, {"target": ""}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": "/output/*/x"},
+        {"source": ""},
+        {"source": 5},
+        {"max_bytes": 0},
+        {"max_items": "x"},
+        {"timeout_s": True},
+        {"target": ""},
+        {"target": 5},
+    ],
+)
 def test_an_export_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         Export(**{"target": "/tmp/x", **wrong})
