@@ -10,6 +10,7 @@ from typing import Protocol
 from atoll.errors import SandboxTimeoutError, SpecError
 
 _ALL_OF_IT = "/*"
+_NOT_PLAIN = frozenset("*?[\0")
 
 
 class Source(Protocol):
@@ -37,12 +38,7 @@ class Export:
     def __post_init__(self) -> None:
         if not isinstance(self.target, str | Path) or not str(self.target) or "\0" in str(self.target):
             raise SpecError(f"{str(self.target)!r} is not a directory to export to")
-        if (
-            not isinstance(self.source, str)
-            or any(letter in self.directory for letter in "*?[")
-            or not self.directory
-            or "\0" in self.directory
-        ):
+        if not isinstance(self.source, str) or not self.directory or set(self.directory) & _NOT_PLAIN:
             raise SpecError(
                 f"{self.source!r} cannot be exported",
                 hint="Name one directory or file, such as '/output' or '/output/*'.",
