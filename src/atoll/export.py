@@ -10,6 +10,7 @@ from typing import Protocol
 from atoll.errors import SandboxTimeoutError, SpecError
 
 _ALL_OF_IT = "/*"
+_NOT_PLAIN = frozenset("*?[\0")
 
 
 class Source(Protocol):
@@ -35,16 +36,17 @@ class Export:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if not str(self.target) or "\0" in str(self.target):
+        if not isinstance(self.target, str | Path) or not str(self.target) or "\0" in str(self.target):
             raise SpecError(f"{str(self.target)!r} is not a directory to export to")
-        if any(letter in self.directory for letter in "*?[") or not self.directory or "\0" in self.directory:
+        if not isinstance(self.source, str) or not self.directory or set(self.directory) & _NOT_PLAIN:
             raise SpecError(
                 f"{self.source!r} cannot be exported",
                 hint="Name one directory or file, such as '/output' or '/output/*'.",
             )
         for name in ("max_bytes", "max_items", "timeout_s"):
-            if not getattr(self, name) > 0:
-                raise SpecError(f"{name} must be more than 0, not {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise SpecError(f"{name} is a number of more than 0, not {value!r}")
 
     @classmethod
     def of(cls, wanted: Export | str | Path) -> Export:

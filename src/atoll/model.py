@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -155,6 +156,18 @@ class SandboxSpec(BaseModel):
     @property
     def has_writable_volume(self) -> bool:
         return any(not volume.read_only for volume in self.volumes)
+
+    @classmethod
+    def described(cls, values: object) -> SandboxSpec:
+        """From an object with the names of a spec, or as the Manus example has it. Raises SpecError."""
+        if not isinstance(values, Mapping):
+            raise SpecError(
+                f"{str(values)[:80]!r} does not describe a sandbox",
+                hint="Give a SandboxSpec, or an object such as {'image': 'host', 'memory': '1g'}.",
+            )
+        if not all(isinstance(name, str) for name in values):
+            raise SpecError("the names in the description of a sandbox are text")
+        return cls.of(**values)
 
     @classmethod
     def of(cls, **values: Any) -> SandboxSpec:

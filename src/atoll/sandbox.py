@@ -165,7 +165,8 @@ class AsyncSandbox:
         if spec is not None and given:
             raise SpecError(f"give either a spec or {', '.join(given)}, not both")
         self.id = new_sandbox_id()
-        self.spec = spec if isinstance(spec, SandboxSpec) else SandboxSpec.of(**(spec or given))
+        described = given if spec is None else spec
+        self.spec = described if isinstance(described, SandboxSpec) else SandboxSpec.described(described)
         self.timeout_s = _seconds(timeout)
         self._undo = undo if isinstance(undo, Undo) else Undo() if undo else _undo_of(self.spec)
         self._kept: list[str] | None = None

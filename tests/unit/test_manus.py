@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atoll import manus
+from atoll import Sandbox, manus
+from atoll.cli import spec_file
+from atoll.cli.target import called
+from atoll.engines.unsafe import UnsafeEngine
 from atoll.errors import ConflictError, SandboxNotFoundError, SpecError
 from atoll.export import Export
+from atoll.manager.request import Request
 from atoll.model import Cause, ExecutionResult, Handle, SandboxSpec
+from atoll.network.decision import Judge
 from atoll.network.policy import NetworkRules
 from atoll.service.models import ForkStart, SandboxSettings, SandboxStart
 
 GIB = 1 << 30
+REST: dict[str, Any] = dict.fromkeys(("labels", "env", "name", "owner", "key", "lifetime", "timeout", "engine"))
 EXAMPLE: dict[str, Any] = {
     "image": "manus-sandbox:latest",
     "resources": {"cpu": 2, "memory": "4G", "disk": "20G"},
@@ -101,6 +110,13 @@ def test_what_is_wrong_is_refused_with_a_hint(values: dict[str, Any], said: str,
         assert hint in (refused.value.hint or "")
 
 
+@pytest.mark.parametrize("described", [5, "host", ["image"], {5: 1}])
+def test_what_is_no_description_is_refused(described: Any) -> None:
+    for make in (SandboxSpec.described, Sandbox, lambda config: Request.of(config, None, **REST)):
+        with pytest.raises(SpecError):
+            make(described)
+
+
 @pytest.mark.parametrize(
     ("model", "values", "said"),
     [
@@ -121,10 +137,6 @@ def test_requests_are_refused_with_a_hint(
 
 
 def test_a_star_allows_every_domain_and_nothing_else() -> None:
-    from ipaddress import ip_address
-
-    from atoll.network.decision import Judge
-
     judge = Judge(SandboxSpec.of(allowedDomains=["*"]).network)
     assert judge.name("any.example", 443, "web")
     assert judge.lookup("any.example")
@@ -165,16 +177,19 @@ def test_wrong_names_of_a_command_are_refused(names: dict[str, object]) -> None:
         manus.captures({"captureOutput": True}, True)
 
 
-@pytest.mark.parametrize("wrong", [{"source": "/output/*/x"}, {"source": ""}, {"max_bytes": 0}, {"target": ""}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"source": "/output/*/x"}, {"source": ""}, {"source": 5}, {"target": ""}, {"target": 5}),
+        *({"max_bytes": 0}, {"max_items": "x"}, {"timeout_s": True}),
+    ],
+)
 def test_an_export_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         Export(**{"target": "/tmp/x", **wrong})
 
 
 def test_the_command_line_finds_a_sandbox_by_id_name_or_task() -> None:
-    from atoll.cli.target import called
-    from atoll.engines.unsafe import UnsafeEngine
-
     def handle(id: str, **labels: str) -> Handle:
         return Handle("x", id, SandboxSpec(labels=labels), 0.0)
 
@@ -191,3 +206,26 @@ def test_the_command_line_finds_a_sandbox_by_id_name_or_task() -> None:
     assert refused.value.hint == "Name one by its id: b, c."
     with pytest.raises(SandboxNotFoundError):
         called("nothing", found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", "memroy = 1", "'memroy' is not known"),
+        ("a.toml", "memory = ", "is not TOML"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "[" * 100_000, "is not JSON"),
+        ("a.json", "[]", "does not describe a sandbox"),
+        ("a.json", " " * (1 << 21), "is larger than"),
+    ],
+)
+def test_a_file_that_describes_no_sandbox_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError) as refused:
+        spec_file.read(tmp_path / name)
+    assert said in refused.value.reason
+
+
+def test_a_file_describes_a_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(EXAMPLE))
+    assert SandboxSpec.of(**spec_file.read(tmp_path / "a.json")) == SandboxSpec.of(**EXAMPLE)

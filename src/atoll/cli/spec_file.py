@@ -32,7 +32,5 @@ def read(path: Path) -> dict[str, Any]:
             raise
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise SpecError(f"'{path}' is not {kind}: {error}", hint="Name it *.json or *.toml by what it is.") from None
-    if not isinstance(found, dict):
-        raise SpecError(f"'{path}' does not describe a sandbox", hint="It has to be an object with names and values.")
-    SandboxSpec.of(**found)
-    return found
+    SandboxSpec.described(found)
+    return dict(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from atoll.errors import SpecError
 from atoll.manager.core import MARK, Core
@@ -23,6 +23,7 @@ LIFETIME = f"{_OWN}lifetime"
 """The label that says how long a sandbox may live, should the journal be lost."""
 
 
+@runtime_checkable
 class SpecSource(Protocol):
     """Settings that know what to ask an engine for, such as those of `atoll.openmanus`."""
 
@@ -109,10 +110,10 @@ class Request:
         setup: Sequence[str] | None = None,
     ) -> Request:
         """Raises SpecError for what makes no sense."""
-        if config is None or isinstance(config, Mapping):
-            spec = SandboxSpec.of(**config) if config else _PLAIN
-        elif isinstance(config, SandboxSpec):
+        if isinstance(config, SandboxSpec):
             spec = config
+        elif not isinstance(config, SpecSource):
+            spec = SandboxSpec.described(config) if config is not None else _PLAIN
         else:
             spec = config.spec()
             timeout = config.timeout if timeout is None else timeout
