@@ -126,6 +126,22 @@ def test_messages_are_bounded_in_size_number_and_rate(api: httpx.Client, made: d
     assert any(event["after"] == "RUNNING" for event in events(api, made["id"], "state")), "they displace no changes"
 
 
+def test_all_sandboxes_of_one_user_have_a_rate_together(api: httpx.Client, native_server: RunningServer) -> None:
+    mallory = new_user(api, "mallory-who-posts")
+    with native_server.client(mallory.key) as hers:
+        crowd = [start(hers, callback=True) for _ in range(4)]
+    many = [{"kind": "x"}] * 200
+    base = f"{native_server.url}/api/v1/webhooks"
+    answers = [
+        post({**info, "base": f"{base}/{info['id']}"}, "/events/c", many, info["session_api_key"])
+        for info in crowd
+        for _ in range(2)
+    ]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) >= 2, "each of them alone would be within its own rate"
+    assert "one user" in refused[-1].json()["detail"]
+
+
 def test_our_session_key_stays_outside_and_the_one_inside_goes_in_its_place(
     api: httpx.Client, native_server: RunningServer, made: dict[str, Any]
 ) -> None:

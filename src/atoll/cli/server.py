@@ -136,7 +136,7 @@ def events(
 ) -> None:
     """Show what happened to your sandboxes on the server."""
     found = _call("GET", "/events", params={"after": after, "limit": limit})["items"]
-    columns = ("number", "at", "sandbox_id", "before", "after", "cause", "reason")
+    columns = ("number", "at", "sandbox_id", "kind", "before", "after", "cause", "reason")
     show(found if as_json else [{name: event[name] for name in columns} for event in found], as_json)
 
 

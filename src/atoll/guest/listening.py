@@ -25,7 +25,8 @@ _TABLE_BYTES = 512 << 10
 _MAX_ENTRIES = 20_000
 _MAX_PROCESSES = 512
 _MAX_DESCRIPTORS = 4_096
-_AT_ONCE = 16
+_MAX_DESCRIPTORS_OF_ALL = 50_000
+_AT_ONCE = 8
 _MAX_NAME = 64
 _ROW = re.compile(
     r"\s*\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A (?:\S+ +){5}(\d{1,20})(?: |$)"
@@ -96,23 +97,26 @@ async def _holders(guest: Guest, inodes: set[str]) -> dict[str, int]:
         return {}
     pids = sorted(int(entry.path) for entry in entries if _PID.fullmatch(entry.path))
     found: dict[str, int] = {}
+    seen = 0
     for start in range(0, min(len(pids), _MAX_PROCESSES), _AT_ONCE):
         some = pids[start : start + _AT_ONCE]
         for pid, held in zip(some, await asyncio.gather(*(_sockets(guest, pid) for pid in some)), strict=True):
-            for inode in held & inodes:
+            seen += len(held)
+            for inode in inodes.intersection(held):
                 found.setdefault(inode, pid)
-        if len(found) == len(inodes):
+        if len(found) == len(inodes) or seen > _MAX_DESCRIPTORS_OF_ALL:
             break
     return found
 
 
-async def _sockets(guest: Guest, pid: int) -> set[str]:
+async def _sockets(guest: Guest, pid: int) -> list[str]:
+    """One for each of its descriptors: the inode of the socket, or something that is none."""
     try:
         entries = await guest.files.list(f"/proc/{pid}/fd", _MAX_DESCRIPTORS)
     except (OSError, SandboxResourceError):
-        return set()  # it has ended, is another user's, or has too many
+        return []  # it has ended, is another user's, or has too many
     matches = (_SOCKET.fullmatch(entry.target or "") for entry in entries)
-    return {match[1] for match in matches if match is not None}
+    return [match[1] if match is not None else "" for match in matches]
 
 
 async def _name(guest: Guest, pid: int) -> str | None:

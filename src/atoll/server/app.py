@@ -31,8 +31,10 @@ from atoll.server.turns import Weighing
 from atoll.settings import Settings
 
 PREFIX = "/api/v1"
-PUBLIC = frozenset({f"{PREFIX}/health", f"{PREFIX}/engine-events"})
+PUBLIC = frozenset({f"{PREFIX}/health", f"{PREFIX}/engine-events", f"{PREFIX}/webhooks/secrets"})
 """What needs no credential of a user."""
+_OF_A_SANDBOX = (f"{PREFIX}/sandboxes/by-session-key", f"{PREFIX}/webhooks/{{sandbox_id}}/")
+"""What only the session key of a sandbox is good for."""
 
 
 def make_app(settings: ServerSettings, installation: Settings | None = None, *, listens_on: str = "") -> FastAPI:
@@ -107,8 +109,9 @@ def _described(app: FastAPI) -> dict[str, Any]:
         for path, operations in document["paths"].items():
             for operation in operations.values():
                 if path not in PUBLIC:
+                    bearer = [] if path.startswith(_OF_A_SANDBOX) else [{"bearer": list[str]()}]
                     other = "key" if path.startswith(RUNTIME) else "session"
-                    operation["security"] = [{"bearer": []}, {other: []}]
+                    operation["security"] = [*bearer, {other: []}]
                 for status, answer in operation["responses"].items():
                     content = answer.get("content", {})
                     if status[0] in "45" and "application/json" in content:  # errors are problem+json and nothing else

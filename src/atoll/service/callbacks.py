@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from atoll.errors import SandboxNotFoundError
 from atoll.manager import Record, SandboxManager
@@ -27,11 +28,24 @@ MAX_MESSAGES = 200
 """The most in one request."""
 MAX_BODY = 1 << 20
 _MAX_MESSAGE = 16 << 10
-_RATE, _BURST = 20.0, 400.0
-_MAX_SANDBOXES = 10_000
+_MAX_BUCKETS = 10_000
 _MAX_WORD = 80
 _MAX_DEPTH = 32
 _MAX_KEY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """So many messages per second, and so many at once after a while without any."""
+
+    of: str
+    per_s: float
+    burst: float
+
+
+_OF_SANDBOX = _Rate("sandbox", 20.0, 400.0)
+_OF_USER = _Rate("user", 50.0, 1000.0)
+"""For all sandboxes of one user together: messages of all users are written by one thread."""
 
 
 class Callbacks:
@@ -48,7 +62,7 @@ class Callbacks:
         self._identities = identities
         self._public_url = public_url.rstrip("/")
         self._now = now
-        self._buckets: dict[str, tuple[float, float]] = {}
+        self._buckets: dict[tuple[_Rate, str], tuple[float, float]] = {}
 
     def variables(self, record: Record, *, url: bool) -> dict[str, str]:
         """What programs inside find in their environment, by the names that OpenHands's agent server has for it."""
@@ -88,7 +102,13 @@ class Callbacks:
         """Make each of them an event. RateLimitedError for too many; ValueError for more than one request may have."""
         if len(messages) > MAX_MESSAGES:
             raise ValueError(f"at most {MAX_MESSAGES} messages are taken at once")
-        self._count(sandbox_id, max(1, len(messages)))
+        record = await self._manager.recall(sandbox_id)
+        number = max(1, len(messages))
+        places = [(_OF_SANDBOX, sandbox_id), (_OF_USER, record.owner or "" if record is not None else "")]
+        for place in places:
+            self._need(place, number)
+        for place in places:
+            self._buckets[place] = (self._left(place) - number, self._now())
         if messages:
             events = [_event(conversation_id, message) for message in messages]
             await self._manager.report(sandbox_id, CALLBACK, events)
@@ -99,19 +119,21 @@ class Callbacks:
         own = claims is not None and claims[0] == record.id
         return inside or (own and self._session_keys.is_good(key, record.owner, time.time()))
 
-    def _count(self, sandbox_id: str, number: int) -> None:
-        now = self._now()
-        left, last = self._buckets.get(sandbox_id, (_BURST, now))
-        left = min(_BURST, left + (now - last) * _RATE)
+    def _need(self, place: tuple[_Rate, str], number: int) -> None:
+        rate, left = place[0], self._left(place)
         if left < number:
-            self._buckets[sandbox_id] = (left, now)
-            wait = math.ceil((number - left) / _RATE)
-            raise RateLimitedError(f"more than {_RATE:g} messages per second from one sandbox", retry_after_s=wait)
-        if len(self._buckets) >= _MAX_SANDBOXES:
-            full = [name for name, (some, at) in self._buckets.items() if some + (now - at) * _RATE >= _BURST]
-            for name in full:
-                del self._buckets[name]
-        self._buckets[sandbox_id] = (left - number, now)
+            wait = math.ceil((number - left) / rate.per_s)
+            raise RateLimitedError(
+                f"more than {rate.per_s:g} messages per second from one {rate.of}", retry_after_s=wait
+            )
+        if len(self._buckets) >= _MAX_BUCKETS:
+            for full in [each for each in self._buckets if self._left(each) >= each[0].burst]:
+                del self._buckets[full]
+
+    def _left(self, place: tuple[_Rate, str]) -> float:
+        rate, now = place[0], self._now()
+        left, at = self._buckets.get(place, (rate.burst, now))
+        return min(rate.burst, left + (now - at) * rate.per_s)
 
 
 def _event(conversation_id: str, message: object) -> tuple[str, str]:

@@ -32,6 +32,7 @@ from atoll.server.problems import respond
 from atoll.server.routes.sandboxes import SandboxId
 from atoll.server.services import Services
 from atoll.server.standing import remember
+from atoll.server.streaming import while_connected
 from atoll.service import Caller, ExposedUrl, ForbiddenError, Scope, Success
 from atoll.service.models import ExposedPort
 
@@ -82,10 +83,10 @@ async def link(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, 
 
 
 @router.get("", operation_id="list_sandbox_ports")
-async def ports(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> list[PortInfo]:
+async def ports(caller: SandboxReader, services: Services_, sandbox_id: SandboxId, request: Request) -> list[PortInfo]:
     """What listens inside, with its process, and which ports are exposed."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    found = await sandbox.ports()
+    found = await while_connected(request, sandbox.ports())
     urls = await services.sandboxes.exposed_urls(caller, sandbox_id)
     listed = [
         PortInfo(
