@@ -3,7 +3,7 @@
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup setup-test agent run demo test test-slow soak fairness check bench format generate clean
+.PHONY: help setup setup-test agent run demo test test-slow soak fairness upstream-openmanus check bench format generate clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ soak: setup-test ## a server under load for 40 minutes: nothing may grow; ARGS="
 
 fairness: setup-test ## what an ordinary user notices of a hostile one; ARGS="--seconds 5 --runs 1 --trips 10" for a quick look
 	@PYTHONPATH=tests $(BIN)/python -W ignore -m fairness.suite $(ARGS)
+
+upstream-openmanus: setup-test ## OpenManus's own tests on our classes; CHECKOUT=/path/to/its/clone
+	@$(BIN)/python tests/upstream/openmanus.py $(CHECKOUT)
 
 check: setup ## format, lint, types, layers, generated files, docs
 	@$(BIN)/ruff format --check .

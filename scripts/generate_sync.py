@@ -37,11 +37,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from atoll import manus
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
+from atoll.export import Export
 from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.listening import ListeningPort
@@ -102,7 +104,8 @@ def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, st
     positional = [argument.arg for argument in parts.args[1:]]
     keywords = [f"{argument.arg}={argument.arg}" for argument in parts.kwonlyargs]
     star = [f"*{parts.vararg.arg}"] if parts.vararg else []
-    return ast.unparse(parts), ", ".join([*positional, *star, *keywords])
+    rest = [f"**{parts.kwarg.arg}"] if parts.kwarg else []
+    return ast.unparse(parts), ", ".join([*positional, *star, *keywords, *rest])
 
 
 def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -156,7 +159,7 @@ def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
 def constructor(function: ast.FunctionDef) -> str:
     parameters, passed = arguments(function)
     return (
-        f"\n    def __init__({parameters}) -> None:\n"
+        f"\n    def __init__({parameters}) -> None:\n{docstring(function, ' ' * 8)}"
         f"        self._async = AsyncSandbox({passed})\n        self._portal = portal()\n"
     )
 

@@ -12,7 +12,7 @@ from atoll.settings import Settings
 
 _SHARED = (".base", ".users")
 _OF_SANDBOXES = ("*/.users/*", "*/.base/.*", "oci/sandboxes/*", "oci/ids/*", "oci/*/.*.*", "layers/*", "pool/layers/*")
-_NOT_OF_ENGINES = ("oci", "images", "layers", "pool", "manager")
+_NOT_OF_ENGINES = ("oci", "images", "layers", "pool", "manager", "openhands")
 """Directories beside those of the engines `process` and `unsafe-none`, whose every entry is a sandbox."""
 
 

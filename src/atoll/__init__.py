@@ -30,11 +30,13 @@ from atoll.errors import (
     SandboxPausedError,
     SandboxResourceError,
     SandboxTimeoutError,
+    SetupError,
     SpecError,
     StateError,
     StateInUseError,
     UnsupportedError,
 )
+from atoll.export import Export
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
 from atoll.guest.listening import ListeningPort
 from atoll.model import (
@@ -99,6 +101,7 @@ __all__ = [
     "EngineNotFoundError",
     "EngineUnavailableError",
     "ExecutionResult",
+    "Export",
     "FileEvent",
     "FileEventKind",
     "FileInfo",
@@ -132,6 +135,7 @@ __all__ = [
     "SandboxSettings",
     "SandboxSpec",
     "SandboxTimeoutError",
+    "SetupError",
     "Shell",
     "Snapshot",
     "SpecError",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from atoll import manus
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import Engine
+from atoll.export import Export
 from atoll.forwarding import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.listening import ListeningPort
@@ -238,7 +240,7 @@ class Sandbox:
 
     def __init__(
         self,
-        spec: SandboxSpec | None = None,
+        spec: SandboxSpec | Mapping[str, object] | None = None,
         *,
         engine: str | Engine = "auto",
         server: str | None = None,
@@ -254,11 +256,19 @@ class Sandbox:
         network: str | Mapping[str, object] | NetworkRules | None = None,
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
+        lifetime: float | None = None,
+        setup: Sequence[str] | None = None,
+        setup_timeout: float | None = None,
+        task_id: str | None = None,
         labels: Mapping[str, str] | None = None,
         ports: Mapping[str, int] | None = None,
         undo: bool | Undo = False,
         settings: Settings | None = None,
+        **names: Unpack[manus.SandboxNames],
     ) -> None:
+        """`spec` may be an object as in a request to a server, or as the Manus example has it: there `timeout` is how
+        long the sandbox may live. As a keyword `timeout` is how long a command may take, and `lifetime` how long the
+        sandbox may live. `setup` are command lines that run before `create` returns."""
         self._async = AsyncSandbox(
             spec,
             engine=engine,
@@ -275,10 +285,15 @@ class Sandbox:
             network=network,
             isolation=isolation,
             timeout=timeout,
+            lifetime=lifetime,
+            setup=setup,
+            setup_timeout=setup_timeout,
+            task_id=task_id,
             labels=labels,
             ports=ports,
             undo=undo,
             settings=settings,
+            **names,
         )
         self._portal = portal()
 
@@ -328,6 +343,11 @@ class Sandbox:
     def cleanup(self) -> None:
         """Delete the sandbox and everything in it. May be called again."""
         self._portal.call(self._async.cleanup())
+
+    def delete(self, *, export: Export | str | Path | None = None) -> None:
+        """As `cleanup`. With `export` what is in `/output` is copied to that directory of the host first; if that
+        fails, the sandbox stays. `Export` says what else may be copied, and how much."""
+        self._portal.call(self._async.delete(export=export))
 
     def detach(self) -> None:
         """Let go of the connection and leave the sandbox running: `attach` finds it again."""
@@ -388,12 +408,14 @@ class Sandbox:
         on_stdout: Callable[[str], None] | None = None,
         on_stderr: Callable[[str], None] | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        capture_output: bool | None = None,
+        **names: Unpack[manus.CommandNames],
     ) -> ExecutionResult:
         """Run one command to its end: a shell command line, or a program and its arguments as a list.
 
         At the timeout (default: the sandbox's) the command dies with everything it started, and the result says so.
-        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly. Callbacks get text as it
-        comes.
+        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly; with
+        `capture_output=False` the result has none at all. Callbacks get text as it comes.
         """
         return self._portal.call(
             self._async.exec(
@@ -406,6 +428,8 @@ class Sandbox:
                 on_stdout=on_stdout,
                 on_stderr=on_stderr,
                 max_output_bytes=max_output_bytes,
+                capture_output=capture_output,
+                **names,
             )
         )
 
@@ -528,7 +552,7 @@ class Sandbox:
         self._portal.call(self._async.rollback(checkpoint))
 
     def restart(self) -> None:
-        """Go back to the state right after it was created."""
+        """Go back to the state right after it was created. Its setup commands run again."""
         self._portal.call(self._async.restart())
 
     def undo(self, steps: int = 1) -> Checkpoint:
@@ -642,12 +666,15 @@ class Sandbox:
         """
         self._portal.call(self._async.copy_to(source, target))
 
-    def copy_from(self, source: str, target: str | Path) -> None:
+    def copy_from(
+        self, source: str, target: str | Path, *, max_bytes: int | None = None, max_items: int | None = None
+    ) -> None:
         """Copy a file or a tree from the sandbox to the host. Nothing outside `target` is ever touched.
 
-        Works as `copy_to` in the other direction; set-uid bits and owners are not kept.
+        Works as `copy_to` in the other direction; set-uid bits and owners are not kept. SandboxResourceError beyond
+        `max_bytes` or `max_items`.
         """
-        self._portal.call(self._async.copy_from(source, target))
+        self._portal.call(self._async.copy_from(source, target, max_bytes=max_bytes, max_items=max_items))
 
     def ports(self) -> list[ListeningPort]:
         """The TCP ports that something in the sandbox listens on, with its process, sorted by port."""

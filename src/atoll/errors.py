@@ -2,6 +2,7 @@
 
 SandboxError                         anything that went wrong with a sandbox
 ├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
+├── SetupError                       a setup command failed, so no sandbox was made; `output` has what it wrote
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
@@ -30,17 +31,29 @@ from __future__ import annotations
 
 
 class SandboxError(Exception):
-    """Base of all. `code` is stable, `hint` says what to do."""
+    """Base of all. `code` is stable, `hint` says what to do. The text of an error is its reason alone, in one line; a
+    traceback shows the hint below it."""
 
     code = "sandbox_error"
 
     def __init__(self, reason: str, *, hint: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self._hint: str | None = None
         self.hint = hint
 
+    @property
+    def hint(self) -> str | None:
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str | None) -> None:
+        notes = [note for note in getattr(self, "__notes__", []) if note != self._hint]
+        self._hint = hint
+        self.__notes__ = [*notes, hint] if hint else notes
+
     def __str__(self) -> str:
-        return f"{self.reason}\n{self.hint}" if self.hint else self.reason
+        return self.reason
 
 
 class SandboxTimeoutError(SandboxError, TimeoutError):
@@ -50,6 +63,15 @@ class SandboxTimeoutError(SandboxError, TimeoutError):
         super().__init__(reason, hint=hint)
         self.output = output
         """What the command had written before its time was up."""
+
+
+class SetupError(SandboxError):
+    code = "setup_failed"
+
+    def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.output = output
+        """The end of what the command wrote."""
 
 
 class SandboxResourceError(SandboxError):

@@ -8,12 +8,14 @@ from __future__ import annotations
 import enum
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
+from atoll import manus
 from atoll.errors import SpecError
 from atoll.network.policy import NetworkPolicy, parse_policy
 
@@ -104,6 +106,21 @@ class Limits(BaseModel):
         return defaults.model_copy(update=asked)
 
 
+def _commands(value: object) -> object:
+    if isinstance(value, str | bytes) or not isinstance(value, list | tuple):
+        raise ValueError(f"a list of command lines, such as ['pip install numpy'], not {str(value)[:80]!r}")
+    for line in value:
+        if not isinstance(line, str) or not line.strip() or "\0" in line:
+            raise ValueError(f"{str(line)[:80]!r} is not a command line")
+    return value
+
+
+SetupCommands = Annotated[
+    tuple[Annotated[str, Field(max_length=16_384)], ...], BeforeValidator(_commands), Field(max_length=64)
+]
+SetupTime = Annotated[float, Field(gt=0, le=3600)]
+
+
 class UndoRule(BaseModel):
     """When a sandbox keeps the state before a command, and how many of these."""
 
@@ -128,6 +145,10 @@ class SandboxSpec(BaseModel):
     labels: dict[str, str] = Field(default_factory=dict)
     undo: UndoRule | None = None
     """Keep the state before each command, so that `undo` can go back."""
+    setup: SetupCommands = ()
+    """Command lines that are run in order before the sandbox is given out."""
+    setup_timeout_s: SetupTime = 600.0
+    """How long all of them together may take."""
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""
@@ -137,9 +158,21 @@ class SandboxSpec(BaseModel):
         return any(not volume.read_only for volume in self.volumes)
 
     @classmethod
+    def described(cls, values: object) -> SandboxSpec:
+        """From an object with the names of a spec, or as the Manus example has it. Raises SpecError."""
+        if not isinstance(values, Mapping):
+            raise SpecError(
+                f"{str(values)[:80]!r} does not describe a sandbox",
+                hint="Give a SandboxSpec, or an object such as {'image': 'host', 'memory': '1g'}.",
+            )
+        if not all(isinstance(name, str) for name in values):
+            raise SpecError("the names in the description of a sandbox are text")
+        return cls.of(**values)
+
+    @classmethod
     def of(cls, **values: Any) -> SandboxSpec:
         try:
-            return cls(**values)
+            return cls(**manus.settings(values, cls.model_fields))
         except ValidationError as error:
             raise SpecError(f"not a valid sandbox: {_first(error)}") from error
 
@@ -188,6 +221,16 @@ class ExecutionResult:
     def success(self) -> bool:
         return self.exit_code == 0 and self.cause is Cause.EXIT
 
+    @property
+    def exitCode(self) -> int:  # noqa: N802
+        """The same as `exit_code`, as the Manus example spells it."""
+        return self.exit_code
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong, in one line, with the last line of stderr. None if the command succeeded."""
+        return None if self.success else failure(self.cause, self.exit_code, self.stderr_bytes)
+
     @classmethod
     def captured(cls, stdout_bytes: bytes, stderr_bytes: bytes, **rest: Any) -> ExecutionResult:
         """A result made from the bytes that were written. `stdout` and `stderr` are decoded when first read:
@@ -197,6 +240,10 @@ class ExecutionResult:
         for name, value in {**values, "stdout_bytes": stdout_bytes, "stderr_bytes": stderr_bytes}.items():
             object.__setattr__(made, name, value)
         return made
+
+    def without_output(self) -> ExecutionResult:
+        rest = {name: getattr(self, name) for name in ("exit_code", "duration_s", "cause", "cpu_s", "max_rss_bytes")}
+        return ExecutionResult.captured(b"", b"", **rest)
 
     def with_cause(self, cause: Cause) -> ExecutionResult:
         rest = {
@@ -212,6 +259,31 @@ class ExecutionResult:
             text = getattr(self, f"{name}_bytes").decode(errors="replace")
             object.__setattr__(self, name, text)
             return text
+
+
+_LIMITS_HIT = {
+    Cause.OUT_OF_MEMORY: "memory",
+    Cause.DISK_FULL: "disk",
+    Cause.PIDS: "processes",
+}
+_LAST_LINE = 500
+
+
+def failure(cause: Cause, exit_code: int, stderr: bytes) -> str:
+    """How a command failed, in one line."""
+    if cause is Cause.TIMEOUT:
+        what = "the command was killed at its timeout"
+    elif cause in _LIMITS_HIT:
+        what = f"the command hit the sandbox's limit of {_LIMITS_HIT[cause]} (exit code {exit_code})"
+    elif cause is Cause.EXIT:
+        what = f"the command failed with exit code {exit_code}"
+    elif cause is Cause.SIGNAL and exit_code > 128:
+        what = f"the command was ended by signal {exit_code - 128}"
+    else:
+        what = f"the command did not end by itself: {cause} (exit code {exit_code})"
+    lines = stderr[-8 * _LAST_LINE :].decode(errors="replace").strip().splitlines()
+    last = "".join(letter for letter in lines[-1].strip() if letter.isprintable())[-_LAST_LINE:] if lines else ""
+    return f"{what}: {last}" if last else what
 
 
 class Capability(enum.StrEnum):

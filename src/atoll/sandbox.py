@@ -16,8 +16,9 @@ import warnings
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from atoll import manus, setup
 from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.command import AsyncCommand, execution_result, new_command_id
 from atoll.engines import registry, shared
@@ -32,6 +33,7 @@ from atoll.engines.base import (
     NetworkPolicies,
     Pausable,
     PortExposing,
+    SetsUp,
 )
 from atoll.errors import (
     AgentUnreachableError,
@@ -46,6 +48,7 @@ from atoll.errors import (
     SpecError,
     UnsupportedError,
 )
+from atoll.export import Export
 from atoll.forwarding import AsyncForward
 from atoll.guest import connections, trees
 from atoll.guest.channel import Channel
@@ -59,7 +62,6 @@ from atoll.model import (
     Cause,
     ExecutionResult,
     Handle,
-    Limits,
     Observation,
     SandboxDetails,
     SandboxSpec,
@@ -112,7 +114,7 @@ class AsyncSandbox:
 
     def __init__(
         self,
-        spec: SandboxSpec | None = None,
+        spec: SandboxSpec | Mapping[str, object] | None = None,
         *,
         engine: str | Engine = "auto",
         server: str | None = None,
@@ -128,12 +130,20 @@ class AsyncSandbox:
         network: str | Mapping[str, object] | NetworkRules | None = None,
         isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
+        lifetime: float | None = None,
+        setup: Sequence[str] | None = None,
+        setup_timeout: float | None = None,
+        task_id: str | None = None,
         labels: Mapping[str, str] | None = None,
         ports: Mapping[str, int] | None = None,
         undo: bool | Undo = False,
         settings: Settings | None = None,
+        **names: Unpack[manus.SandboxNames],
     ) -> None:
-        wanted = {
+        """`spec` may be an object as in a request to a server, or as the Manus example has it: there `timeout` is how
+        long the sandbox may live. As a keyword `timeout` is how long a command may take, and `lifetime` how long the
+        sandbox may live. `setup` are command lines that run before `create` returns."""
+        wanted: dict[str, object] = {
             "image": image,
             "env": {**{name: str(port) for name, port in (ports or {}).items()}, **(env or {})} or None,
             "volumes": _volumes(volumes),
@@ -141,13 +151,22 @@ class AsyncSandbox:
             "network": dict(network) if isinstance(network, Mapping) else network,
             "isolation": isolation,
             "labels": dict(labels) if labels else None,
-            "limits": _limits(memory_bytes=memory, cpus=cpus, pids=pids, disk_bytes=disk),
+            "setup": setup,
+            "setup_timeout_s": setup_timeout,
+            "task_id": task_id,
+            "memory": memory,
+            "cpus": cpus,
+            "pids": pids,
+            "disk": disk,
+            "lifetime": lifetime,
         }
         given = {name: value for name, value in wanted.items() if value is not None}
+        given |= {name: value for name, value in names.items() if value is not None}
         if spec is not None and given:
             raise SpecError(f"give either a spec or {', '.join(given)}, not both")
         self.id = new_sandbox_id()
-        self.spec = spec or SandboxSpec.of(**given)
+        described = given if spec is None else spec
+        self.spec = described if isinstance(described, SandboxSpec) else SandboxSpec.described(described)
         self.timeout_s = _seconds(timeout)
         self._undo = undo if isinstance(undo, Undo) else Undo() if undo else _undo_of(self.spec)
         self._kept: list[str] | None = None
@@ -180,10 +199,23 @@ class AsyncSandbox:
             self.spec = self.spec.model_copy(update={"image": self._handle.spec.image})
             await self._guest.channel()
             await self._expose_named()
+            await self._set_up()
         except BaseException:
             await asyncio.shield(self.cleanup())
             raise
         return self
+
+    async def _set_up(self) -> None:
+        """Run the setup commands of the spec, unless the engine has done so. Raises SetupError."""
+        if self.spec.setup and not isinstance(await self._the_engine(), SetsUp):
+            await setup.run(self._run_plainly, self.spec.setup, self.spec.setup_timeout_s)
+
+    async def _run_plainly(self, command: str, seconds: float) -> ExecutionResult:
+        """Neither an operation of a user nor a step that can be undone."""
+        request = self._request(
+            command, new_command_id(), env=None, cwd=None, user=None, deadline_s=seconds, forget=True
+        )
+        return await self._run_to_end(request, seconds, None, None, setup.KEPT_BYTES)
 
     @classmethod
     async def attach(
@@ -221,6 +253,13 @@ class AsyncSandbox:
         if self._handle is not None and not self._deleted:
             await self._destroy()
         self._let_go_of_engine()
+
+    async def delete(self, *, export: Export | str | Path | None = None) -> None:
+        """As `cleanup`. With `export` what is in `/output` is copied to that directory of the host first; if that
+        fails, the sandbox stays. `Export` says what else may be copied, and how much."""
+        if export is not None:
+            await Export.of(export).run(self)
+        await self.cleanup()
 
     async def detach(self) -> None:
         """Let go of the connection and leave the sandbox running: `attach` finds it again."""
@@ -312,19 +351,23 @@ class AsyncSandbox:
         on_stdout: Callable[[str], None] | None = None,
         on_stderr: Callable[[str], None] | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        capture_output: bool | None = None,
+        **names: Unpack[manus.CommandNames],
     ) -> ExecutionResult:
         """Run one command to its end: a shell command line, or a program and its arguments as a list.
 
         At the timeout (default: the sandbox's) the command dies with everything it started, and the result says so.
-        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly. Callbacks get text as it
-        comes.
+        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly; with
+        `capture_output=False` the result has none at all. Callbacks get text as it comes.
         """
+        captures = manus.captures(names, capture_output)
         seconds = self.timeout_s if timeout is None else _seconds(timeout)
         request = self._request(command, new_command_id(), env=env, cwd=cwd, user=user, deadline_s=seconds, forget=True)
         data = stdin.encode() if isinstance(stdin, str) else stdin
         callback = _text_callback(on_stdout, on_stderr)
         await self._before(command)
-        return await self._run_to_end(request, seconds, data, callback, max_output_bytes)
+        done = await self._run_to_end(request, seconds, data, callback, max_output_bytes if captures else 0)
+        return done if captures else done.without_output()
 
     async def start(
         self,
@@ -495,8 +538,9 @@ class AsyncSandbox:
         await self._go_back(_id_of(checkpoint))
 
     async def restart(self) -> None:
-        """Go back to the state right after it was created."""
+        """Go back to the state right after it was created. Its setup commands run again."""
         await self._go_back(None)
+        await self._set_up()
 
     async def undo(self, steps: int = 1) -> Checkpoint:
         """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
@@ -658,14 +702,17 @@ class AsyncSandbox:
         async with self._transfer():
             await trees.copy_to(self._connect, source, self._path(target))
 
-    async def copy_from(self, source: str, target: str | Path) -> None:
+    async def copy_from(
+        self, source: str, target: str | Path, *, max_bytes: int | None = None, max_items: int | None = None
+    ) -> None:
         """Copy a file or a tree from the sandbox to the host. Nothing outside `target` is ever touched.
 
-        Works as `copy_to` in the other direction; set-uid bits and owners are not kept.
+        Works as `copy_to` in the other direction; set-uid bits and owners are not kept. SandboxResourceError beyond
+        `max_bytes` or `max_items`.
         """
         self._created()
         async with self._transfer():
-            await trees.copy_from(self._connect, self._path(source), target)
+            await trees.copy_from(self._connect, self._path(source), target, max_bytes=max_bytes, max_items=max_items)
 
     # --- ports --------------------------------------------------------------------------------------------------------
 
@@ -977,11 +1024,6 @@ def lease_seconds(seconds: float) -> float:
     if not 0 < seconds <= MOST_LEASE_S:
         raise ValueError(f"a lease is for more than 0 and at most {MOST_LEASE_S:g} seconds, not {seconds!r}")
     return float(seconds)
-
-
-def _limits(**wanted: object) -> Limits | None:
-    given = {name: value for name, value in wanted.items() if value is not None}
-    return SandboxSpec.of(limits=given).limits if given else None
 
 
 def _volumes(volumes: Mapping[str, str] | Sequence[str] | None) -> tuple[Volume, ...] | None:

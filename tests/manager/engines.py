@@ -14,7 +14,7 @@ from atoll.engines.local.record import Records
 from atoll.engines.local.waiting import Deadline
 from atoll.engines.process import ProcessEngine
 from atoll.errors import EngineError
-from atoll.model import Handle, Limits, Observation, SandboxSpec
+from atoll.model import Capability, Handle, Limits, Observation, SandboxSpec
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,12 +87,30 @@ class TroubledEngine(_Real):
         return self._records
 
 
-class TroubledProcess(TroubledEngine, ProcessEngine):
+class _Pausing(TroubledEngine):
+    """Those that pause."""
+
+    async def pause(self, handle: Handle) -> None:
+        await self._trouble("pause")
+        await super().pause(handle)
+
+    async def resume(self, handle: Handle) -> None:
+        await self._trouble("resume")
+        await super().resume(handle)
+
+
+class TroubledProcess(_Pausing, ProcessEngine):
     pass
 
 
-class _Kernel(TroubledEngine):
-    """Those that pause."""
+class Restless(TroubledProcess):
+    """One that cannot pause."""
+
+    capabilities = ProcessEngine.capabilities - {Capability.PAUSE}
+
+
+class _Kernel(_Pausing):
+    """Those with control groups."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -102,17 +120,9 @@ class _Kernel(TroubledEngine):
     def records(self) -> Records:
         return self._places.records  # type: ignore[attr-defined, no-any-return]
 
-    async def pause(self, handle: Handle) -> None:
-        await self._trouble("pause")
-        await super().pause(handle)  # type: ignore[misc]
-
     async def set_limits(self, handle: Handle, limits: Limits) -> None:
         await self._trouble("set_limits")
         await super().set_limits(handle, limits)  # type: ignore[misc]
-
-    async def resume(self, handle: Handle) -> None:
-        await self._trouble("resume")
-        await super().resume(handle)  # type: ignore[misc]
 
 
 class TroubledNative(_Kernel, NativeEngine):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from atoll.guest import connections
 from atoll.manager import PausedBy, SandboxManager
 from atoll.model import Handle, State
 from atoll.settings import Settings
-from manager.engines import TroubledEngine, TroubledProcess
+from manager.engines import Restless, TroubledEngine
 from manager.times import ManualClock
 from manager.waiting import until
 
@@ -164,7 +164,7 @@ async def test_each_sandbox_can_have_rules_of_its_own(
     manager = make_manager(idle_timeout=1000, clock=clock)
     id = await manager.create_sandbox(idle_timeout=IDLE_S, on_idle="pause")
     await _fall_asleep(manager, clock, id)
-    other = make_manager(engine=TroubledProcess(settings), state_dir=folder / "other")
+    other = make_manager(engine=Restless(settings), state_dir=folder / "other")
     with pytest.raises(UnsupportedError, match="cannot pause"):
         await other.create_sandbox(on_idle="pause")
 
@@ -191,7 +191,7 @@ async def test_a_thousand_idle_sandboxes_are_looked_at_only_when_it_matters(
 async def test_one_whose_pause_failed_is_woken_all_the_same(
     make_manager: Make, clock: ManualClock, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch, sleeps: bool
 ) -> None:
-    pause = engine.pause  # type: ignore[attr-defined]
+    pause = engine.pause
 
     async def fail(handle: Handle) -> None:
         if sleeps:
@@ -228,7 +228,7 @@ async def test_one_that_an_engine_without_an_answer_pauses_later_is_woken(
         await manager.cleanup_idle()
     await manager.wait_until(id, State.ERROR, timeout=10)
     if sleeps:
-        await type(engine)(engine.settings).pause(handle)  # type: ignore[attr-defined]
+        await type(engine)(engine.settings).pause(handle)
     engine.heal()
     assert (await sandbox.exec("echo awake")).stdout == "awake\n"
     record = await manager.describe(id)

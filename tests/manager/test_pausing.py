@@ -9,14 +9,14 @@ from atoll.errors import EngineError, SandboxPausedError, UnsupportedError
 from atoll.manager import LimitReachedError, PausedBy, SandboxManager
 from atoll.model import State
 from atoll.settings import Settings
-from manager.engines import TroubledEngine, TroubledProcess
+from manager.engines import Restless, TroubledEngine
 from manager.times import ManualClock
 from manager.waiting import until
 
 Make = Callable[..., SandboxManager]
 
 
-ENGINES = ("native", "oci")
+ENGINES = ("native", "oci", "process")
 """Those that can pause."""
 
 
@@ -41,7 +41,7 @@ async def test_a_paused_sandbox_stands_still_until_it_is_resumed_and_says_so(mak
 
 
 async def test_pausing_is_refused_where_the_engine_cannot(make_manager: Make, settings: Settings) -> None:
-    manager = make_manager(engine=TroubledProcess(settings))
+    manager = make_manager(engine=Restless(settings))
     id = await manager.create_sandbox()
     with pytest.raises(UnsupportedError, match="cannot pause"):
         await manager.pause_sandbox(id)

@@ -129,7 +129,7 @@ async def test_a_use_that_begins_while_the_reaper_looks_wins(
     id = await manager.create_sandbox()
     sandbox = await manager.get_sandbox(id)
     clock.advance(1000)
-    engine.delays["inspect"] = 0.1
+    engine.delays["inspect"] = 0.5
     before = engine.calls["inspect"]
     sweep = asyncio.ensure_future(manager.cleanup_idle())
     await until(lambda: engine.calls["inspect"] > before)

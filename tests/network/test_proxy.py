@@ -12,7 +12,7 @@ from network.conftest import Kind, Make
 from network.internet import Internet
 from network.test_isolation import destinations, names_asked, web_requests
 
-WEB, EVIL, GIT, PRIVATE = world.WEB, world.EVIL, world.GIT, world.PRIVATE
+WEB, EVIL, GIT, PRIVATE, METADATA = world.WEB, world.EVIL, world.GIT, world.PRIVATE, world.METADATA
 
 
 def test_names_match_whole_labels_in_any_spelling(internet: Internet, named: Sandbox) -> None:
@@ -196,6 +196,22 @@ def test_an_allowed_name_that_leads_inside_is_refused(internet: Internet, make: 
     assert any("leads to" in each.rule or "this host" in each.rule for each in sandbox.network_log())
     if rebinds:
         assert "EVIL" in text, "the control: at first it led outside"
+
+
+def test_a_star_is_every_name_and_nothing_inside(internet: Internet, make: Make, kind: Kind) -> None:
+    if kind["engine"] != "native":
+        not_applicable("decided by the gateway alone: the same for every engine")
+    sandbox = make(kind, {"allowOutbound": True, "allowedDomains": ["*"]})
+    seen, packets = internet.mark()
+    inside = ("inside.test", "meta.test", "loop.test", "host.test", PRIVATE, METADATA)
+    hosts = " ".join(("allowed.test", "stranger.test", *inside))
+    found = sandbox.exec(
+        f"for host in {hosts}; do curl -sS -m 20 http://$host/; done; curl -sS -m 20 http://{WEB}:8080/"
+    )
+    assert "CANARY" not in found.stdout + found.stderr
+    assert web_requests(internet, seen) == [(WEB, "allowed.test"), (WEB, "stranger.test")]
+    resolver = f"{EVIL}.53"
+    assert destinations(internet, packets) <= {f"{WEB}.80", resolver}
 
 
 def test_what_is_open_can_be_denied_by_name(internet: Internet, make: Make, kind: Kind) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from atoll.openmanus import (
     SANDBOX_CLIENT,
@@ -104,3 +105,10 @@ async def test_the_file_operator_tells_the_truth(config: SandboxSettings) -> Non
         assert caught.value.message.startswith("Failed to read")
         with pytest.raises(ToolError, match="Failed to write to"):
             await operator.write_file("/proc/version", "x")
+
+
+def test_a_copy_of_a_tool_has_the_same_shared_client() -> None:
+    class Tool(BaseModel):
+        _operator: SandboxFileOperator = SandboxFileOperator()
+
+    assert Tool()._operator.sandbox_client is SANDBOX_CLIENT

@@ -41,7 +41,7 @@ from atoll.settings import Settings
         ({"env": {"A": "\0"}}, "bad name or value"),
         ({"env": {"": "x"}}, "bad name or value"),
         ({"isolation": "wishful"}, "isolation"),
-        ({"spec": SandboxSpec(), "memory": "1g"}, "either a spec or limits"),
+        ({"spec": SandboxSpec(), "memory": "1g"}, "either a spec or memory"),
         ({"spec": SandboxSpec(), "env": {"A": "1"}}, "either a spec or env"),
     ],
 )

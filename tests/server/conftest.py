@@ -26,7 +26,7 @@ def server(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> Iterator[RunningServer]:
     need_engine(ENGINE, session_settings)
-    with running_server(session_folder / "server", ENGINE) as running:
+    with running_server(session_folder / "server", ENGINE, ATOLL_RUNTIME_NETWORK="none") as running:
         yield running
 
 

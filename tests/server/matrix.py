@@ -16,7 +16,7 @@ SOCKET = "SOCKET"
 class Line:
     method: str
     path: str
-    """Below /api/v1."""
+    """Below /api/v1, or from the root if it begins with /runtime."""
     scope: str
     """What a key needs. `public`: nothing; `mark`: what is in the request itself is the credential; `session`: the
     session key of a sandbox, and nothing else."""
@@ -121,6 +121,13 @@ MATRIX = (
     Line("POST", "/webhooks/{sandbox_id}/conversations", "session", body={"id": "c"}),
     Line("POST", "/webhooks/{sandbox_id}/events/{conversation_id}", "session", body=[{"kind": "x"}]),
     Line("GET", "/webhooks/secrets", "nobody"),
+    # runtimes
+    Line("POST", "/runtime/start", "manage", body={"image": "no-such:image", "session_id": "x"}),
+    *(Line("POST", f"/runtime/{act}", "manage", body={"runtime_id": "none"}) for act in ("stop", "pause", "resume")),
+    Line("GET", "/runtime/list", "read"),
+    Line("GET", "/runtime/sessions/batch", "read"),
+    Line("GET", "/runtime/sessions/{session_id}", "read"),
+    Line("GET", "/runtime/runtime/{runtime_id}", "read"),
     # keys and users
     Line("GET", "/keys", "keys"),
     Line("POST", "/keys", "keys", body={"user_id": "ann", "scopes": ["read"]}),

@@ -157,7 +157,8 @@ def test_our_session_key_stays_outside_and_the_one_inside_goes_in_its_place(
     outer, inner = made["session_api_key"], made["inside_key"]
     assert seen(outer, "") == (inner, "/x")
     assert seen("", f"?a=b&session_api_key={outer}&c=d") == (None, f"/x?a=b&session_api_key={inner}&c=d")
-    assert seen("nonsense", "?session_api_key=nonsense") == (None, "/x?session_api_key=nonsense")
+    assert seen("theirs", "?session_api_key=theirs") == ("theirs", "/x?session_api_key=theirs"), "it is none of ours"
+    assert seen(f"{outer}x", "") == (None, "/x"), "one that looks like ours stays outside, whatever it is"
     assert seen("", "") == (None, "/x")
 
 

@@ -43,9 +43,10 @@ def test_a_sandbox_lives_on_the_server(environment: dict[str, str], tmp_path: Pa
     assert [row["state"] for row in listed if row["id"] == id] == ["RUNNING"]
     assert "RUNNING" in atoll(environment, "logs", id).stdout
     assert json.loads(atoll(environment, "stats", id, "--json").stdout)[0]["pids"] is not None
-    refused = atoll(environment, "pause", id)
+    refused = atoll(environment, "pause", "--disk", id)
     assert refused.returncode == 125
     assert "cannot" in refused.stderr
+    assert (atoll(environment, "pause", id).returncode, atoll(environment, "resume", id).returncode) == (0, 0)
     assert atoll(environment, "rm", id).stdout == f"{id}\n"
     gone = atoll(environment, "exec", id, "--", "true")
     assert (gone.returncode, gone.stderr) == (125, f"atoll: Sandbox {id} not found\n`atoll ls` lists them.\n")

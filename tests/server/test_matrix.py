@@ -61,10 +61,11 @@ class Scene:
         headers = {SESSION: session} if session is not None else {}
         if line.method == SOCKET:
             return self._dial(path, {**headers, **({"Authorization": f"Bearer {key}"} if key else {})})
+        url = f"{self.server.url}{path}" if path.startswith("/runtime/") else path
         options = {"json": line.body} if line.body is not None else {}
-        query = {"path": "f", "id": id, "timeout": "1"}
+        query = {"path": "f", "id": id, "ids": "none", "timeout": "1"}
         with self.server.client(key, **headers) as client:
-            with client.stream(line.method, path, params=query, **options) as response:
+            with client.stream(line.method, url, params=query, **options) as response:
                 is_json = response.headers.get("content-type", "").endswith("json") and "ndjson" not in str(
                     response.headers
                 )

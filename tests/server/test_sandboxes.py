@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused(client: httpx.Client) -> None:
 
 
 def test_what_this_engine_cannot_do_is_said(client: httpx.Client, sandbox: str) -> None:
-    paused = client.post(f"{sandbox}/pause")
+    paused = client.post(f"{sandbox}/pause", json={"memory": "disk"})
     assert paused.status_code == 422
     assert paused.json()["code"] == "unsupported"
     assert client.post("/sandboxes/0000/pause").status_code == 404

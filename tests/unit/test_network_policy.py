@@ -14,7 +14,7 @@ from atoll.network.policy import NetworkRules
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        ({"allow_domains": ["a.example"]}, ["allow_domains", "Extra inputs"]),
+        ({"allow_domains": ["a.example"]}, ["allow_domains", "Did you mean 'allowed_domains'?"]),
         ({"rules": [{"domain": "a b"}]}, ["rules.0.domain", "'a b' is not a domain"]),
         ({"rules": [{"domain": "a.example", "cidr": "1.1.1.0/24"}]}, ["either a domain or a cidr"]),
         ({"rules": [{"cidr": "1.1.1.1/24"}]}, ["rules.0.cidr", "not a range of addresses"]),

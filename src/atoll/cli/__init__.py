@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import checkpoints
+from atoll.cli import checkpoints, words
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
 from atoll.cli.life import copy, create, execute, keep_alive, logs, pause, resume, stats
@@ -20,7 +20,7 @@ from atoll.cli.sandboxes import gc, list_sandboxes, remove
 from atoll.cli.serve import serve
 from atoll.cli.server import config, events, key_app, spec_app
 from atoll.cli.shell import shell
-from atoll.errors import SandboxError
+from atoll.errors import SandboxError, SetupError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,7 +86,9 @@ def main() -> None:
     try:
         app()
     except SandboxError as error:
-        print(f"atoll: {error}", file=sys.stderr)
+        if isinstance(error, SetupError):
+            print(words.printable(error.output), file=sys.stderr)
+        print(f"atoll: {error}", *([error.hint] if error.hint else []), sep="\n", file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except OSError as error:
         if isinstance(error, BrokenPipeError):

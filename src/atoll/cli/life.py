@@ -12,17 +12,21 @@ import typer
 
 from atoll.cli.options import (
     CpusOption,
+    DiskOption,
     EngineOption,
     EnvOption,
     ImageOption,
     MemoryOption,
     NetworkOption,
     PidsOption,
+    SetupOption,
+    TaskOption,
     VolumeOption,
     make_sandbox,
 )
 from atoll.cli.ports import PortOption, named_ports
 from atoll.cli.run import relay, stopped_by_signals
+from atoll.cli.spec_file import FileOption
 from atoll.cli.target import JsonOption, SandboxArgument, attach, print_json, server_url, show, the_server
 from atoll.command import AsyncCommand
 from atoll.errors import SpecError
@@ -38,8 +42,12 @@ def create(
     env: EnvOption = None,
     volume: VolumeOption = None,
     network: NetworkOption = "none",
+    disk: DiskOption = None,
+    setup: SetupOption = None,
+    task: TaskOption = None,
     port: PortOption = None,
     spec: Annotated[str | None, typer.Option(help="A spec of the server's catalogue instead.")] = None,
+    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a sandbox that stays until it is removed, and print its id."""
@@ -50,12 +58,20 @@ def create(
         if spec is not None:
             server = the_server()
             listed = [{"name": name, "port": number} for name, number in ports.items()]
-            body = {"sandbox_spec_id": spec, "exposed_ports": listed}
+            body = {"sandbox_spec_id": spec, "exposed_ports": listed, **({"task_id": task} if task is not None else {})}
             info = await server.call("POST", "/sandboxes", safe=False, json=body)
             await server.aclose()
             id = str(info["id"])
         else:
-            sandbox = await make_sandbox(engine, image, memory, cpus, pids, env, volume, network, ports).create()
+            made = make_sandbox(
+                *(engine, image, memory, cpus, pids, env, volume, network),
+                disk=disk,
+                setup=setup,
+                task=task,
+                file=file,
+                ports=ports,
+            )
+            sandbox = await made.create()
             id = sandbox._created().details.get("remote_id", sandbox.id)
             await sandbox.detach()
         if as_json:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli import spec_file
 from atoll.cli.network import read_policy
 from atoll.errors import SpecError
 from atoll.sandbox import AsyncSandbox
@@ -34,6 +35,20 @@ VolumeOption = Annotated[
     ),
 ]
 
+DiskOption = Annotated[
+    str | None, typer.Option("--disk", help="Most disk, for example 2g; default: see `atoll doctor`.")
+]
+SetupOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--setup",
+        metavar="COMMAND",
+        help="Run this in it before anything else, for example 'pip install numpy'; may be repeated.",
+    ),
+]
+TaskOption = Annotated[
+    str | None, typer.Option("--task", metavar="ID", help="The task that it is for, which can stand for its id.")
+]
 NetworkOption = Annotated[
     str,
     typer.Option("--network", help="What it may reach: none, all, domains with commas between, or a policy in JSON."),
@@ -49,17 +64,26 @@ def make_sandbox(
     env: Sequence[str] | None,
     volume: Sequence[str] | None,
     network: str = "none",
+    *,
+    disk: str | None = None,
+    setup: Sequence[str] | None = None,
+    task: str | None = None,
+    file: Path | None = None,
     ports: Mapping[str, int] | None = None,
 ) -> AsyncSandbox:
     return AsyncSandbox(
+        None if file is None else spec_file.read(file),
         engine=engine,
-        image=image,
+        image=image if file is None or image != "host" else None,
         memory=memory,
         cpus=cpus,
         pids=pids,
+        disk=disk,
+        setup=setup or None,
+        task_id=task,
         network=None if network == "none" else read_policy(network),
-        env=dict(_variable(text) for text in env or ()),
-        volumes=[_absolute(text) for text in volume or ()],
+        env=dict(_variable(text) for text in env or ()) or None,
+        volumes=[_absolute(text) for text in volume or ()] or None,
         ports=ports,
     )
 

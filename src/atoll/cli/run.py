@@ -16,12 +16,14 @@ import typer
 
 from atoll.cli.options import (
     CpusOption,
+    DiskOption,
     EngineOption,
     EnvOption,
     ImageOption,
     MemoryOption,
     NetworkOption,
     PidsOption,
+    SetupOption,
     VolumeOption,
     make_sandbox,
 )
@@ -47,9 +49,11 @@ def run(
     env: EnvOption = None,
     volume: VolumeOption = None,
     network: NetworkOption = "none",
+    disk: DiskOption = None,
+    setup: SetupOption = None,
 ) -> None:
     """Run one command in a fresh sandbox: its input, output, errors and exit code are this program's own."""
-    sandbox = make_sandbox(engine, image, memory, cpus, pids, env, volume, network)
+    sandbox = make_sandbox(engine, image, memory, cpus, pids, env, volume, network, disk=disk, setup=setup)
     raise SystemExit(asyncio.run(_run(sandbox, command, timeout)))
 
 

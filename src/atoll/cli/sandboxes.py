@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from atoll import manus
 from atoll.cli import words
-from atoll.cli.target import JsonOption, server_url, show, the_server
+from atoll.cli.target import JsonOption, attach, called, server_url, show, the_server
 from atoll.engines import registry, shared
 from atoll.engines.base import Collecting, Engine
-from atoll.errors import EngineUnavailableError, SandboxNotFoundError
+from atoll.errors import EngineUnavailableError
+from atoll.export import Export
 from atoll.model import Handle
+from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 
@@ -26,14 +31,20 @@ def list_sandboxes(as_json: JsonOption = False) -> None:
 
 
 def remove(
-    sandbox_ids: Annotated[list[str] | None, typer.Argument(help="Their ids.", metavar="ID...")] = None,
+    sandbox_ids: Annotated[list[str] | None, typer.Argument(help="Their ids, names or tasks.", metavar="ID...")] = None,
     all_of_them: Annotated[bool, typer.Option("--all", help="Every sandbox of this installation.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Copy the results of each to DIRECTORY/ID first.", metavar="DIRECTORY", file_okay=False),
+    ] = None,
+    export_from: Annotated[str, typer.Option(help="Where the results are in the sandbox.", metavar="PATH")] = "/output",
 ) -> None:
-    """Delete sandboxes and everything in them."""
+    """Delete sandboxes and everything in them. One whose files cannot be exported stays."""
     if not sandbox_ids and not all_of_them:
         raise typer.BadParameter("name the sandboxes to delete, or give --all")
     wanted = None if all_of_them else sandbox_ids
-    asyncio.run(_remove_from_server(wanted) if server_url() else _remove(wanted))
+    results = Export(export, source=export_from) if export is not None else None
+    asyncio.run(_remove_from_server(wanted, results) if server_url() else _remove(wanted, results))
 
 
 def gc() -> None:
@@ -100,21 +111,33 @@ async def _list() -> list[dict[str, object]]:
     return rows
 
 
-async def _remove_from_server(ids: list[str] | None) -> None:
+async def _remove_from_server(ids: list[str] | None, export: Export | None) -> None:
     server = the_server()
     for id in ids if ids is not None else [str(row["id"]) for row in await _list_server()]:
+        if export is not None:
+            await _export(await attach(id), export, id)
         await server.call("DELETE", f"/sandboxes/{id}")
         print(id)
     await server.aclose()
 
 
-async def _remove(ids: list[str] | None) -> None:
+async def _remove(ids: list[str] | None, export: Export | None) -> None:
     found = await _everything()
-    known = {handle.sandbox_id for _, handle in found}
-    for id in ids or ():
-        if id not in known:
-            raise SandboxNotFoundError(f"Sandbox {id} not found", hint="`atoll ls` lists them.")
-    for engine, handle in found:
-        if ids is None or handle.sandbox_id in ids:
-            await engine.delete(handle)
-            print(handle.sandbox_id)
+    if ids is None:
+        wanted = {handle.sandbox_id: (engine, handle, handle.sandbox_id) for engine, handle in found}
+    else:
+        wanted = {handle.sandbox_id: (engine, handle, id) for id in ids for engine, handle in [called(id, found)]}
+    for engine, handle, id in wanted.values():
+        if export is not None:
+            await _export(await AsyncSandbox.attach(handle.sandbox_id, engine=engine), export, id)
+        await engine.delete(handle)
+        print(handle.sandbox_id)
+
+
+async def _export(sandbox: AsyncSandbox, export: Export, id: str) -> None:
+    try:
+        # A label may be any text: only a plain name becomes part of a path here.
+        folder = id if manus.is_plain(id) else sandbox.id
+        await dataclasses.replace(export, target=Path(export.target, folder)).run(sandbox)
+    finally:
+        await sandbox.detach()

@@ -10,8 +10,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from atoll.cli import spec_file
+from atoll.cli.options import SetupOption
+from atoll.cli.spec_file import FileOption
 from atoll.cli.target import JsonOption, print_json, show, the_server
-from atoll.errors import EngineUnavailableError, ImageError
+from atoll.errors import EngineUnavailableError, ImageError, SpecError
 
 spec_app = typer.Typer(help="The server's catalogue of specs.", no_args_is_help=True, rich_markup_mode=None)
 key_app = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_markup_mode=None)
@@ -47,10 +50,15 @@ def create_spec(
     memory: Annotated[str | None, typer.Option(help="Most memory, for example 512m.")] = None,
     cpus: Annotated[float | None, typer.Option(help="Most CPUs.")] = None,
     shared: Annotated[bool, typer.Option("--shared", help="For everybody.")] = False,
+    setup: SetupOption = None,
+    file: FileOption = None,
 ) -> None:
     """Add a spec to the catalogue."""
-    limits = {name: value for name, value in (("memory_bytes", memory), ("cpus", cpus)) if value is not None}
-    body = {"id": id, "settings": {"image": image, "limits": limits}, "shared": shared}
+    flags = {"image": None if image == "host" else image, "memory": memory, "cpus": cpus, "setup": setup or None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if file is not None and given:
+        raise SpecError(f"give either a file or {', '.join(given)}, not both")
+    body = {"id": id, "settings": given if file is None else spec_file.read(file), "shared": shared}
     print(_call("POST", "/sandbox-specs", safe=False, json=body)["id"])
 
 

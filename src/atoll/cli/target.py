@@ -15,13 +15,17 @@ from rich.table import Table
 
 from atoll.engines import registry, shared
 from atoll.engines.base import Engine
-from atoll.errors import EngineUnavailableError, SandboxError, SandboxNotFoundError
+from atoll.errors import ConflictError, EngineUnavailableError, SandboxError, SandboxNotFoundError
+from atoll.manus import TASK_LABEL
+from atoll.model import Handle
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 _LISTED = "`atoll ls` lists them."
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-SandboxArgument = Annotated[str, typer.Argument(help="The id of the sandbox; `atoll ls` lists them.", metavar="ID")]
+SandboxArgument = Annotated[
+    str, typer.Argument(help="The id of the sandbox, its name or its task; `atoll ls` lists them.", metavar="ID")
+]
 
 
 def server_url() -> str | None:
@@ -45,21 +49,35 @@ async def attach(sandbox_id: str) -> AsyncSandbox:
         except SandboxNotFoundError as error:
             error.hint = error.hint or _LISTED
             raise
-    for engine, known in await everything():
-        if known == sandbox_id:
-            return await AsyncSandbox.attach(sandbox_id, engine=engine)
-    raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", hint=_LISTED)
+    engine, handle = called(sandbox_id, await everything())
+    return await AsyncSandbox.attach(handle.sandbox_id, engine=engine)
 
 
-async def everything() -> list[tuple[Engine, str]]:
+def called(text: str, found: Sequence[tuple[Engine, Handle]]) -> tuple[Engine, Handle]:
+    """The sandbox of that id, name or task, in this order. SandboxNotFoundError, or ConflictError if there are several
+    of that name or task."""
+    labels = ("atoll.name", TASK_LABEL)
+    for matching in (
+        [each for each in found if each[1].sandbox_id == text],
+        *([each for each in found if each[1].spec.labels.get(label) == text] for label in labels),
+    ):
+        if len(matching) > 1:
+            ids = ", ".join(handle.sandbox_id for _, handle in matching[:5])
+            raise ConflictError(f"{text!r} stands for {len(matching)} sandboxes", hint=f"Name one by its id: {ids}.")
+        if matching:
+            return matching[0]
+    raise SandboxNotFoundError(f"Sandbox {text} not found", hint=_LISTED)
+
+
+async def everything() -> list[tuple[Engine, Handle]]:
     """All sandboxes of this machine, with their engines, which are closed when the event loop ends. One that does not
     work here has none."""
     settings = Settings.load()
-    found: list[tuple[Engine, str]] = []
+    found: list[tuple[Engine, Handle]] = []
     for name in registry.names():
         with suppress(EngineUnavailableError):  # one that is not here has nothing here
             engine = (await shared.acquire(name, settings)).engine
-            found += [(engine, handle.sandbox_id) for handle in await engine.list()]
+            found += [(engine, handle) for handle in await engine.list()]
     return found
 
 

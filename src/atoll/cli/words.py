@@ -19,3 +19,9 @@ def age(since: float) -> str:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def printable(text: str) -> str:
+    """What comes from a sandbox is shown, never obeyed by the terminal."""
+    shown = (letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "".join(shown).rstrip("\n")

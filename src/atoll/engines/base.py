@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from atoll.checkpoint import Change, Checkpoint, Snapshot
 from atoll.errors import UnsupportedError
@@ -295,6 +295,13 @@ class LimitReporting(Protocol):
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing.
         `killed`: a command has just been killed, and an engine that hears of the reason late may wait for it."""
+
+
+@runtime_checkable
+class SetsUp(Protocol):
+    """An engine whose sandboxes have been set up when `create` returns: the setup commands of the spec have run."""
+
+    sets_up: Literal[True]
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from atoll.engines.base import NetworkPolicies, Resizable
+from atoll.engines.base import NetworkPolicies, Resizable, SetsUp
 from atoll.errors import (
     ConflictError,
     EngineError,
@@ -23,7 +23,7 @@ from atoll.manager.record import Act
 from atoll.manager.request import Request, expiry
 from atoll.manager.room import Room
 from atoll.manager.tasks import finish
-from atoll.model import Capability, Cause, State
+from atoll.model import Capability, Cause, Handle, State
 from atoll.sandbox import DEFAULT_TIMEOUT_S
 from atoll.workers import Shares
 
@@ -168,7 +168,9 @@ class Creating:
             await written
             if member.record.state is State.STARTING:
                 async with self._starting.slot(member.record.owner or ""):
-                    await self._in_engine(member)
+                    handle = await self._in_engine(member)
+                await self._set_up(member)  # in no slot: the commands of one user may take long, and others wait
+                await self._ready(member, handle)
             elif member.record.act is Act.CREATE:  # a spare; without an act all is done
                 await self._adapt(member)
         except BaseException as error:
@@ -185,12 +187,23 @@ class Creating:
             if member.doomed:
                 self._core.ending.on_failure()
 
-    async def _in_engine(self, member: Member) -> None:
+    async def _in_engine(self, member: Member) -> Handle:
         core = self._core
-        work = core.engine_of(member).create(member.id, member.record.spec)
-        handle = await core.tasks.bounded(work, core.rules.create_s, f"create {member.id}")
+        engine, spec = core.engine_of(member), member.record.spec
+        seconds = core.rules.create_s + (spec.setup_timeout_s if spec.setup and isinstance(engine, SetsUp) else 0.0)
+        handle = await core.tasks.bounded(engine.create(member.id, spec), seconds, f"create {member.id}")
         member.sandbox.adopt(handle)
         await core.tasks.bounded(member.sandbox.answer(), ANSWER_S, f"hear from {member.id}")
+        return handle
+
+    async def _set_up(self, member: Member) -> None:
+        spec = member.record.spec
+        if spec.setup:
+            work = member.sandbox.set_up()
+            await self._core.tasks.bounded(work, spec.setup_timeout_s + ANSWER_S, f"set up {member.id}")
+
+    async def _ready(self, member: Member, handle: Handle) -> None:
+        core = self._core
         life = expiry(core, member.record.lifetime_s)  # from now on, however long it took
         spec = member.record.spec.model_copy(update={"image": handle.spec.image})  # an engine may have its own default
         await core.ledger.change(member, State.RUNNING, update={"details": handle.details, "spec": spec, **life})
@@ -226,6 +239,7 @@ class Creating:
                 work = core.engine_of(member).delete(member.record.handle())
                 await core.tasks.bounded(work, core.rules.delete_s, f"undo {member.id}")
         except Exception as leftover:
+            core.metrics.failures["cleanup"] += 1
             error.add_note(f"and cleaning up failed: {leftover}")
             member.doomed = True
             member.next_try = core.clock.now() + FIRST_RETRY_S

@@ -25,6 +25,8 @@ _BUSY_SHARE_VIRTUAL = 0.1
 _BUSY_LEAST_S = 0.04
 _AT_ONCE = 32
 _SOON_S = 1.0
+_ENDS_IDLE = (State.RUNNING, State.STOPPED, State.ERROR)
+"""Also one that has ended or cannot be used is there only as long as somebody looks at it."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +42,7 @@ class Idling:
         state = member.record.state
         if state is State.PAUSED:
             return max(member.look_again, min(self._end_asleep(member), self._disk(member)))
-        if state not in (State.RUNNING, State.STOPPED):
+        if state not in _ENDS_IDLE:
             return math.inf
         timeout = self._timeout(member)
         if member.usage.active:
@@ -56,7 +58,7 @@ class Idling:
         now = self._core.clock.now()
         if member.record.state is State.PAUSED:
             await self._asleep(member, now)
-        elif member.record.state in (State.RUNNING, State.STOPPED):
+        elif member.record.state in _ENDS_IDLE:
             if now < self._since(member) + self._timeout(member) / 2:
                 return
             member.look_again = now + _SOON_S
@@ -67,7 +69,12 @@ class Idling:
 
     async def _step(self, member: Member) -> None:
         core, record = self._core, member.record
-        if record.state is State.STOPPED:
+        if record.state is State.ERROR:
+            await core.health.look(member)  # the engine may be able to say more by now
+            record = member.record
+            if record.state is not State.ERROR or not self._is_idle(member):
+                return
+        if record.state in (State.STOPPED, State.ERROR):
             core.ending.begin(member, record.cause or Cause.LOST, record.reason)
             return
         wanted = self._on_idle(member)
@@ -109,6 +116,8 @@ class Idling:
         return max(member.usage.last, member.record.leased_now or 0.0)
 
     def _timeout(self, member: Member) -> float:
+        if member.record.state is State.ERROR and self._on_idle(member) != "end":
+            return self._core.rules.paused_timeout  # it would sleep, were its engine able to
         own = member.record.idle_timeout_s
         return self._core.rules.idle_timeout if own is None else own
 
@@ -117,7 +126,7 @@ class Idling:
         return wanted if can_pause(self._core, member) else "end"
 
     def _is_idle(self, member: Member) -> bool:
-        if not member.free or member.record.state not in (State.RUNNING, State.STOPPED) or member.usage.active:
+        if not member.free or member.record.state not in _ENDS_IDLE or member.usage.active:
             return False
         return self._core.clock.now() >= self._since(member) + self._timeout(member)
 

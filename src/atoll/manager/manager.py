@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from atoll.engines.base import Checkpointing, LimitDefaults, OnImageProgress
 from atoll.errors import SandboxNotFoundError
+from atoll.export import Export
 from atoll.guest.guest import Guest
 from atoll.manager.forking import checkpointing
 from atoll.manager.journal_tables import Search
+from atoll.manager.lookup import called
 from atoll.manager.members import Member
 from atoll.manager.opening import Opening
 from atoll.manager.record import Event, OnIdle, Record
@@ -48,6 +52,8 @@ class SandboxManager(Opening):
         idle_timeout: float | None = None,
         on_idle: OnIdle | None = None,
         services: Sequence[int] = (),
+        task_id: str | None = None,
+        setup: Sequence[str] | None = None,
         ports: Mapping[str, int] | None = None,
     ) -> str:
         """Make a sandbox, or claim one from a pool; returns its id when it answers.
@@ -56,8 +62,11 @@ class SandboxManager(Opening):
         request gives the same sandbox. LimitReachedError when there is no room. `timeout` is how long a command may
         take by default; `engine` the name of another engine than the manager's own. `idle_timeout` and `on_idle`
         default to those of the manager; while something listens on one of the ports `services`, the sandbox is not
-        ended for being idle. Named `ports` are services too, and variables inside: `NAME=PORT`. Cancelling leaves
-        nothing behind.
+        ended for being idle. Named `ports` are services too, and variables inside: `NAME=PORT`. `task_id` is the task
+        that it is for, and stands for its id as a name does. `setup` are command lines that run before it is given out.
+        Cancelling leaves nothing behind.
+
+        `config` may be an object with the names of a spec, or as the Manus example has it.
         """
         if ports:
             env = {**{name: str(port) for name, port in ports.items()}, **(env or {})}
@@ -76,6 +85,8 @@ class SandboxManager(Opening):
             idle_timeout=idle_timeout,
             on_idle=on_idle,
             services=services,
+            task_id=task_id,
+            setup=setup,
         )
         return await self._create(request, or_get=False)
 
@@ -107,18 +118,25 @@ class SandboxManager(Opening):
         )
         return await self._create(request, or_get=True)
 
-    async def get_sandbox(self, sandbox_id: str) -> ManagedSandbox:
-        """The sandbox of that id. SandboxNotFoundError (a KeyError) if there is none, saying why it ended if it has.
+    async def get_sandbox(self, sandbox_id: str, *, owner: str | None = None) -> ManagedSandbox:
+        """The sandbox of that id, or the owner's of that name, or of the task of that id. SandboxNotFoundError (a
+        KeyError) if there is none, saying why it ended if it has. With an owner, what is another's is not there;
+        without one, names are those of sandboxes that nobody owns.
 
         Getting it is no use of it: whoever holds it long may find that it was ended. Using one that fell asleep wakes
         it; using one that was paused by `pause_sandbox` raises SandboxPausedError.
         """
-        return (await self._member(sandbox_id)).sandbox
+        return (await self._called(sandbox_id, owner)).sandbox
+
+    async def find_sandbox(self, name: str, *, owner: str | None = None) -> Record | None:
+        """The owner's sandbox of that name, or of the task of that id. None: there is none."""
+        member = called((await self._open()).core.members, name, owner)
+        return None if member is None else member.record
 
     @contextlib.asynccontextmanager
     async def sandbox_operation(self, sandbox_id: str, *, exclusive: bool = False) -> AsyncIterator[ManagedSandbox]:
         """The sandbox, in use until the block ends. Blocks may overlap, but for those that are `exclusive`."""
-        member = await self._member(sandbox_id)
+        member = await self._called(sandbox_id, None)
         async with member.sandbox.use():
             if not exclusive:
                 yield member.sandbox
@@ -126,15 +144,25 @@ class SandboxManager(Opening):
             async with member.exclusive:
                 yield member.sandbox
 
-    async def delete_sandbox(self, sandbox_id: str, *, grace: float = 0.0) -> bool:
+    async def delete_sandbox(
+        self,
+        sandbox_id: str,
+        *,
+        grace: float = 0.0,
+        owner: str | None = None,
+        export: Export | str | Path | None = None,
+    ) -> bool:
         """Delete it and everything in it. False: there is none, which is fine. Cancelling does not stop it.
 
-        With `grace` what is under way inside has so long to end by itself.
+        `sandbox_id` and `owner` are as for `get_sandbox`. With `grace` what is under way inside has so long to end by
+        itself. With `export` what is in `/output` is copied to that directory first; if that fails, the sandbox stays.
         """
         core = (await self._open()).core
-        member = core.members.find(sandbox_id)
-        if member is None or member.waits_in_pool:
+        member = core.members.find(sandbox_id) or called(core.members, sandbox_id, owner)
+        if member is None or member.waits_in_pool or owner not in (None, member.record.owner):
             return False
+        if export is not None and not member.doomed:
+            await Export.of(export).run(member.sandbox)
         if grace > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace):
@@ -330,9 +358,31 @@ class SandboxManager(Opening):
         return await (await self._open()).queries.resources()
 
     @property
+    def max_sandboxes(self) -> int:
+        """How many sandboxes there may be. A lower number than there are ends none of them."""
+        return self._rules.max_sandboxes
+
+    @max_sandboxes.setter
+    def max_sandboxes(self, number: int) -> None:
+        self._change_rules(max_sandboxes=number)
+
+    @property
     def idle_timeout(self) -> float:
         """The default idle timeout of sandboxes, in seconds."""
         return self._rules.idle_timeout
+
+    @idle_timeout.setter
+    def idle_timeout(self, seconds: float) -> None:
+        self._change_rules(idle_timeout=seconds)
+
+    @property
+    def cleanup_interval(self) -> float:
+        """How often all sandboxes are looked at, in seconds."""
+        return self._rules.cleanup_interval
+
+    @cleanup_interval.setter
+    def cleanup_interval(self, seconds: float) -> None:
+        self._change_rules(cleanup_interval=seconds)
 
     def get_stats(self) -> dict[str, object]:
         """Figures about all of them."""
@@ -351,9 +401,27 @@ class SandboxManager(Opening):
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
+    def _change_rules(self, **changes: float) -> None:
+        """ValueError for what makes no sense. What they are now holds for sandboxes that are there already too."""
+        self._rules = replace(self._rules, **changes)  # type: ignore[arg-type]
+        if self._parts is not None:
+            self._parts.core.rules = self._rules
+            self._parts.reaper.rules_changed()
+
     async def _create(self, request: Request, *, or_get: bool) -> str:
         parts = await self._open()
         return await parts.creating.create(request, or_get=or_get)
+
+    async def _called(self, text: str, owner: str | None) -> Member:
+        members = (await self._open()).core.members
+        found = members.find(text)
+        if found is None or owner not in (None, found.record.owner):
+            found = called(members, text, owner)
+        if found is not None:
+            return await self._member(found.id)
+        if owner is not None:
+            raise SandboxNotFoundError(f"Sandbox {text} not found")
+        return await self._member(text)
 
     async def _member(self, sandbox_id: str) -> Member:
         parts = await self._open()

@@ -37,7 +37,10 @@ class Metrics:
         self.deaths: Counter[str] = Counter()
         """By cause: deleted, reaped, expired, died."""
         self.failures: Counter[str] = Counter()
-        """What the engine or the journal could not do: create, delete, inspect, refill, write."""
+        """What the engine or the journal could not do: create, delete, cleanup (what is left of a sandbox that was not
+        made, or of one that nobody owns), inspect, pause, write."""
+        self.refusals: Counter[str] = Counter()
+        """Sandboxes that were not made or resumed because a limit was reached: `sandboxes` of all, or `owner`'s."""
 
 
 Sample = tuple[Mapping[str, str], float]
@@ -63,6 +66,7 @@ def exposition(
     for name, value in gauges.items():
         add(name, "gauge", [({}, value)])
     add("sandbox_deaths_total", "counter", [({"cause": cause}, count) for cause, count in metrics.deaths.items()])
+    add("limit_refusals_total", "counter", [({"limit": what}, count) for what, count in metrics.refusals.items()])
     add("failures_total", "counter", [({"operation": what}, count) for what, count in metrics.failures.items()])
     for figure in ("ready", "target"):
         add(f"pool_{figure}", "gauge", [({"pool": name}, pool[figure]) for name, pool in pools.items()])

@@ -41,6 +41,7 @@ class Orphans:
             try:
                 removed += await self._collect(engine)
             except (SandboxError, OSError) as error:
+                self._core.metrics.failures["cleanup"] += 1
                 _log.warning("engine '%s' cannot remove leftovers: %s", engine.name, error)
         for each in removed:
             _log.info("removed %s, which nobody owned", each)

@@ -138,11 +138,16 @@ class Queries:
             "exec_seconds": core.metrics.exec_s.as_dict(),
             "deaths": dict(core.metrics.deaths),
             "failures": dict(core.metrics.failures),
+            "refusals": dict(core.metrics.refusals),
         }
 
     def exposition(self) -> str:
         core = self._core
-        gauges = {"sandboxes_max": core.rules.max_sandboxes, "active_operations": self._active()}
+        gauges = {
+            "sandboxes_max": core.rules.max_sandboxes,
+            "active_operations": self._active(),
+            "sandboxes_not_deleted": sum(member.waits_for_deletion for member in core.members),
+        }
         return exposition(self._states(), gauges, self._pools.figures(), core.metrics)
 
     def _active(self) -> int:

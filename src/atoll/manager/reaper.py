@@ -57,6 +57,13 @@ class Reaper:
         """A lifetime has changed, or a deletion failed."""
         self._sooner.set()
 
+    def rules_changed(self) -> None:
+        """Everything may be due at another time than it was."""
+        self._sweep_at = min(self._sweep_at, self._core.clock.now() + self._core.rules.cleanup_interval)
+        for member in self._core.members:
+            member.look_again = 0.0
+        self.hurry()
+
     def _on_event(self, event: Event) -> None:
         member = self._core.members.find(event.sandbox_id)
         if member is not None:

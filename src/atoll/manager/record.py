@@ -111,7 +111,7 @@ class Record(BaseModel):
 
     def remembered(self) -> Record:
         """What is kept of a sandbox that has ended: without what only a running one needs, which may be large."""
-        spec = self.spec.model_copy(update={"env": {}, "labels": {}, "volumes": (), "network": "none"})
+        spec = self.spec.model_copy(update={"env": {}, "labels": {}, "volumes": (), "network": "none", "setup": ()})
         return self.model_copy(update={"spec": spec, "env": {}, "details": {}, "reason": self.reason[:_MOST_REASON]})
 
     def matches(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from atoll.errors import SpecError
 from atoll.manager.core import MARK, Core
 from atoll.manager.record import Act, OnIdle, Record, fingerprint
+from atoll.manus import TASK_LABEL
+from atoll.manus import task_id as checked_task_id
 from atoll.model import SandboxSpec, Volume
 from atoll.sandbox import new_sandbox_id
 
@@ -21,6 +23,7 @@ LIFETIME = f"{_OWN}lifetime"
 """The label that says how long a sandbox may live, should the journal be lost."""
 
 
+@runtime_checkable
 class SpecSource(Protocol):
     """Settings that know what to ask an engine for, such as those of `atoll.openmanus`."""
 
@@ -81,7 +84,9 @@ class Request:
                 *(self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin),
                 *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
             )
-            body = self.spec.model_dump_json(exclude={"account"})
+            # Without what was not asked for, so that it is the same for a request of an older version.
+            unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
+            body = self.spec.model_dump_json(exclude={"account", *unused})
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod
@@ -101,21 +106,29 @@ class Request:
         idle_timeout: float | None = None,
         on_idle: OnIdle | None = None,
         services: Sequence[int] = (),
+        task_id: str | None = None,
+        setup: Sequence[str] | None = None,
     ) -> Request:
         """Raises SpecError for what makes no sense."""
-        if config is None or isinstance(config, Mapping):
-            spec = SandboxSpec.of(**config) if config else _PLAIN
-        elif isinstance(config, SandboxSpec):
+        if isinstance(config, SandboxSpec):
             spec = config
+        elif not isinstance(config, SpecSource):
+            spec = SandboxSpec.described(config) if config is not None else _PLAIN
         else:
             spec = config.spec()
             timeout = config.timeout if timeout is None else timeout
-        if volume_bindings or labels or env:
+        if task_id is not None:
+            labels = {**(labels or {}), TASK_LABEL: checked_task_id(task_id)}
+        if volume_bindings or labels or env or setup is not None:
             volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
             values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
             values["volumes"] = (*spec.volumes, *volumes)
             values["labels"] = {**spec.labels, **(labels or {})}
             values["env"] = {**spec.env, **(env or {})}
+            if setup is not None:
+                if spec.setup:
+                    raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
+                values["setup"] = setup
             spec = SandboxSpec.of(**values)
         seconds = spec.limits.lifetime_s if lifetime is None else lifetime
         return cls(

@@ -40,6 +40,7 @@ class Room:
     def check_owner(self, owner: str | None, more: int = 1) -> None:
         limit = self._core.rules.max_per_owner
         if owner is not None and limit is not None and self._core.members.of_owner(owner) + more > limit:
+            self._core.metrics.refusals["owner"] += 1
             raise LimitReachedError(
                 f"Maximum number of sandboxes ({limit}) of owner {owner!r} reached", hint="Delete one of them first."
             )
@@ -73,6 +74,7 @@ class Room:
         return next((each for each in spares if each.usable), spares[0] if spares else None)
 
     def _full(self) -> LimitReachedError:
+        self._core.metrics.refusals["sandboxes"] += 1
         return LimitReachedError(
             f"Maximum number of sandboxes ({self._core.rules.max_sandboxes}) reached",
             hint="Delete one, or raise max_sandboxes.",

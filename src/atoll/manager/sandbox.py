@@ -158,6 +158,10 @@ class ManagedSandbox(AsyncSandbox):
         else:
             await self._guest.hello()
 
+    async def set_up(self) -> None:
+        """Run its setup commands. Not a use: nobody has it yet. Raises SetupError."""
+        await self._set_up()
+
     def is_connected(self) -> bool:
         """Whether its agent holds the other end of the connection right now. The kernel says so, without a question."""
         if self._line is None or self._guest.current_channel() is None:

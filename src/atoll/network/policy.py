@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from atoll.network.names import name_of_words, plain_number, within_private
+from atoll.spelling import before, renamed
 
 Protocol = Literal["web", "tcp", "udp"]
 WEB_PORTS = ((80, 80), (443, 443))
@@ -187,14 +188,9 @@ class NetworkRules(BaseModel):
             return value
         value = dict(value)
         rules = list(value.pop("rules", None) or ())
-        for name, action, field in (
-            ("allowed_domains", "allow", "domain"),
-            ("denied_domains", "deny", "domain"),
-            ("allowed_cidrs", "allow", "cidr"),
-            ("denied_cidrs", "deny", "cidr"),
-        ):
+        for name, action, field in _LISTS:
             listed = value.pop(name, None) or ()
-            if isinstance(listed, str):
+            if isinstance(listed, str) or not isinstance(listed, list | tuple | set | frozenset):
                 raise ValueError(f"{name} is a list")
             rules += [{"action": action, field: each} for each in listed]
         return {**value, "rules": rules}
@@ -216,15 +212,14 @@ NetworkPolicy = Annotated[
 ]
 
 
-_CAMEL_CASE = {
-    "allowOutbound": "allow_outbound",
-    "networkEnabled": "network_enabled",
-    "allowedDomains": "allowed_domains",
-    "deniedDomains": "denied_domains",
-    "allowedCidrs": "allowed_cidrs",
-    "deniedCidrs": "denied_cidrs",
-    "bytesPerS": "bytes_per_s",
-}
+_SWITCHES = ("network_enabled", "allow_outbound")
+_LISTS = (
+    ("allowed_domains", "allow", "domain"),
+    ("denied_domains", "deny", "domain"),
+    ("allowed_cidrs", "allow", "cidr"),
+    ("denied_cidrs", "deny", "cidr"),
+)
+_NAMES = (*_SWITCHES, *(name for name, _, _ in _LISTS), *NetworkRules.model_fields)
 HIDDEN = "***"
 """Shown instead of a secret."""
 
@@ -265,17 +260,6 @@ def opens_private(policy: NetworkPolicy) -> bool:
     return any(rule.action == "allow" and rule.cidr is not None and within_private(rule.network) for rule in rules)
 
 
-def _snake_case(value: dict[str, Any]) -> dict[str, Any]:
-    """With the names that the seed writes in camel case. ValueError if one is there in both spellings."""
-    found: dict[str, Any] = {}
-    for name, each in value.items():
-        plain = _CAMEL_CASE.get(name, name)
-        if plain in found:
-            raise ValueError(f"{plain} is given twice")
-        found[plain] = each
-    return found
-
-
 def parse_policy(value: object) -> object:
     """The spellings of the seeds as a policy. What is missing, empty or null opens nothing."""
     if value is None or value is False:
@@ -284,13 +268,13 @@ def parse_policy(value: object) -> object:
         if not isinstance(value, str | NetworkRules):
             raise ValueError("a network policy is 'none', 'all' or an object with rules")
         return value
-    value = _snake_case(value)
-    enabled = [value.pop(name) for name in ("network_enabled", "allow_outbound") if name in value]
+    plain: dict[str, Any] = before(lambda names: renamed(names, _NAMES, of="a network policy"), value)
+    enabled = [plain.pop(name) for name in _SWITCHES if name in plain]
     if any(not isinstance(each, bool) and each is not None for each in enabled):
         raise ValueError("network_enabled and allow_outbound are true or false")
     if enabled and not all(enabled):
         return "none"
-    if enabled and not any(name in value for name in ("default", "rules", "allowed_domains", "allowed_cidrs")):
+    if enabled and not any(name in plain for name in ("default", "rules", "allowed_domains", "allowed_cidrs")):
         # Switched on, and nothing said of where to.
-        return {**value, "default": "allow"} if value else "all"
-    return value
+        return {**plain, "default": "allow"} if plain else "all"
+    return plain

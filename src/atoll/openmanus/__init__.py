@@ -12,8 +12,16 @@ from atoll.openmanus.client import (
     SandboxFileOperations,
     create_sandbox_client,
 )
+from atoll.openmanus.configuration import Config, config
+from atoll.openmanus.excluding import (
+    EXCLUDED_DIRS,
+    EXCLUDED_EXT,
+    EXCLUDED_FILES,
+    clean_path,
+    should_exclude_file,
+)
 from atoll.openmanus.failures import CommandRefusedError, OperationError, ToolError
-from atoll.openmanus.file_operator import FileOperator, SandboxFileOperator
+from atoll.openmanus.file_operator import FileOperator, LocalFileOperator, PathLike, SandboxFileOperator
 from atoll.openmanus.manager import SandboxManager
 from atoll.openmanus.policy import ALLOW, Policy, Verdict, ask, refuse
 from atoll.openmanus.sandbox import Container, DockerSandbox
@@ -22,15 +30,21 @@ from atoll.openmanus.terminal import AsyncDockerizedTerminal
 
 __all__ = [
     "ALLOW",
+    "EXCLUDED_DIRS",
+    "EXCLUDED_EXT",
+    "EXCLUDED_FILES",
     "SANDBOX_CLIENT",
     "AsyncDockerizedTerminal",
     "BaseSandboxClient",
     "CommandRefusedError",
+    "Config",
     "Container",
     "DockerSandbox",
     "FileOperator",
+    "LocalFileOperator",
     "LocalSandboxClient",
     "OperationError",
+    "PathLike",
     "Policy",
     "SandboxError",
     "SandboxFileOperations",
@@ -42,6 +56,9 @@ __all__ = [
     "ToolError",
     "Verdict",
     "ask",
+    "clean_path",
+    "config",
     "create_sandbox_client",
     "refuse",
+    "should_exclude_file",
 ]

@@ -123,6 +123,10 @@ class SharedSandboxClient(LocalSandboxClient):
         super().__init__()
         self._users: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
+    def __deepcopy__(self, _: dict[int, object]) -> Self:
+        """Itself: tools are pydantic models, which copy their attributes, and a copy's sandbox would be nobody's."""
+        return self
+
     async def create(
         self, config: SandboxSettings | None = None, volume_bindings: dict[str, str] | None = None
     ) -> None:

@@ -29,6 +29,10 @@ class ToolError(SandboxError):
 
     code = "tool_failed"
 
+    @classmethod
+    def because(cls, what: str, error: Exception) -> ToolError:
+        return cls(f"{what}: {error}", hint=getattr(error, "hint", None))
+
     @property
     def message(self) -> str:
         return self.reason
@@ -44,12 +48,11 @@ def failing_to(do: str, *, tells_missing: bool = False) -> Iterator[None]:
     try:
         yield
     except SandboxGoneError as error:
-        if error.cause in _RESOURCES:
-            raise SandboxResourceError(f"Failed to {do}: {error}") from error
-        raise OperationError(f"Failed to {do}: {error}") from error
+        kind = SandboxResourceError if error.cause in _RESOURCES else OperationError
+        raise kind(f"Failed to {do}: {error}", hint=error.hint) from error
     except (SandboxResourceError, SandboxTimeoutError, OperationError):
         raise
     except (SandboxError, OSError, UnicodeError) as error:
         if tells_missing and isinstance(error, FileNotFoundError):
             raise
-        raise OperationError(f"Failed to {do}: {error}") from error
+        raise OperationError(f"Failed to {do}: {error}", hint=getattr(error, "hint", None)) from error

@@ -1,7 +1,11 @@
-"""Files and commands of a sandbox in the form that OpenManus's editing tools use."""
+"""Files and commands of a sandbox, or of this machine, in the form that OpenManus's editing tools use."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +33,52 @@ class FileOperator(Protocol):
     async def run_command(self, cmd: str, timeout: float | None = _COMMAND_S) -> tuple[int, str, str]: ...
 
 
+class LocalFileOperator:
+    """A `FileOperator` on this machine, without any sandbox: for programs that choose between both."""
+
+    encoding: str = "utf-8"
+
+    async def read_file(self, path: PathLike) -> str:
+        """The text of a file."""
+        try:
+            return await asyncio.to_thread(Path(path).read_text, self.encoding)
+        except (OSError, ValueError) as error:
+            raise ToolError(f"Failed to read {path}: {error}") from error
+
+    async def write_file(self, path: PathLike, content: str) -> None:
+        """Write a file; its directory must be there."""
+        try:
+            await asyncio.to_thread(Path(path).write_text, content, self.encoding)
+        except (OSError, ValueError) as error:
+            raise ToolError(f"Failed to write to {path}: {error}") from error
+
+    async def is_directory(self, path: PathLike) -> bool:
+        return await asyncio.to_thread(Path(path).is_dir)
+
+    async def exists(self, path: PathLike) -> bool:
+        return await asyncio.to_thread(Path(path).exists)
+
+    async def run_command(self, cmd: str, timeout: float | None = _COMMAND_S) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr. When its time is up the command and all that it started in its session are
+        killed: TimeoutError."""
+        process = await asyncio.create_subprocess_shell(
+            cmd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                stdout, stderr = await process.communicate()
+        except TimeoutError as error:
+            raise TimeoutError(f"Command '{cmd}' timed out after {timeout} seconds") from error
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        code = process.returncode or 0
+        code = 128 - code if code < 0 else code  # as a shell reports it, and the sandbox too
+        return code, stdout.decode(self.encoding, "replace"), stderr.decode(self.encoding, "replace")
+
+
 class SandboxFileOperator:
     """A `FileOperator` on a client's sandbox, which is made with `config` when it is first needed."""
 
@@ -42,7 +92,7 @@ class SandboxFileOperator:
         try:
             return await client.read_file(str(path))
         except (SandboxError, OSError, ValueError) as error:
-            raise ToolError(f"Failed to read {path} in sandbox: {error}") from error
+            raise ToolError.because(f"Failed to read {path} in sandbox", error) from error
 
     async def write_file(self, path: PathLike, content: str) -> None:
         """Write a file; parents are made."""
@@ -50,7 +100,7 @@ class SandboxFileOperator:
         try:
             await client.write_file(str(path), content)
         except (SandboxError, OSError, ValueError) as error:
-            raise ToolError(f"Failed to write to {path} in sandbox: {error}") from error
+            raise ToolError.because(f"Failed to write to {path} in sandbox", error) from error
 
     async def is_directory(self, path: PathLike) -> bool:
         found = await self._stat(path)
@@ -65,7 +115,7 @@ class SandboxFileOperator:
         try:
             result = await client.exec(cmd, timeout)
         except SandboxError as error:
-            raise ToolError(f"Failed to run a command in sandbox: {error}") from error
+            raise ToolError.because("Failed to run a command in sandbox", error) from error
         if result.cause is Cause.TIMEOUT:
             seconds = f"{timeout:g}" if timeout is not None else f"{self.config.timeout}"
             raise TimeoutError(f"Command '{cmd}' timed out after {seconds} seconds in sandbox")
@@ -84,4 +134,4 @@ class SandboxFileOperator:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (SandboxError, OSError, ValueError) as error:
-            raise ToolError(f"Failed to look at {path} in sandbox: {error}") from error
+            raise ToolError.because(f"Failed to look at {path} in sandbox", error) from error

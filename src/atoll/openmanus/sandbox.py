@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
 import shlex
+import tarfile
+import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +69,18 @@ class DockerSandbox:
         self._settings = settings
         self._sandbox: AsyncSandbox | None = None
 
+    @classmethod
+    def of_managed(
+        cls, sandbox: AsyncSandbox, client: DockerEngine, container_id: str, config: SandboxSettings
+    ) -> Self:
+        """The face of one that a manager has, and that is ended through it."""
+        face = cls.__new__(cls)
+        face.config, face.volume_bindings, face.client = config, {}, client
+        face._policy = face._asker = face._settings = None
+        face._sandbox = sandbox
+        face._meet(sandbox, Container(container_id, client.container_name(sandbox.id), "running", config.image))
+        return face
+
     # --- life ------------------------------------------------------------------------------------------------------
 
     async def create(self) -> Self:
@@ -73,7 +89,10 @@ class DockerSandbox:
             raise OperationError("Failed to create sandbox: it was already created")
         with failing_to("create sandbox"):
             sandbox = AsyncSandbox(
-                await self._spec(), engine=self.client, timeout=self.config.timeout, settings=self._settings
+                await spec_of(self.config, self.volume_bindings, self.client),
+                engine=self.client,
+                timeout=self.config.timeout,
+                settings=self._settings,
             )
             self._sandbox = await sandbox.create()
             try:
@@ -174,19 +193,42 @@ class DockerSandbox:
 
     async def _introduce(self, sandbox: AsyncSandbox) -> None:
         found = await self.client.container(sandbox.id)
-        self.container = Container(
-            str(found["Id"]), str(found["Name"]).lstrip("/"), str(found["State"]["Status"]), self.config.image
-        )
+        status = str(found["State"]["Status"])
+        self._meet(sandbox, Container(str(found["Id"]), str(found["Name"]).lstrip("/"), status, self.config.image))
+
+    def _meet(self, sandbox: AsyncSandbox, container: Container) -> None:
+        self.container = container
         self.terminal = AsyncDockerizedTerminal.of_sandbox(
             self.container, self.config.work_dir, self.config.timeout, sandbox.shell(), self._may_run
         )
 
-    async def _spec(self) -> SandboxSpec:
-        """A limit on processes that nobody asked for is left out where the engine has none, as under gVisor."""
-        spec = self.config.spec(self.volume_bindings)
-        if "pids_limit" in self.config.model_fields_set or await self.client.can(Capability.PIDS):
-            return spec
-        return spec.model_copy(update={"limits": spec.limits.model_copy(update={"pids": None})})
+    @staticmethod
+    async def _create_tar_stream(name: str, content: bytes) -> io.BytesIO:
+        """An archive of one file."""
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime = len(content), int(time.time())
+            archive.addfile(entry, io.BytesIO(content))
+        stream.seek(0)
+        return stream
+
+    @staticmethod
+    async def _read_from_tar(tar_stream: Iterable[bytes]) -> bytes:
+        """The content of the first file in an archive that comes in pieces. OperationError if there is none."""
+        with tempfile.TemporaryFile() as file:
+            for piece in tar_stream:
+                file.write(piece)
+            file.seek(0)
+            try:
+                with tarfile.open(fileobj=file) as archive:
+                    for entry in archive:
+                        if entry.isreg() and (content := archive.extractfile(entry)) is not None:
+                            return content.read()
+                        raise OperationError("Failed to extract file content")
+            except tarfile.TarError as error:
+                raise OperationError(f"Failed to read the archive: {error}") from error
+        raise OperationError("Empty tar archive")
 
     async def _may_run(self, command: str) -> None:
         await policies.apply(self._policy, self._asker, command)
@@ -202,3 +244,11 @@ class DockerSandbox:
                 f"Command ran out of memory: the limit is {self.config.memory_limit}",
                 hint="Give the sandbox a higher memory_limit, or let the command take less.",
             )
+
+
+async def spec_of(config: SandboxSettings, volume_bindings: dict[str, str], engine: DockerEngine) -> SandboxSpec:
+    """A limit on processes that nobody asked for is left out where the engine has none, as under gVisor."""
+    spec = config.spec(volume_bindings)
+    if "pids_limit" in config.model_fields_set or await engine.can(Capability.PIDS):
+        return spec
+    return spec.model_copy(update={"limits": spec.limits.model_copy(update={"pids": None})})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Self
@@ -52,6 +53,23 @@ class SandboxSettings(BaseModel):
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
             raise SpecError(f"[sandbox] in '{path}': {where}: {problem['msg']}") from error
+
+    @classmethod
+    def of_spec(cls, spec: SandboxSpec, timeout_s: float | None = None) -> Self:
+        """Of a sandbox that is there. What its spec says nothing about is as by default."""
+        limits = spec.limits
+        given = {
+            "image": spec.image,
+            "work_dir": spec.work_dir,
+            "memory_limit": limits.memory_bytes and str(limits.memory_bytes),
+            "cpu_limit": limits.cpus,
+            "pids_limit": limits.pids,
+            "timeout": timeout_s and max(1, math.ceil(timeout_s)),
+        }
+        return cls(
+            **{name: value for name, value in given.items() if value},  # type: ignore[arg-type]
+            network_enabled=spec.network != "none",
+        )
 
     def spec(self, volume_bindings: dict[str, str] | None = None) -> SandboxSpec:
         """What an engine is asked for. `volume_bindings` are `{host: inside}` or `{host: "inside:ro"}`."""

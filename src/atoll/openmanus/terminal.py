@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from atoll.engines.docker import DockerEngine
 from atoll.engines.docker.visiting import Visit
 from atoll.errors import SandboxTimeoutError
 from atoll.guest.guest import Guest
 from atoll.model import Cause, ExecutionResult
 from atoll.openmanus.failures import OperationError, failing_to
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES
+from atoll.settings import Settings
 from atoll.shell import AsyncShell
 
 Before = Callable[[str], Awaitable[None]]
@@ -76,6 +78,7 @@ class AsyncDockerizedTerminal:
         env_vars: Mapping[str, str] | None = None,
         default_timeout: float = 60,
     ) -> None:
+        self.client = DockerEngine(Settings.load())
         self.container: HasId = ContainerId(container) if isinstance(container, str) else container
         self.working_dir = working_dir
         self.env_vars = dict(env_vars or {})

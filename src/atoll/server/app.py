@@ -19,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atoll.errors import SandboxError
 from atoll.server import problems
 from atoll.server.admission import Leaving
-from atoll.server.auth import SCHEMES
+from atoll.server.auth import RUNTIME, SCHEMES
 from atoll.server.exposed.hosts import Hosts
+from atoll.server.exposed.paths import Paths
 from atoll.server.limits import BodyLimits
-from atoll.server.routes import ROUTERS
+from atoll.server.routes import ROUTERS, runtime
 from atoll.server.services import Services, services
 from atoll.server.settings import ServerSettings
 from atoll.server.standing import Standing
@@ -68,6 +69,7 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
         max_upload_bytes=settings.max_upload_bytes,
         slow_s=settings.slow_s,
     )
+    app.add_middleware(Paths, max_upload_bytes=settings.max_upload_bytes, slow_s=settings.slow_s)
     app.add_middleware(
         Hosts, domain=settings.ports_domain, max_upload_bytes=settings.max_upload_bytes, slow_s=settings.slow_s
     )
@@ -92,6 +94,7 @@ def bare_app(lifespan: object = None) -> FastAPI:
     )
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX, responses=problems.RESPONSES)
+    app.include_router(runtime.router, responses=problems.RESPONSES)
     problems.install(app)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     app.add_exception_handler(ClientDisconnect, _nobody)
@@ -107,7 +110,8 @@ def _described(app: FastAPI) -> dict[str, Any]:
             for operation in operations.values():
                 if path not in PUBLIC:
                     bearer = [] if path.startswith(_OF_A_SANDBOX) else [{"bearer": list[str]()}]
-                    operation["security"] = [*bearer, {"session": []}]
+                    other = "key" if path.startswith(RUNTIME) else "session"
+                    operation["security"] = [*bearer, {other: []}]
                 for status, answer in operation["responses"].items():
                     content = answer.get("content", {})
                     if status[0] in "45" and "application/json" in content:  # errors are problem+json and nothing else

@@ -16,11 +16,14 @@ from atoll.server.standing import remember
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
 
 SESSION_HEADER = "X-Session-API-Key"
+KEY_HEADER, RUNTIME = "X-API-Key", "/runtime/"
+"""An API key as programs send it that were written for OpenHands's cloud, and where."""
 BEARER = "atoll.bearer."
 """A page in a browser cannot set headers on a WebSocket: it sends the credential as a subprotocol."""
 
 SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key (`atoll_…`) or a token (JWT)."},
+    "key": {"type": "apiKey", "in": "header", "name": KEY_HEADER, "description": "An API key."},
     "session": {"type": "apiKey", "in": "header", "name": SESSION_HEADER, "description": "Of one sandbox."},
 }
 """As openapi.json tells them. FastAPI's own way to tell costs every request two more calls."""
@@ -41,6 +44,8 @@ async def identify(connection: HTTPConnection) -> Caller:
     session = connection.headers.get(SESSION_HEADER)
     if kind.lower() == "bearer" and credential:
         caller = await services.identities.caller(credential.strip())
+    elif (key := _runtime_key(connection)) is not None:
+        caller = await services.identities.caller(key.strip())
     elif session is not None:
         caller = await services.sandboxes.by_session_key(session)
     elif (offered := _offered(connection)) is not None:
@@ -111,6 +116,12 @@ def allow(caller: Caller, scope: Scope, *, session: bool) -> Caller:
         raise ForbiddenError("the session key of a sandbox does not allow this")
     caller.need(scope)
     return caller
+
+
+def _runtime_key(connection: HTTPConnection) -> str | None:
+    """Everywhere else the header is not ours: on the host of a port it is meant for what listens inside."""
+    is_ours = connection.scope["path"].startswith(RUNTIME) and "atoll.port" not in connection.scope
+    return connection.headers.get(KEY_HEADER) if is_ours else None
 
 
 def _offered(connection: HTTPConnection) -> str | None:

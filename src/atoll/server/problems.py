@@ -26,6 +26,7 @@ from atoll.errors import (
     SandboxPausedError,
     SandboxResourceError,
     SandboxTimeoutError,
+    SetupError,
     SnapshotNotFoundError,
     SpecError,
 )
@@ -40,7 +41,7 @@ from atoll.service import (
     UserNotFoundError,
 )
 from atoll.service.hidden_paths import without_paths
-from atoll.service.refusals import WebhookNotFoundError
+from atoll.service.refusals import SessionNotFoundError, WebhookNotFoundError
 from atoll.signature import SignatureError
 from atoll.store import AlreadyThereError, StoreError
 
@@ -57,12 +58,14 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (SandboxSpecNotFoundError, 404),
     (UserNotFoundError, 404),
     (KeyNotFoundError, 404),
+    (SessionNotFoundError, 404),
     (WebhookNotFoundError, 404),
     (ConflictError, 409),
     (SandboxPausedError, 409),
     (AlreadyThereError, 409),
     (SandboxGoneError, 410),
     (SpecError, 422),
+    (SetupError, 422),
     (ImageError, 422),
     (LimitReachedError, 429),
     (RateLimitedError, 429),
@@ -123,6 +126,8 @@ class Problem(BaseModel):
     detail: str
     hint: str | None = None
     cause: str | None = None
+    output: str | None = None
+    """The end of the output of the setup command that failed."""
     errors: list[dict[str, Any]] | None = None
 
 
@@ -149,7 +154,8 @@ def of(error: BaseException) -> Problem:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError) else None
         reason, hint = _discreet(error.reason), error.hint and _discreet(error.hint)
-        return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None)
+        output = error.output if isinstance(error, SetupError) else None
+        return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None, output=output)
     if isinstance(error, PartialCopyError):
         return problem(409, "partial_copy", str(error))
     if isinstance(error, OSError):

@@ -34,6 +34,8 @@ def execution(result: ExecutionResult, encoding: Encoding) -> Response:
     """As `ExecResult` describes it."""
     rest = {
         "exit_code": result.exit_code,
+        "exitCode": result.exit_code,
+        "error": result.error,
         "cause": result.cause,
         "duration_s": result.duration_s,
         "truncated": result.truncated,

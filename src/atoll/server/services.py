@@ -27,6 +27,7 @@ from atoll.service.hidden_paths import hide
 from atoll.service.keys import TokenRules
 from atoll.service.port_watch import PortWatch
 from atoll.service.rate import RateLimiter
+from atoll.service.runtimes import RuntimeService, origin_of
 from atoll.service.session_keys import SessionKeys
 from atoll.settings import Settings, owned_directory
 from atoll.store import Store
@@ -41,6 +42,7 @@ class Services:
     identities: Identities
     specs: SandboxSpecService
     sandboxes: SandboxService
+    runtimes: RuntimeService
     rate: RateLimiter
     bell: Bell
     """Rings whenever something happens to a sandbox."""
@@ -114,6 +116,13 @@ async def services(
             exposed_url_pattern=settings.exposed_url_pattern,
         )
         await sandboxes.startups.go_on()
+        public_url = settings.public_url or listens_on
+        runtimes = RuntimeService(
+            sandboxes,
+            network=settings.runtime_network,
+            origin=origin_of(public_url),
+            by_host=settings.runtime_hosts,
+        )
         tree.remove(settings.transfers)  # what was on its way when an earlier server died
         owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
@@ -123,13 +132,26 @@ async def services(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
         made = Services(
-            settings, engine, store, manager, identities, specs, sandboxes, rate, bell, webhooks, admissions, transfers
+            settings,
+            engine,
+            store,
+            manager,
+            identities,
+            specs,
+            sandboxes,
+            runtimes,
+            rate,
+            bell,
+            webhooks,
+            admissions,
+            transfers,
         )
         made.first_key = await identities.first_run()
         try:
             yield made
         finally:
             await webhooks.aclose()
+            await runtimes.aclose()
             await specs.aclose()
             await sandboxes.startups.aclose()
     finally:

@@ -45,6 +45,13 @@ class ServerSettings(BaseModel):
         description="URLs of exposed ports where a proxy of your own leads to them, with {public_url}, {sandbox_id},"
         " {port} and {name}; default: by path on this server.",
     )
+    runtime_urls: Literal["auto", "host", "path"] = Field(
+        "auto",
+        description="URLs of runtimes by host name or by path; auto: by host name if ports_domain is not localhost.",
+    )
+    runtime_network: Literal["all", "none"] = Field(
+        "all", description="What runtimes reach: the public network, which an agent server needs, or nothing."
+    )
     polling_interval: Annotated[float, Field(gt=0)] = Field(
         15, description="With the engine remote: ask it so often what happened, where it cannot tell us."
     )
@@ -166,6 +173,11 @@ class ServerSettings(BaseModel):
         if settings.jwt_algorithm != "HS256" and not (settings.jwt_public_key_file or settings.jwt_jwks_url):
             raise SpecError(f"{settings.jwt_algorithm} needs jwt_public_key_file or jwt_jwks_url")
         return settings
+
+    @property
+    def runtime_hosts(self) -> bool:
+        """Whether the URLs of runtimes are those of hosts. Names below `localhost` are unknown to most programs."""
+        return self.runtime_urls == "host" or (self.runtime_urls == "auto" and self.ports_domain != "localhost")
 
     def ceilings(self, resources: Resources | None) -> Limits:
         """For one sandbox of a user who is not an administrator. `resources` are those of this machine if sandboxes run

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import enum
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from atoll import manus
 from atoll.checkpoint import Snapshot
 from atoll.errors import SpecError
 from atoll.manager import CommandEnd, OnIdle, PausedBy
-from atoll.model import Cause, Limits, SandboxSpec, State, UndoRule, Volume
+from atoll.model import Cause, Limits, SandboxSpec, SetupCommands, SetupTime, State, UndoRule, Volume
 from atoll.network.policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
+from atoll.spelling import before, renamed
 
 Text = Annotated[str, Field(max_length=4096)]
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
 MAX_SETTINGS = 512 << 10
 """The most characters of the settings of one sandbox or one spec, which are stored more than once."""
 _MAX_LABELS = 16 << 10
+_LIFE = {"lifetime": "lifetime_s", "timeout": "lifetime_s"}
 
 
 def _small(labels: dict[str, str]) -> dict[str, str]:
@@ -172,6 +175,15 @@ class SandboxSettings(BaseModel):
     """Directories of the server's machine: only administrators may share them."""
     undo: UndoRule | None = None
     """Keep the state before each command that the server runs."""
+    setup: SetupCommands = ()
+    """Command lines that run in order before the sandbox is given out. If one fails no sandbox is made."""
+    setup_timeout_s: SetupTime = 600.0
+    """How long all of them together may take."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: manus.settings(given, cls.model_fields), value)
 
     def spec(self) -> SandboxSpec:
         """Raises SpecError for what makes no sense."""
@@ -230,6 +242,11 @@ class ForkStart(BaseModel):
     """Names and labels are one for each, or none."""
     lifetime_s: Lifetime | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: renamed(given, cls.model_fields, _LIFE, of="a fork"), value)
+
 
 class RegistryLogin(BaseModel):
     """The caller's login at the registry of the image. Used for this request only and never stored."""
@@ -255,6 +272,8 @@ class SandboxStart(BaseModel):
     """What happens to the sandbox then. Default: the server's setting."""
     registry_login: RegistryLogin | None = None
     """For an image that is not public: the operator's logins are not used for users."""
+    task_id: Name | None = None
+    """The task that the sandbox is for. It is the label `task_id`, and stands for the id of the sandbox in requests."""
     exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
     """Besides those of the spec, whose ports of the same name they replace. Each is a variable inside: `NAME=PORT`."""
     health: HealthCheck | None = None
@@ -262,6 +281,11 @@ class SandboxStart(BaseModel):
     callback: bool | None = None
     """Whether programs inside are told where to post messages, and with which key: `OH_WEBHOOKS_0_BASE_URL`,
     `OH_SESSION_API_KEYS_0`. Default: as the spec says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: manus.start(given, cls.model_fields, SandboxSettings.model_fields), value)
 
 
 class ImagePull(BaseModel):
@@ -324,3 +348,8 @@ class SandboxSpecCreate(BaseModel):
     """For everybody. Only administrators may share one."""
     registry_login: RegistryLogin | None = None
     """For an image that is not public, to fetch it now. It is not stored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: renamed(given, cls.model_fields, of="a spec"), value)

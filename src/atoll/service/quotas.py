@@ -19,6 +19,8 @@ class Reservations:
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, str], Limits] = {}
+        self.refused = 0
+        """How many requests were refused because of a quota."""
 
     @contextmanager
     def reserve(self, caller: Caller, key: str, limits: Limits, records: list[Record]) -> Iterator[None]:
@@ -30,7 +32,11 @@ class Reservations:
         known = {record.key for record in records}
         waiting = [wanted for (user, other), wanted in self._pending.items() if user == place[0] and other not in known]
         there = [self._pending.get((place[0], record.key or "")) or _held(record) for record in records]
-        _check(caller, [*there, *waiting], limits)
+        try:
+            _check(caller, [*there, *waiting], limits)
+        except LimitReachedError:
+            self.refused += 1
+            raise
         self._pending[place] = limits
         try:
             yield

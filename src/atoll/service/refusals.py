@@ -7,6 +7,7 @@ SandboxError
 ├── SandboxSpecNotFoundError    there is no such spec, or it is not yours
 ├── UserNotFoundError           there is no such user
 ├── KeyNotFoundError            there is no such key, or it is not yours
+├── SessionNotFoundError        there is no such runtime or session, or it is not yours
 └── WebhookNotFoundError        there is no such webhook, or it is not yours
 """
 
@@ -41,6 +42,10 @@ class UserNotFoundError(SandboxError):
 
 class KeyNotFoundError(SandboxError):
     code = "key_not_found"
+
+
+class SessionNotFoundError(SandboxError):
+    code = "session_not_found"
 
 
 class WebhookNotFoundError(SandboxError):

@@ -15,8 +15,9 @@ from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, S
 from atoll.finishing import finish
 from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
-from atoll.model import Cause, State, effective_limits
-from atoll.service import exposed_ports, startup
+from atoll.manus import TASK_LABEL
+from atoll.model import Capability, Cause, State, effective_limits
+from atoll.service import exposed_ports, lookup, startup
 from atoll.service.callbacks import CALLBACK_LABEL, Callbacks
 from atoll.service.hidden_paths import without_paths
 from atoll.service.identity import SESSION, Caller, Scope
@@ -40,15 +41,23 @@ from atoll.service.refusals import ForbiddenError, NotAuthenticatedError
 from atoll.service.session_keys import Grant, SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import Recipe, SandboxSpecService
+from atoll.service.workload import Workload
 from atoll.workers import in_portions
 
 SPEC_LABEL = "sandbox_spec_id"
 SPEC_COMMAND = "spec-command"
 """The id of the command that a sandbox of a spec is started with."""
-_OWN_LABELS = (SPEC_LABEL, exposed_ports.PORT_LABEL, *startup.HEALTH_LABELS, CALLBACK_LABEL)
+_OWN_LABELS = (
+    SPEC_LABEL,
+    exposed_ports.PORT_LABEL,
+    *startup.HEALTH_LABELS,
+    CALLBACK_LABEL,
+    "runtime_session_id",
+)
 _IN_PLACE = ""
 """The spec id of a sandbox that was described on the spot."""
 _MOST_OWNERS = 100_000
+_OWN_S = 10.0
 
 
 class SandboxService:
@@ -113,7 +122,8 @@ class SandboxService:
         return SandboxPage(items=items, next_page_id=more)
 
     async def get_sandbox(self, caller: Caller, sandbox_id: str) -> SandboxInfo | None:
-        """Of one that exists; the engine is asked how it is."""
+        """Of one that exists, by its id, its name or its task; the engine is asked how it is."""
+        sandbox_id = await self.resolve(caller, sandbox_id)
         record = await self._record(caller, sandbox_id)
         if record is None or record.ended_at is not None:
             return None
@@ -140,6 +150,7 @@ class SandboxService:
 
     async def sandbox(self, caller: Caller, sandbox_id: str) -> ManagedSandbox:
         """To work in it. A session key is good only while it runs; anybody else's use wakes one that sleeps."""
+        sandbox_id = await self.resolve(caller, sandbox_id)
         if not await self._is_mine(caller, sandbox_id):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id[:128]} not found")
         try:
@@ -148,17 +159,23 @@ class SandboxService:
             await self._existing(caller, sandbox_id)
             raise
 
+    async def resolve(self, caller: Caller, text: str) -> str:
+        """The id of the caller's sandbox of that id, name or task; else the text itself."""
+        return await lookup.resolve(self.manager, caller, text, self._is_mine)
+
     # --- living ---------------------------------------------------------------------------------------------------
 
-    async def start_sandbox(self, caller: Caller, wanted: SandboxStart, *, key: str | None = None) -> SandboxInfo:
-        """A sandbox of a spec, of the default one, or as described on the spot.
+    async def start_sandbox(
+        self, caller: Caller, wanted: SandboxStart, *, key: str | None = None, workload: Workload | None = None
+    ) -> SandboxInfo:
+        """A sandbox of a spec, of the default one, or as described on the spot, then with a `workload` if there is one.
 
         With the same idempotency key and the same request it is the same sandbox. LimitReachedError when there is no
         room, SandboxSpecNotFoundError, ConflictError if the name is taken.
         """
         if wanted.settings is not None and wanted.sandbox_spec_id is not None:
             raise ValueError("give either sandbox_spec_id or settings, not both")
-        recipe = Recipe()
+        recipe, workload = Recipe(), workload or Workload()
         if wanted.settings is None:
             spec, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
             spec_id, access = spec.id, self.specs.access(caller, wanted.registry_login, spec)
@@ -169,8 +186,9 @@ class SandboxService:
             self.specs.check(caller, settings)
         _refuse_own(wanted.labels)
         settings = await self.snapshots.resolved(caller, settings)
-        ports = exposed_ports.merged(recipe.ports(), wanted.exposed_ports)
-        labels = {**wanted.labels, SPEC_LABEL: spec_id, **exposed_ports.labels_of(ports)}
+        task = {} if wanted.task_id is None else {TASK_LABEL: wanted.task_id}
+        ports = exposed_ports.merged(recipe.ports(), workload.ports, wanted.exposed_ports)
+        labels = {**wanted.labels, **workload.labels, **task, SPEC_LABEL: spec_id, **exposed_ports.labels_of(ports)}
         labels |= _marks(recipe.health if wanted.health is None else wanted.health, ports)
         labels |= {CALLBACK_LABEL: "yes"} if (recipe.callback if wanted.callback is None else wanted.callback) else {}
         variables = exposed_ports.variables_of(ports, settings.env)
@@ -181,8 +199,9 @@ class SandboxService:
             with pulling_with(access):
                 made.append(await self._create(caller, wanted, settings, labels, key))
             await self._equip(made[0])
-            if recipe.command is not None:
-                await self._start_command(made[0], recipe.command)
+            command = recipe.command if workload.command is None else workload.command
+            if command is not None:
+                await self._start_command(made[0], command, workload)
             return await self.describe(caller, made[0])
 
     async def fork_sandbox(
@@ -320,6 +339,10 @@ class SandboxService:
         shown = [dataclasses.replace(event, reason=without_paths(event.reason)) for event in found]
         return shown, found[-1].number if found else after
 
+    def metrics(self) -> str:
+        """For Prometheus."""
+        return f"# TYPE atoll_quota_refusals_total counter\natoll_quota_refusals_total {self._reservations.refused}\n"
+
     async def by_session_key(self, key: str) -> Caller:
         """Whoever holds the session key of a sandbox that runs. NotAuthenticatedError otherwise, whatever it is."""
         claims = self._session_keys.claims(key)
@@ -344,6 +367,10 @@ class SandboxService:
         if info is None or info.status is not SandboxStatus.RUNNING:
             raise NotAuthenticatedError("invalid session key", hint="A session key is good while its sandbox runs.")
         return info
+
+    def inside_key(self, sandbox_id: str, owner: str | None) -> str:
+        """What a program in the sandbox may know its users by."""
+        return self._session_keys.inside_key(sandbox_id, owner)
 
     async def need_exposed(self, caller: Caller, sandbox_id: str, port: int) -> None:
         """Raises ForbiddenError for a port that is not exposed."""
@@ -492,10 +519,16 @@ class SandboxService:
         if startup.is_waited_for(record):
             self.startups.begin(sandbox_id)
 
-    async def _start_command(self, sandbox_id: str, command: list[str]) -> None:
+    async def _start_command(self, sandbox_id: str, command: list[str] | str, workload: Workload) -> None:
         sandbox = await self.manager.get_sandbox(sandbox_id)
+        user = workload.user if Capability.USERS in (await sandbox._the_engine()).capabilities else None
+        if user is not None:
+            given = await sandbox.exec(["chown", user, sandbox.spec.work_dir], user="0:0", timeout=_OWN_S)
+            if not given.success:
+                raise SpecError(f"the work directory cannot be given to user {user}: {given.stderr[-500:]}")
+        env = workload.variables(sandbox_id)
         # The id makes it run once, however often the request is repeated.
-        await (await sandbox.start(command, command_id=SPEC_COMMAND)).detach()
+        await (await sandbox.start(command, command_id=SPEC_COMMAND, user=user, env=env)).detach()
         await self.manager.watch_command(sandbox_id, SPEC_COMMAND)
 
     def _session_key(self, caller: Caller, record: Record) -> str | None:

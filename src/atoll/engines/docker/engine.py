@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import dataclasses
 import functools
 import os
 import time
@@ -21,7 +22,18 @@ from pydantic import ValidationError
 from atoll import workers
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents, OnImageProgress, limit_details, refuse_unsupported
-from atoll.engines.docker import agent_volume, commits, counters, endpoint, facts, images, observing, plan, probing
+from atoll.engines.docker import (
+    agent_volume,
+    commits,
+    counters,
+    disk,
+    endpoint,
+    facts,
+    images,
+    observing,
+    plan,
+    probing,
+)
 from atoll.engines.docker.accounts import ContainerAccounts
 from atoll.engines.docker.containers import Containers
 from atoll.engines.docker.http import Http, RefusedError
@@ -120,6 +132,7 @@ class DockerEngine(DockerStates):
                 f"image '{spec.image}' is for {image.architecture}, the Docker engine runs on {known.architecture}",
                 hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
             )
+        disk.check_volumes(spec, image.volumes)
         try:
             origin = {ORIGIN: image.id} if prepare is not None else {}
             async with self._accounts.claimed():
@@ -153,7 +166,7 @@ class DockerEngine(DockerStates):
         known.require_usable()
         self.capabilities = self._powers(known)
         self._links.check(spec, known)
-        refuse_unsupported(self.name, self.capabilities, spec)
+        refuse_unsupported(self.name, self.capabilities, spec, known.problems)
         plan.check(spec, self._private(known))
         plan.check_set_id(spec, known.runtime(spec))
         return known
@@ -165,8 +178,16 @@ class DockerEngine(DockerStates):
         await agent_volume.ensure(self._http, agent, image.id)
         trusted = self._links.trusted(who.sandbox_id, self._links.now(who.sandbox_id, spec).network)
         defaults = plan.defaults_of(labels) or known.defaults(self._settings.resources.sandbox, spec)
+        if known.storage.counts_image and not image.size_bytes:
+            image = dataclasses.replace(image, size_bytes=await self._size_of_base(spec, image))
         parent = self._accounts.parent(known, spec.account)
         return plan.container(who, spec, known, image, agent, created_at, trusted, labels, defaults, parent)
+
+    async def _size_of_base(self, spec: SandboxSpec, saved: images.Image) -> int:
+        """Of the image that a saved state was made from: what was written since counts against the limit again."""
+        name = spec.image if snapshot_of(spec.image) is None else saved.id
+        base = await images.find(self._http, name) or await images.find(self._http, saved.id)
+        return base.size_bytes if base is not None else 0
 
     async def connect(self, handle: Handle) -> ByteStream:
         try:
@@ -280,6 +301,9 @@ class DockerEngine(DockerStates):
             return LimitEvents()
         name = self._who(handle.sandbox_id).container
         return LimitEvents(oom_kills=await self._containers.oom_kills(name, handle.created_at, wait=killed))
+
+    def container_name(self, sandbox_id: str) -> str:
+        return self._who(sandbox_id).container
 
     async def container(self, sandbox_id: str) -> dict[str, Any]:
         """The engine's own account of a sandbox's container."""

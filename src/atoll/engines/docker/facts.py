@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any, TypeVar
 
 from atoll.engines.base import enforceable_defaults
 from atoll.engines.docker import seccomp
+from atoll.engines.docker.disk import Storage, storage_of
 from atoll.engines.docker.http import QUICK_S, Http, RefusedError
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, EffectiveLimits, Limits, SandboxSpec
@@ -30,7 +30,6 @@ _ALWAYS = frozenset(
         Capability.ISOLATION,
     }
 )
-_QUOTA_DRIVERS = ("btrfs", "zfs")
 _GVISOR = ("runsc", "runsc-systrap", "runsc-kvm")
 _VIRTUAL = ("kata", "kata-runtime", "kata-qemu", "kata-clh", "io.containerd.kata.v2")
 _NAMESPACES = ("runc", "crun", "youki")
@@ -55,6 +54,7 @@ class Facts:
     machine_cpus: int = 4096
     machine_memory_bytes: int = 1 << 62
     cgroup_driver: str = ""
+    storage: Storage = field(default_factory=Storage)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -66,6 +66,11 @@ class Facts:
             Capability.DISK: self.disk,
         }
         return _ALWAYS | {capability for capability, there in asked.items() if there}
+
+    @property
+    def problems(self) -> dict[Capability, str]:
+        """What is missing for limits that it cannot enforce, as far as it is known."""
+        return {Capability.DISK: self.storage.problem} if self.storage.problem else {}
 
     def defaults(self, wanted: Limits, spec: SandboxSpec) -> EffectiveLimits:
         """The limits of a sandbox that asks for none: never more than the engine's machine has."""
@@ -159,7 +164,7 @@ def parse(info: Any) -> Facts:
         raise EngineUnavailableError(
             "the Docker engine does not run Linux containers", hint="Switch it to Linux containers."
         )
-    version = str(info.get("ServerVersion", "unknown"))
+    version, storage = str(info.get("ServerVersion", "unknown")), storage_of(info)
     return Facts(
         version=version,
         architecture=machine(str(info.get("Architecture", ""))),
@@ -170,7 +175,8 @@ def parse(info: Any) -> Facts:
         memory=bool(info.get("MemoryLimit")) and bool(info.get("SwapLimit")),
         cpus=bool(info.get("CpuCfsQuota")),
         pids=bool(info.get("PidsLimit")),
-        disk=_has_quotas(info),
+        disk=not storage.problem,
+        storage=storage,
         seccomp=_has_option(info, "seccomp"),
         user_namespace=_has_option(info, "userns") or _has_option(info, "rootless"),
         processors=int(info.get("NCPU") or 1),
@@ -182,30 +188,6 @@ def parse(info: Any) -> Facts:
 
 def _has_option(info: dict[str, Any], name: str) -> bool:
     return any(f"name={name}" in str(option).split(",") for option in info.get("SecurityOptions") or ())
-
-
-def _has_quotas(info: dict[str, Any]) -> bool:
-    driver = info.get("Driver")
-    if driver in _QUOTA_DRIVERS:
-        return True
-    status = dict(pair for pair in info.get("DriverStatus") or () if len(pair) == 2)
-    # The engine does not say whether its xfs counts by project; this machine's mounts do, if it is the engine's too.
-    return (
-        driver == "overlay2" and status.get("Backing Filesystem") == "xfs" and _project_quota(info.get("DockerRootDir"))
-    )
-
-
-def _project_quota(root_dir: object) -> bool:
-    if not isinstance(root_dir, str) or not os.path.isdir(root_dir):
-        return False
-    device = os.stat(root_dir).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", errors="replace") as mounts:
-        for line in mounts:
-            fields = line.split()
-            if fields[2] == wanted and {"prjquota", "pquota"} & set(fields[-1].split(",")):
-                return True
-    return False
 
 
 def _in_thread(work: Coroutine[Any, Any, T]) -> T:

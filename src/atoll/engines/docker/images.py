@@ -34,6 +34,9 @@ class Image:
     id: str
     architecture: str
     env: dict[str, str]
+    size_bytes: int = 0
+    volumes: tuple[str, ...] = ()
+    """Directories that the engine keeps outside of a container's own disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,13 @@ async def find(http: Http, name: str) -> Image | None:
         raise EngineError(f"the Docker engine cannot look for image '{name}': {error.message}") from error
     config = answer.get("Config") or {}
     pairs = (str(entry).partition("=") for entry in config.get("Env") or ())
-    return Image(str(answer["Id"]), str(answer.get("Architecture", "")), {key: value for key, _, value in pairs})
+    return Image(
+        str(answer["Id"]),
+        str(answer.get("Architecture", "")),
+        {key: value for key, _, value in pairs},
+        int(answer.get("Size") or 0),
+        tuple(sorted(config.get("Volumes") or ())),
+    )
 
 
 async def pull(http: Http, name: str, on_progress: OnProgress | None = None) -> None:

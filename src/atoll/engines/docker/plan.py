@@ -139,7 +139,7 @@ def container(
             LEFT_OUT: " ".join(defaults.left_out),
             **(labels or {}),
         },
-        "HostConfig": _host_config(spec, facts, agent, trusted)
+        "HostConfig": _host_config(spec, facts, agent, trusted, image)
         | ({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
     }
 
@@ -152,7 +152,9 @@ def defaults_of(labels: Mapping[str, str]) -> EffectiveLimits | None:
         return None
 
 
-def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, trusted: Path | None) -> dict[str, Any]:
+def _host_config(
+    spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, trusted: Path | None, image: Image
+) -> dict[str, Any]:
     limits = spec.limits
     config: dict[str, Any] = {
         "Runtime": facts.runtime(spec),
@@ -181,7 +183,7 @@ def _host_config(spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, tru
     if limits.pids is not None:
         config["PidsLimit"] = limits.pids
     if limits.disk_bytes is not None:
-        config["StorageOpt"] = {"size": str(limits.disk_bytes)}
+        config["StorageOpt"] = {"size": str(facts.storage.size(limits.disk_bytes, image.size_bytes))}
     return config
 
 

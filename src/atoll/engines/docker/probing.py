@@ -28,6 +28,7 @@ def probe(name: str, *, thorough: bool) -> Availability:
     reasons = [f"engine at {http.endpoint}, runtimes {', '.join(sorted(known.runtimes))}"]
     if missing:
         reasons.append(f"it cannot limit {', '.join(missing)}: sandboxes that ask for that are refused")
+        reasons += known.problems.values()
     if not known.user_namespace:
         reasons.append("it has no user namespace, so root in a sandbox has the host's own user id; see 'userns-remap'")
     return Availability(name, True, tuple(reasons), version=known.version)

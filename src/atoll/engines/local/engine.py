@@ -104,7 +104,7 @@ class LocalEngine(ABC):
             return await sockets.connect(path, Deadline.after(_CONNECT_S))
         except OSError as error:
             seen = await self.inspect(handle)
-            if seen.state in (State.RUNNING, State.STARTING):
+            if seen.state in (State.RUNNING, State.STARTING, State.PAUSED):
                 raise AgentUnreachableError(
                     f"the agent of sandbox '{handle.sandbox_id}' cannot be reached: {error}"
                 ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from atoll import agent_binary
 from atoll.claims import Claims
 from atoll.engines.availability import Availability
 from atoll.engines.local import Launch, LocalEngine, Record, clean_environment
+from atoll.engines.local.exclusion import Exclusion
 from atoll.engines.local.processes import ProcessRef
+from atoll.engines.local.waiting import Deadline
 from atoll.engines.process import call_filter, probing, searching
 from atoll.engines.process.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
+from atoll.engines.process.pausing import Stillness
 from atoll.engines.process.plan import (
     TELLING,
     Descriptors,
@@ -26,10 +30,11 @@ from atoll.engines.process.plan import (
     volumes,
 )
 from atoll.engines.process.users import Users
-from atoll.errors import EngineUnavailableError, SpecError, UnsupportedError
-from atoll.model import Capability, SandboxSpec
+from atoll.errors import EngineUnavailableError, SandboxGoneError, SpecError, UnsupportedError
+from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State
 from atoll.settings import Settings
 
+_PAUSE_S, _KEEP_S = 10.0, 1.0
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
@@ -37,16 +42,51 @@ class ProcessEngine(LocalEngine):
     """Sandboxes made by bubblewrap. When we are root, each runs as a user of its own on the host too."""
 
     name = "process"
-    capabilities = frozenset({Capability.OPEN_FILES, Capability.VOLUMES, Capability.ISOLATION})
+    capabilities = frozenset({Capability.OPEN_FILES, Capability.VOLUMES, Capability.PAUSE, Capability.ISOLATION})
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self._exclusion = Exclusion(self._records.home)
+        self._kept: dict[str, float] = {}
+        """When paused sandboxes were last looked through, which costs something for each of their processes."""
         machine = Claims("users", settings.data_dir) if os.geteuid() == 0 else None
         self._users = Users(settings.data_dir / self.name / ".users", machine)
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
         return probing.probe(cls.name, thorough=thorough)
+
+    async def inspect(self, handle: Handle) -> Observation:
+        seen = await super().inspect(handle)
+        still = self._stillness(handle) if seen.state is State.RUNNING else None
+        if still is None or not still.is_noted:
+            return seen
+        now = time.monotonic()
+        late = now >= self._kept.get(handle.sandbox_id, 0.0) + _KEEP_S
+        if late and not self._exclusion.is_busy(handle.sandbox_id):  # else somebody lets it go on just now
+            self._kept = {id: at for id, at in self._kept.items() if at + _KEEP_S > now} | {handle.sandbox_id: now}
+            await still.keep()
+        return Observation(State.PAUSED)
+
+    async def pause(self, handle: Handle) -> None:
+        async with self._exclusion.alone(handle.sandbox_id):
+            await self._living(handle).stop(Deadline.after(_PAUSE_S))
+
+    async def resume(self, handle: Handle) -> None:
+        async with self._exclusion.alone(handle.sandbox_id):
+            await self._living(handle).let_go()
+
+    def _living(self, handle: Handle) -> Stillness:
+        still = self._stillness(handle)
+        if still is None:
+            raise SandboxGoneError(f"sandbox '{handle.sandbox_id}' has ended", cause=Cause.LOST)
+        return still
+
+    def _stillness(self, handle: Handle) -> Stillness | None:
+        record = self._records.read(handle.sandbox_id)
+        if record is None or record.init is None or not record.is_of_this_boot() or not record.init.is_alive():
+            return None
+        return Stillness(self._records.home(handle.sandbox_id), record.init)
 
     def _check(self, spec: SandboxSpec) -> None:
         self._check_image(spec.image)

@@ -13,8 +13,9 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+from atoll import manus
 from atoll.engines.availability import Availability
 from atoll.engines.base import ByteStream, LimitEvents
 from atoll.engines.remote.following import Following
@@ -41,6 +42,7 @@ _UNDO_S = 60.0
 
 class RemoteEngine(RemoteStates):
     name = "remote"
+    sets_up: Literal[True] = True
 
     def __init__(
         self,
@@ -248,6 +250,11 @@ class RemoteEngine(RemoteStates):
 
     async def _post(self, sandbox_id: str, spec: SandboxSpec) -> dict[str, Any]:
         settings = spec.model_dump(mode="json", exclude={"labels", "account"})
+        patience_s = self._start_timeout
+        if spec.setup:
+            patience_s += spec.setup_timeout_s
+        else:  # a server that knows no setup commands takes the rest
+            del settings["setup"], settings["setup_timeout_s"]
         for limit in ("memory_bytes", "cpus"):
             value = settings["limits"][limit]
             if value is not None:
@@ -257,8 +264,10 @@ class RemoteEngine(RemoteStates):
             "settings": settings,
             "labels": self._marked(spec.labels),
         }
+        if manus.is_plain(task := spec.labels.get(manus.TASK_LABEL, "")):
+            body["task_id"] = task
         info = await self._server.call(
-            "POST", "/sandboxes", key=f"create-{secrets.token_hex(16)}", json=body, timeout_s=self._start_timeout
+            "POST", "/sandboxes", key=f"create-{secrets.token_hex(16)}", json=body, timeout_s=patience_s
         )
         if not isinstance(info, dict):
             raise EngineError("the server's answer makes no sense")

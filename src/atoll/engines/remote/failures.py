@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from atoll import errors
-from atoll.errors import EngineError, EngineUnavailableError, SandboxError, SandboxGoneError, SpecError
+from atoll.errors import EngineError, EngineUnavailableError, SandboxError, SandboxGoneError, SetupError, SpecError
 
 
 def _tree(kind: type[SandboxError]) -> Iterator[type[SandboxError]]:
@@ -20,6 +20,7 @@ def _tree(kind: type[SandboxError]) -> Iterator[type[SandboxError]]:
 _BY_CODE = {kind.code: kind for kind in _tree(SandboxError)}
 """A fixed list: what a server sends never decides which class is looked up elsewhere."""
 _LONGEST = 2000
+_MOST_OUTPUT = 64 << 10
 
 
 def error_of(status: int, body: bytes) -> SandboxError:
@@ -33,6 +34,8 @@ def error_of(status: int, body: bytes) -> SandboxError:
     kind = _BY_CODE.get(code)
     if kind is SandboxGoneError:
         return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
+    if kind is SetupError:
+        return SetupError(reason, hint=hint, output=str(told.get("output") or "")[:_MOST_OUTPUT])
     if kind is not None:
         return kind(reason, hint=hint)
     if status == 422:

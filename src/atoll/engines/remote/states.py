@@ -58,7 +58,10 @@ class RemoteStates(abc.ABC):
 
     async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
         if checkpoint_id is None:
-            await self._server.call("POST", f"/sandboxes/{await self._remote_id(handle)}/restart")
+            # Its setup commands run again, and are waited for.
+            seconds = self._start_timeout + handle.spec.setup_timeout_s if handle.spec.setup else None
+            path = f"/sandboxes/{await self._remote_id(handle)}/restart"
+            await self._server.call("POST", path, timeout_s=seconds)
         else:
             await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback")
 

@@ -31,9 +31,12 @@ from atoll.server.services import Services
 from atoll.server.standing import remember
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError
 from atoll.service import Scope as Right
+from atoll.service.runtime_models import PORTS, SERVICES
 
 _OWN = b"/.atoll/"
 _LINK = re.compile(rb"/\.atoll/~([0-9]{1,12}\.[0-9a-f]{0,32}\.[0-9a-f]{64})(/.*)?")
+_AGENT, _NAMES = PORTS["AGENT_SERVER"], "|".join(SERVICES)
+"""OpenHands puts the name of a service before the host of a runtime's agent server."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -50,7 +53,9 @@ class Hosts:
     def __init__(self, app: ASGIApp, domain: str, max_upload_bytes: int, slow_s: float) -> None:
         self._app = app
         self._below = f".{domain}"
-        self._name = re.compile(rf"([1-9][0-9]{{0,4}})-([a-z0-9]{{1,56}}){re.escape(self._below)}")
+        self._name = re.compile(
+            rf"(?:({_NAMES})-(?={_AGENT}-))?([1-9][0-9]{{0,4}})-([a-z0-9]{{1,56}}){re.escape(self._below)}"
+        )
         self._ports = BodyLimits(self._serve, max_upload_bytes, max_upload_bytes, slow_s, streamed=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,10 +68,10 @@ class Hosts:
             await self._app(scope, receive, send)
             return
         found = self._name.fullmatch(names[0]) if len(names) == 1 else None
-        if found is None or int(found[1]) > 65_535:
-            await _say(scope, receive, send, 404, "There is nothing at this host")
+        if found is None or int(found[2]) > 65_535:
+            await say(scope, receive, send, 404, "There is nothing at this host")
             return
-        scope["atoll.port"] = (int(found[1]), found[2], hosts[0])
+        scope["atoll.port"] = (SERVICES[found[1]] if found[1] else int(found[2]), found[3], hosts[0])
         await self._ports(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,7 +87,7 @@ class Hosts:
             return
         except (SandboxError, HTTPException, OSError, ValueError) as error:
             said = problems.of(error)
-            await _say(scope, receive, send, said.status, said.detail, said.hint or "")
+            await say(scope, receive, send, said.status, said.detail, said.hint or "")
 
 
 async def _answer(request: Request) -> Response:
@@ -183,7 +188,7 @@ def _name(host: str) -> str:
     return re.sub(r":[0-9]*$", "", host.strip().lower()).removesuffix(".")
 
 
-async def _say(scope: Scope, receive: Receive, send: Send, status: int, title: str, text: str = "") -> None:
+async def say(scope: Scope, receive: Receive, send: Send, status: int, title: str, text: str = "") -> None:
     if scope["type"] == "websocket":
         websocket = WebSocket(scope, receive, send)
         await websocket.send_denial_response(page(websocket, status, title, text))

@@ -21,7 +21,8 @@ _HOP = frozenset(
         "upgrade",
     )
 )
-_NOT_IN = _HOP | {"host", "x-session-api-key", "content-length", "expect", "forwarded"}
+_NOT_IN = _HOP | {"host", "content-length", "expect", "forwarded"}
+_SESSION, _OURS = "x-session-api-key", b"atolls_"
 _CREDENTIALS = frozenset(("authorization", "cookie"))
 _NOT_OUT = _HOP | {"strict-transport-security", "clear-site-data", "alt-svc"}
 _NOT_OUT_BY_PATH = frozenset(
@@ -33,6 +34,7 @@ _NOT_OUT_BY_PATH = frozenset(
         "access-control-allow-credentials",
     )
 )
+_SHARING = frozenset(("access-control-allow-origin", "access-control-allow-credentials"))
 _NO_ORIGIN = "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads"
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -53,6 +55,8 @@ class Way:
     scheme: str = "http"
     session_key: str = ""
     """The key that what listens inside knows its callers by. It is not one of ours."""
+    for_anyone: bool = False
+    """It is public, so that whoever listens inside may say whose pages can read its answers."""
 
     def inwards(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
         """The headers of a request as they go inside. By path the browser sends what it has for the API as well."""
@@ -61,6 +65,8 @@ class Way:
             lower = name.decode("latin-1").lower()
             if lower in _NOT_IN or lower.startswith(("x-forwarded-", "sec-websocket-")):
                 continue
+            if lower == _SESSION and value.strip().lower().startswith(_OURS):
+                continue  # any other is meant for what listens inside
             if lower in _CREDENTIALS:
                 if self.host is None or (lower == "authorization" and not self.keeps_authorization):
                     continue
@@ -84,7 +90,7 @@ class Way:
             lower = name.decode("latin-1").lower()
             if lower in _NOT_OUT or lower.startswith("x-accel-"):
                 continue
-            if self.host is None and lower in _NOT_OUT_BY_PATH:
+            if self.host is None and lower in _NOT_OUT_BY_PATH and not (self.for_anyone and lower in _SHARING):
                 continue
             if lower == "set-cookie":
                 value = _of_this_host(value)

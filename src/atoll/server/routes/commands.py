@@ -9,12 +9,13 @@ import contextlib
 import hashlib
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import PlainTextResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from atoll import manus
 from atoll.command import AsyncCommand
 from atoll.errors import SandboxTimeoutError
 from atoll.manager import Event, ManagedSandbox
@@ -27,6 +28,7 @@ from atoll.server.services import Services
 from atoll.server.streaming import NDJSON, SSE, EventStream, Happening, while_connected
 from atoll.service import Success
 from atoll.service.models import Variables
+from atoll.spelling import before
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["commands"])
 CommandId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -51,12 +53,19 @@ class CommandRequest(BaseModel):
     encoding: Encoding = "utf-8"
     """Of what it writes. As base64 every byte comes through as it is."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: manus.command(given, cls.model_fields), value)
+
 
 class ExecRequest(CommandRequest):
     stdin: str | None = None
     stdin_encoding: Encoding = "utf-8"
     max_output_bytes: Annotated[int, Field(ge=0, le=_MOST_OUTPUT)] = 8 << 20
     """What goes beyond is left out in the middle, visibly."""
+    capture_output: bool = True
+    """Whether the answer has any output at all."""
 
 
 class StartRequest(CommandRequest):
@@ -71,6 +80,10 @@ class ExecResult(BaseModel):
     stdout: str
     stderr: str
     exit_code: int
+    exitCode: int  # noqa: N815
+    """The same as `exit_code`."""
+    error: str | None
+    """What went wrong, in one line. Null if the command succeeded."""
     cause: Cause
     duration_s: float
     truncated: bool
@@ -88,6 +101,11 @@ class ShellRequest(BaseModel):
     command: Annotated[str, Field(min_length=1, max_length=131072)]
     timeout_s: Seconds | None = None
     shell: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: manus.command(given, cls.model_fields), value)
 
 
 class KillRequest(BaseModel):
@@ -117,9 +135,11 @@ async def execute(
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     data = _input(wanted)
     if key is not None and data is None:
-        command = await _start(services, sandbox, wanted, key=key, max_output_bytes=wanted.max_output_bytes)
+        kept = wanted.max_output_bytes if wanted.capture_output else 0
+        command = await _start(services, sandbox, wanted, key=key, max_output_bytes=kept)
         with contextlib.closing(_Leaving(command)):
-            return results.execution(await while_connected(request, command.wait()), wanted.encoding)
+            done = await while_connected(request, command.wait())
+            return results.execution(done if wanted.capture_output else done.without_output(), wanted.encoding)
     result = await while_connected(
         request,
         sandbox.exec(
@@ -130,6 +150,7 @@ async def execute(
             user=wanted.user,
             stdin=data,
             max_output_bytes=wanted.max_output_bytes,
+            capture_output=wanted.capture_output,
         ),
     )
     return results.execution(result, wanted.encoding)
@@ -347,9 +368,11 @@ async def _events(command: AsyncCommand, encoding: Encoding) -> AsyncGenerator[H
     yield {
         "type": "exit",
         "exit_code": result.exit_code,
+        "exitCode": result.exit_code,
         "cause": result.cause,
         "duration_s": result.duration_s,
         "success": result.success,
+        "error": result.error,
     }
 
 

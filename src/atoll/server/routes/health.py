@@ -51,6 +51,5 @@ async def info(caller: Reader, services: Services_) -> ServerInfo:
 @router.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)
 async def metrics(caller: Admin, services: Services_) -> PlainTextResponse:
     """For Prometheus."""
-    return PlainTextResponse(
-        services.manager.metrics() + services.figures.exposition(), media_type="text/plain; version=0.0.4"
-    )
+    text = services.manager.metrics() + services.sandboxes.metrics() + services.figures.exposition()
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")

@@ -4,19 +4,47 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Header, Path, Query, Request
+from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import HTTPConnection
 
 from atoll.engines.base import LimitReporting
 from atoll.errors import SandboxNotFoundError
 from atoll.sandbox import MOST_LEASE_S
-from atoll.server.auth import SESSION_HEADER, Manager, Reader, SandboxReader, SandboxUser, Services_, take_in
+from atoll.server.admission import admission_of
+from atoll.server.auth import (
+    SESSION_HEADER,
+    Manager,
+    Reader,
+    SandboxReader,
+    SandboxUser,
+    Services_,
+    services_of,
+    take_in,
+)
 from atoll.server.streaming import while_connected
 from atoll.service import ForkStart, SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
 from atoll.service.models import Lifetime, SandboxSettings
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
-SandboxId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="The id of the sandbox.")]
+
+
+async def _resolved(
+    connection: HTTPConnection,
+    sandbox_id: Annotated[
+        str,
+        Path(
+            pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$",
+            description="The id of the sandbox, its name, or the id of its task.",
+        ),
+    ],
+) -> str:
+    """Routes that find out by themselves who asks take ids only."""
+    known = admission_of(connection.scope)
+    return sandbox_id if known is None else await services_of(connection).sandboxes.resolve(known.caller, sandbox_id)
+
+
+SandboxId = Annotated[str, Depends(_resolved)]
 IdempotencyKey = Annotated[
     str | None,
     Header(

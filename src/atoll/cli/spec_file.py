@@ -1,0 +1,36 @@
+"""A sandbox described in a file: JSON or TOML, with our names or those of the Manus example."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoll.errors import SpecError
+from atoll.model import SandboxSpec
+
+_MOST = 1 << 20
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="Describe the sandbox by this file, JSON or TOML, instead.", metavar="FILE"),
+]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What the file says, checked as far as that is possible here. Raises SpecError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST + 1)
+        if len(text) > _MOST:
+            raise SpecError(f"'{path}' is larger than {_MOST:,} bytes")
+        found = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, SpecError):
+            raise
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise SpecError(f"'{path}' is not {kind}: {error}", hint="Name it *.json or *.toml by what it is.") from None
+    SandboxSpec.described(found)
+    return dict(found)
