@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from atoll.server.exposed.way import Way
 from server.conftest import new_user
 from server.running import RunningServer
 from server.waiting import WEB, events, launch, run, start, until
@@ -160,6 +161,12 @@ def test_our_session_key_stays_outside_and_the_one_inside_goes_in_its_place(
     assert seen("theirs", "?session_api_key=theirs") == ("theirs", "/x?session_api_key=theirs"), "it is none of ours"
     assert seen(f"{outer}x", "") == (None, "/x"), "one that looks like ours stays outside, whatever it is"
     assert seen("", "") == (None, "/x")
+
+
+def test_a_key_goes_inside_once() -> None:
+    sent = [(b"X-Session-API-Key", b"one"), (b"x-session-api-key", b"two"), (b"accept", b"*/*")]
+    found = Way("id", 8000, b"/", session_key="three").inwards(sent)
+    assert [value for name, value in found if name.lower() == HEADER.lower().encode()] == [b"three"]
 
 
 def test_which_sandbox_a_session_key_belongs_to(

@@ -55,10 +55,12 @@ def launch(client: httpx.Client, sandbox_id: str, program: str, *arguments: str)
 def events(client: httpx.Client, sandbox_id: str, kind: str) -> list[dict[str, Any]]:
     """All of this kind, page by page."""
     found: list[dict[str, Any]] = []
+    query: dict[str, str | int] = {"sandbox_id": sandbox_id, "kind": kind, "limit": 1000}
     after = 0
     while True:
-        page = client.get("/events", params={"sandbox_id": sandbox_id, "after": after, "limit": 1000}).json()
+        page = client.get("/events", params={**query, "after": after}).json()
         if not page["items"]:
             return found
-        found += [event for event in page["items"] if event["kind"] == kind]
+        assert {event["kind"] for event in page["items"]} == {kind}
+        found += page["items"]
         after = page["next_after"]

@@ -132,10 +132,13 @@ def revoke_key(id: Annotated[str, typer.Argument(help="Its id, as listed.")]) ->
 def events(
     after: Annotated[int, typer.Option(help="Only what comes after this number.")] = 0,
     limit: Annotated[int, typer.Option(help="At most so many.")] = 100,
+    kind: Annotated[str | None, typer.Option(help="Only these: state, port, health or callback.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what happened to your sandboxes on the server."""
-    found = _call("GET", "/events", params={"after": after, "limit": limit})["items"]
+    found = _call("GET", "/events", params={"after": after, "limit": limit, **({"kind": kind} if kind else {})})[
+        "items"
+    ]
     columns = ("number", "at", "sandbox_id", "kind", "before", "after", "cause", "reason")
     show(found if as_json else [{name: event[name] for name in columns} for event in found], as_json)
 

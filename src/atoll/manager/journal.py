@@ -134,9 +134,15 @@ class Journal:
         return found[0] if found else None
 
     async def events(
-        self, *, after: int, sandbox_id: str | None = None, owner: str | None = None, limit: int
+        self,
+        *,
+        after: int,
+        sandbox_id: str | None = None,
+        owner: str | None = None,
+        limit: int,
+        kind: str | None = None,
     ) -> list[Event]:
-        rows = await self._ask(lambda database: journal_tables.events(database, after, sandbox_id, owner, limit))
+        rows = await self._ask(lambda database: journal_tables.events(database, after, sandbox_id, owner, limit, kind))
         return [
             Event(
                 *(at, id, State(old), State(new), Act(act) if act else None, Cause(cause) if cause else None, why),

@@ -152,11 +152,21 @@ def search(database: sqlite3.Connection, wanted: Search) -> list[Row]:
 
 
 def events(
-    database: sqlite3.Connection, after: int, sandbox_id: str | None, owner: str | None, limit: int
+    database: sqlite3.Connection,
+    after: int,
+    sandbox_id: str | None,
+    owner: str | None,
+    limit: int,
+    kind: str | None = None,
 ) -> list[tuple[Any, ...]]:
     clauses, values = ["number > ?"], [after, *(each for each in (sandbox_id, owner) if each is not None)]
     clauses += ["sandbox_id = ?"] if sandbox_id is not None else []
     clauses += ["owner = ?"] if owner is not None else []
+    if kind == "state":
+        clauses.append("kind IS NULL")
+    elif kind is not None:
+        clauses.append("kind = ?")
+        values.append(kind)
     columns = "at, sandbox_id, before, after, act, cause, reason, number, kind, data"
     where = " AND ".join(clauses)
     query = f"SELECT {columns} FROM events WHERE {where} ORDER BY number LIMIT ?"  # noqa: S608

@@ -336,11 +336,18 @@ class SandboxManager(Opening):
         return await journal.ended(Search(owner, name, labels or {}, after, limit))
 
     async def events(
-        self, *, after: int = 0, sandbox_id: str | None = None, owner: str | None = None, limit: int = 1000
+        self,
+        *,
+        after: int = 0,
+        sandbox_id: str | None = None,
+        owner: str | None = None,
+        limit: int = 1000,
+        kind: str | None = None,
     ) -> list[Event]:
-        """Events after that number, oldest first: those of one sandbox, of one owner's sandboxes, or of all."""
+        """Events after that number, oldest first: those of one sandbox, of one owner's sandboxes, or of all; of one
+        kind, or of any."""
         journal = (await self._open()).core.journal
-        return await journal.events(after=after, sandbox_id=sandbox_id, owner=owner, limit=limit)
+        return await journal.events(after=after, sandbox_id=sandbox_id, owner=owner, limit=limit, kind=kind)
 
     async def latest_event(self) -> int:
         """The number of the last event."""

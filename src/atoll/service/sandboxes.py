@@ -322,12 +322,20 @@ class SandboxService:
     # --- knowing --------------------------------------------------------------------------------------------------
 
     async def events(
-        self, caller: Caller, *, after: int = 0, sandbox_id: str | None = None, limit: int = 100
+        self,
+        caller: Caller,
+        *,
+        after: int = 0,
+        sandbox_id: str | None = None,
+        limit: int = 100,
+        kind: str | None = None,
     ) -> tuple[list[Event], int]:
         """What happened to the caller's sandboxes, oldest first, and the number to ask from next."""
         if sandbox_id is not None:
             await self._known(caller, sandbox_id)
-        found = await self.manager.events(after=after, sandbox_id=sandbox_id, owner=caller.owner, limit=limit)
+        found = await self.manager.events(
+            after=after, sandbox_id=sandbox_id, owner=caller.owner, limit=limit, kind=kind
+        )
         shown = [dataclasses.replace(event, reason=without_paths(event.reason)) for event in found]
         return shown, found[-1].number if found else after
 

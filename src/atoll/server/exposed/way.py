@@ -65,7 +65,7 @@ class Way:
             lower = name.decode("latin-1").lower()
             if lower in _NOT_IN or lower.startswith(("x-forwarded-", "sec-websocket-")):
                 continue
-            if lower == _SESSION and value.strip().lower().startswith(_OURS):
+            if lower == _SESSION and (self.session_key or value.strip().lower().startswith(_OURS)):
                 continue  # any other is meant for what listens inside
             if lower in _CREDENTIALS:
                 if self.host is None or (lower == "authorization" and not self.keeps_authorization):

@@ -20,6 +20,10 @@ Number = Annotated[int, Query(ge=0, le=1 << 53)]
 SandboxQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
+EventKind = Literal["state", "port", "health", "callback"]
+KindQuery = Annotated[EventKind | None, Query(description="Only events of this kind.")]
+
+
 class EventInfo(BaseModel):
     """A change of a sandbox. Ask for what comes `after` its number."""
 
@@ -31,7 +35,7 @@ class EventInfo(BaseModel):
     act: Act | None
     cause: Cause | None
     reason: str
-    kind: Literal["state", "port", "health", "callback"] = "state"
+    kind: EventKind = "state"
     """`state`: its state changed, or a note about it. `port`: something listens on a port. `health`: what its health
     check found. `callback`: a message that a program inside posted."""
     data: dict[str, Any] | None = None
@@ -52,10 +56,13 @@ async def events(
     services: Services_,
     after: Number = 0,
     sandbox_id: SandboxQuery = None,
+    kind: KindQuery = None,
     limit: Annotated[int, Query(gt=0, le=1000)] = 100,
 ) -> EventPage:
     """The caller's events, oldest first."""
-    found, following = await services.sandboxes.events(caller, after=after, sandbox_id=sandbox_id, limit=limit)
+    found, following = await services.sandboxes.events(
+        caller, after=after, sandbox_id=sandbox_id, limit=limit, kind=kind
+    )
     latest = await services.manager.latest_event()
     return EventPage(items=[_info(event) for event in found], next_after=following, latest=latest)
 
@@ -77,6 +84,7 @@ async def stream(
     request: Request,
     after: Annotated[int | None, Query(ge=0, le=1 << 53, description="Default: from now on.")] = None,
     sandbox_id: SandboxQuery = None,
+    kind: KindQuery = None,
     last: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=1 << 53)] = None,
 ) -> EventStream:
     """As they happen. A browser that reconnects goes on where it was."""
@@ -91,7 +99,9 @@ async def stream(
         with services.figures.stream("events"):
             while True:
                 upcoming = services.bell.next
-                found, position = await services.sandboxes.events(caller, after=position, sandbox_id=sandbox_id)
+                found, position = await services.sandboxes.events(
+                    caller, after=position, sandbox_id=sandbox_id, kind=kind
+                )
                 for event in found:
                     yield {**_info(event).model_dump(mode="json"), "type": "event", "id": event.number}
                 if not found:
