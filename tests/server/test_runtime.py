@@ -23,6 +23,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         good = self.headers.get("X-Session-API-Key") == key == os.environ["SESSION_API_KEY"]
         said = json.dumps({"port": self.server.server_port, "path": self.path, "good": good,
                            "mine": os.environ.get("MINE"), "folder": os.getcwd()})
+        if self.path == "/alive": said = json.dumps({"key": self.headers.get("X-Session-API-Key")})
         self.send_response(200 if good or self.path == "/alive" else 401)
         self.send_header("Access-Control-Allow-Origin", "*")
         self.send_header("Content-Length", str(len(said)))
@@ -169,7 +170,9 @@ def test_the_key_of_a_session_is_none_of_the_servers(
         assert holder.get(f"/sandboxes/{made['runtime_id']}").status_code == 401
     ours = client.get(f"/sandboxes/{made['runtime_id']}").json()["session_api_key"]
     assert ask(f"{made['url']}/api", ours).status_code == 401
-    assert not ask(f"{made['url']}/alive", ours).json()["good"], "and the server's own goes nowhere"
+    for url in (made["url"], f"{server.url}/api/v1/sandboxes/{made['runtime_id']}/ports/60000"):
+        assert ask(f"{url}/alive", "theirs").json() == {"key": "theirs"}
+        assert ask(f"{url}/alive", ours).json() == {"key": None}, "the server's own goes nowhere"
 
 
 def test_only_runtimes_have_urls_at_the_root(server: RunningServer, client: httpx.Client) -> None:
