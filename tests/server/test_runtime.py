@@ -175,6 +175,30 @@ def test_the_key_of_a_session_is_none_of_the_servers(
         assert ask(f"{url}/alive", ours).json() == {"key": None}, "the server's own goes nowhere"
 
 
+def test_the_image_may_be_a_spec_of_the_catalogue(
+    runtime: httpx.Client, start: Callable[..., dict[str, Any]], client: httpx.Client
+) -> None:
+    client.delete("/sandbox-specs/agent")
+    settings = {"work_dir": "/srv/agent", "env": {"MINE": "the spec's"}}
+    spec = {"id": "agent", "settings": settings, "command": ["python3", "-c", ECHO]}
+    client.post("/sandbox-specs", json=spec).raise_for_status()
+    made = start({"image": "agent"}, working_dir="/workspace")
+    said = ask(f"{made['url']}/api", made["session_api_key"]).json()
+    assert (said["mine"], said["folder"], made["working_dir"]) == ("the spec's", "/srv/agent", "/srv/agent")
+    refused = runtime.post("/start", json={"session_id": "x", "image": "agent", "resource_factor": 2})
+    assert refused.status_code == 422
+
+
+def test_another_sandbox_is_no_runtime(
+    runtime: httpx.Client, start: Callable[..., dict[str, Any]], server: RunningServer, ann: Person
+) -> None:
+    made = start()
+    with server.client(ann.key) as client:
+        other = client.post("/sandboxes", json={}).json()["id"]
+    assert runtime.get(f"/runtime/{other}").status_code == 404
+    assert [each["runtime_id"] for each in runtime.get("/list").json()["runtimes"]] == [made["runtime_id"]]
+
+
 def test_only_runtimes_have_urls_at_the_root(server: RunningServer, client: httpx.Client) -> None:
     other = client.post("/sandboxes").json()["id"]
     for path in (f"/{other}", f"/{other}/vscode", f"/{'0' * 24}/", "/0123456789"):

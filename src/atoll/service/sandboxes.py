@@ -153,7 +153,7 @@ class SandboxService:
     async def start_sandbox(
         self, caller: Caller, wanted: SandboxStart, *, key: str | None = None, workload: Workload | None = None
     ) -> SandboxInfo:
-        """A sandbox of a spec, of the default one, or as described on the spot, then with a `workload` if there is one.
+        """A sandbox of a spec, of the default one, or as described on the spot. A `workload` is in place of the spec's.
 
         With the same idempotency key and the same request it is the same sandbox. LimitReachedError when there is no
         room, SandboxSpecNotFoundError, ConflictError if the name is taken.
@@ -161,13 +161,13 @@ class SandboxService:
         if wanted.settings is not None and wanted.sandbox_spec_id is not None:
             raise ValueError("give either sandbox_spec_id or settings, not both")
         workload = workload or Workload()
-        command, ports = workload.command, workload.ports
         if wanted.settings is None:
             spec, recipe = await self.specs.recipe(caller, wanted.sandbox_spec_id)
             spec_id, access = spec.id, self.specs.access(caller, wanted.registry_login, spec)
-            settings, command, ports = recipe.settings, recipe.command, recipe.exposed_ports
+            settings, command = recipe.settings, workload.command or recipe.command
+            ports = workload.ports or recipe.exposed_ports
         else:
-            spec_id, settings = _IN_PLACE, wanted.settings
+            spec_id, settings, command, ports = _IN_PLACE, wanted.settings, workload.command, workload.ports
             access = self.specs.access(caller, wanted.registry_login)
             self.specs.check(caller, settings)
         _refuse_own(wanted.labels)
