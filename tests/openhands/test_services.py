@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,34 @@ async def test_exposed_urls_variables_and_health(make: Make, session_folder: Pat
         await asyncio.sleep(0.02)
     with pytest.raises(SandboxError, match="its command has ended"):
         await service.wait_for_sandbox_running("it")
+
+
+async def test_settings_have_their_effect(make: Make, session_folder: Path) -> None:
+    shared = session_folder / "by-config"
+    shared.mkdir(exist_ok=True)
+    (shared / "f").write_text("theirs")
+    shared.chmod(0o755)
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        free = taken.getsockname()[1]
+    config = SandboxConfig(
+        local_runtime_url="http://127.0.0.2",
+        runtime_binding_address="127.0.0.2",
+        vscode_port=free,
+        volumes=f"{shared}:/data:ro",
+        timeout=7,
+        runtime_extra_deps="cat /data/f > dependency",
+        user_id=4321,
+    )
+    service = make(config=config)
+    infos = [await service.start_sandbox(), await service.start_sandbox()]
+    editors = [next(each.url for each in info.exposed_urls or () if each.name == "VSCODE") for info in infos]
+    assert editors[0].startswith(f"http://127.0.0.2:{free}/?tkn=")
+    assert not editors[1].startswith(f"http://127.0.0.2:{free}/"), "the first has the port"
+    record = (await service._manager().list_sandboxes(name=infos[0].id))[0]
+    assert record.timeout_s == 7
+    sandbox = await service._manager().get_sandbox(record.id)
+    assert (await sandbox.exec("cat dependency; touch /data/g")).stdout == "theirs"
+    assert not (shared / "g").exists()
 
 
 async def test_one_that_never_gets_well_is_an_error_after_its_grace(make: Make) -> None:

@@ -24,6 +24,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).with_name("upstream_program.py")
 
 
+def drive(python: str, folder: Path, url: str, key: str, *arguments: str) -> dict[str, Any]:
+    """What the program finds out."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "RUNTIME": "remote",
+        "SANDBOX_API_KEY": key,
+        "SANDBOX_REMOTE_RUNTIME_API_URL": f"{url}/runtime",
+        "OH_PERSISTENCE_DIR": str(folder / "persistence"),
+        "WEB_HOST": "openhands.example",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would look for it on the network
+    }
+    command = [python, str(PROGRAM), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(next(each for each in done.stdout.splitlines() if each.startswith("SAID "))[5:])
+    return found
+
+
 @pytest.fixture(scope="module")
 def said(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
@@ -37,20 +56,7 @@ def said(
         with server.client() as admin:
             assert admin.post("/users", json={"id": "openhands"}).status_code == 201
             made = admin.post("/keys", json={"user_id": "openhands", "scopes": ["read", "use", "manage"]})
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(session_folder),
-            "RUNTIME": "remote",
-            "SANDBOX_API_KEY": made.json()["key"],
-            "SANDBOX_REMOTE_RUNTIME_API_URL": f"{server.url}/runtime",
-            "OH_PERSISTENCE_DIR": str(session_folder / "persistence"),
-            "WEB_HOST": "openhands.example",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # it would look for it on the network
-        }
-        command = [python, str(PROGRAM), json.dumps(["python3", "-c", ECHO])]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr[-4000:]
-        result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("SAID "))[5:])
+        result = drive(python, session_folder, server.url, made.json()["key"], json.dumps(["python3", "-c", ECHO]))
         with server.client() as admin:
             result["left on the server"] = everything(admin)
         yield result

@@ -125,11 +125,11 @@ async def routes() -> None:
         }
 
 
-async def failures_and_end(image: str) -> None:
+async def failures_and_end() -> None:
     """What cannot be started can be deleted all the same; nothing is left."""
     async with As("alice") as service:
         try:
-            said["no image"] = shown(await service.start_sandbox(image))
+            said["no image"] = shown(await service.start_sandbox("no-such:1"))
         except Exception as error:
             said["no image"] = f"{type(error).__name__}: {error}"
     async with As("alice") as service:
@@ -155,15 +155,34 @@ async def polled() -> None:
     task.cancel()
 
 
+async def with_agent_server() -> None:
+    """Its own agent server, behind the URL that it got."""
+    async with As("alice") as service:
+        made = await service.start_sandbox("agent")
+    async with As("alice") as service:
+        info = await service.wait_for_sandbox_running(made.id, 150, 1, service.httpx_client)
+    assert info.exposed_urls is not None
+    url = f"{info.exposed_urls[0].url}/api/conversations/search"
+    said["agent"] = shown(info)
+    said["conversations"] = [await fetch(url, key) for key in (None, "wrong", info.session_api_key)]
+    async with As("alice") as service:
+        said["again"] = [await service.pause_sandbox(info.id), await service.resume_sandbox(info.id)]
+    said["conversations after"] = await fetch(url, info.session_api_key)
+    async with As("alice") as service:
+        said["deleted"] = await service.delete_sandbox(info.id)
+
+
 async def main() -> None:
-    command: list[str] = json.loads(sys.argv[1])
+    """With one argument, the command of its specs, everything but the agent server; without, that."""
+    command: list[str] | None = json.loads(sys.argv[1]) if sys.argv[1:] else None
     config = get_global_config()
     assert config.lifespan is not None
     config.lifespan.run_alembic()
-    specs = [SandboxSpecInfo(id=image, command=command, initial_env={"MINE": "yes"}) for image in ("host", "no-such:1")]
+    names = ("host", "no-such:1", "agent")
+    specs = [SandboxSpecInfo(id=name, command=command, initial_env={"MINE": "yes"}) for name in names]
     config.sandbox_spec = RemoteSandboxSpecServiceInjector(specs=specs)
-    for part in (live(), cap(), polled(), routes(), failures_and_end("no-such:1")):
-        await part
+    for part in (live, cap, polled, routes, failures_and_end) if command is not None else (with_agent_server,):
+        await part()
     print("SAID " + json.dumps(said))
 
 

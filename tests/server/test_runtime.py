@@ -23,6 +23,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         good = self.headers.get("X-Session-API-Key") == key == os.environ["SESSION_API_KEY"]
         said = json.dumps({"port": self.server.server_port, "path": self.path, "good": good,
                            "mine": os.environ.get("MINE"), "folder": os.getcwd()})
+        if self.path == "/alive": said = json.dumps({"key": self.headers.get("X-Session-API-Key")})
         self.send_response(200 if good or self.path == "/alive" else 401)
         self.send_header("Access-Control-Allow-Origin", "*")
         self.send_header("Content-Length", str(len(said)))
@@ -169,7 +170,33 @@ def test_the_key_of_a_session_is_none_of_the_servers(
         assert holder.get(f"/sandboxes/{made['runtime_id']}").status_code == 401
     ours = client.get(f"/sandboxes/{made['runtime_id']}").json()["session_api_key"]
     assert ask(f"{made['url']}/api", ours).status_code == 401
-    assert not ask(f"{made['url']}/alive", ours).json()["good"], "and the server's own goes nowhere"
+    for url in (made["url"], f"{server.url}/api/v1/sandboxes/{made['runtime_id']}/ports/60000"):
+        assert ask(f"{url}/alive", "theirs").json() == {"key": "theirs"}
+        assert ask(f"{url}/alive", ours).json() == {"key": None}, "the server's own goes nowhere"
+
+
+def test_the_image_may_be_a_spec_of_the_catalogue(
+    runtime: httpx.Client, start: Callable[..., dict[str, Any]], client: httpx.Client
+) -> None:
+    client.delete("/sandbox-specs/agent")
+    settings = {"work_dir": "/srv/agent", "env": {"MINE": "the spec's"}}
+    spec = {"id": "agent", "settings": settings, "command": ["python3", "-c", ECHO]}
+    client.post("/sandbox-specs", json=spec).raise_for_status()
+    made = start({"image": "agent"}, working_dir="/workspace")
+    said = ask(f"{made['url']}/api", made["session_api_key"]).json()
+    assert (said["mine"], said["folder"], made["working_dir"]) == ("the spec's", "/srv/agent", "/srv/agent")
+    refused = runtime.post("/start", json={"session_id": "x", "image": "agent", "resource_factor": 2})
+    assert refused.status_code == 422
+
+
+def test_another_sandbox_is_no_runtime(
+    runtime: httpx.Client, start: Callable[..., dict[str, Any]], server: RunningServer, ann: Person
+) -> None:
+    made = start()
+    with server.client(ann.key) as client:
+        other = client.post("/sandboxes", json={}).json()["id"]
+    assert runtime.get(f"/runtime/{other}").status_code == 404
+    assert [each["runtime_id"] for each in runtime.get("/list").json()["runtimes"]] == [made["runtime_id"]]
 
 
 def test_only_runtimes_have_urls_at_the_root(server: RunningServer, client: httpx.Client) -> None:

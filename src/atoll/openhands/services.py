@@ -255,7 +255,8 @@ class ManagedSandboxService(SandboxService):
     async def _info(self, record: Record) -> SandboxInfo:
         status, detail = STATUS[record.state], record.reason or None
         if status is SandboxStatus.RUNNING and record.command_end is not None:
-            status, detail = SandboxStatus.ERROR, f"its command has ended: {record.command_end.cause}"
+            said = record.command_end.output[-500:].strip() or record.command_end.cause
+            status, detail = SandboxStatus.ERROR, f"its command has ended: {said}"
         sandbox = None
         with suppress(SandboxError):
             sandbox = await self._manager().get_sandbox(record.id) if status is SandboxStatus.RUNNING else None

@@ -34,6 +34,7 @@ class RuntimeStart(BaseModel):
     session_id: Name
     """Chosen by the caller, among whose sessions it is unique."""
     image: Annotated[str, Field(min_length=1, max_length=512)]
+    """Or the id of a spec of the catalogue, which then says what the sandbox is."""
     command: Annotated[list[Text], Field(min_length=1, max_length=256)] | Text | None = None
     working_dir: Annotated[str, Field(max_length=4096)] = "/workspace"
     environment: Variables = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from atoll import buffers
-from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
+from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SpecError
 from atoll.manager import ConflictError, Record
 from atoll.model import Cause, Limits
 from atoll.network.policy import NetworkPolicy
@@ -139,6 +139,31 @@ class RuntimeService:
 
     async def _make(self, caller: Caller, wanted: RuntimeStart) -> SandboxInfo:
         there = await self._of_session(caller, wanted.session_id)
+        workload = Workload(
+            command=wanted.command,
+            user=wanted.user,
+            variables=lambda sandbox_id: _variables(self._sandboxes.inside_key(sandbox_id, caller.user_id)),
+            # OpenHands opens their URLs without a credential of ours: what listens there asks for its own.
+            ports=[ExposedPort(name=name, port=port, public=True) for name, port in PORTS.items()],
+            labels={SESSION_LABEL: wanted.session_id, _REQUEST_LABEL: _mark(wanted)},
+        )
+        start = await self._described(caller, wanted)
+        try:
+            return await self._sandboxes.start_sandbox(caller, start, key=_key(wanted.session_id), workload=workload)
+        except (SandboxError, OSError):
+            # A session without its program would be in the way of the next try.
+            made = await self._of_session(caller, wanted.session_id) if there is None else None
+            if made is not None:
+                with suppress(SandboxError):
+                    await self._sandboxes.delete_sandbox(caller, made.id)
+            raise
+
+    async def _described(self, caller: Caller, wanted: RuntimeStart) -> SandboxStart:
+        """The image is the name of a spec of the catalogue, which then says all else, or that of an image."""
+        if await self._sandboxes.specs.get_sandbox_spec(caller, wanted.image) is not None:
+            if wanted.resource_factor != 1 or wanted.runtime_class is not None:
+                raise SpecError(f"the spec {wanted.image!r} says itself how large and how isolated its sandboxes are")
+            return SandboxStart(sandbox_spec_id=wanted.image, env=wanted.environment)
         settings = SandboxSettings(
             image=wanted.image,
             isolation=wanted.isolation,
@@ -148,26 +173,7 @@ class RuntimeService:
         if wanted.resource_factor != 1:
             defaults = await self._sandboxes.manager.default_limits(settings.spec())
             settings = settings.model_copy(update={"limits": _scaled(defaults, wanted.resource_factor)})
-        workload = Workload(
-            command=wanted.command,
-            user=wanted.user,
-            variables=lambda sandbox_id: _variables(self._sandboxes.inside_key(sandbox_id, caller.user_id)),
-            # OpenHands opens their URLs without a credential of ours: what listens there asks for its own.
-            ports=[ExposedPort(name=name, port=port, public=True) for name, port in PORTS.items()],
-            labels={SESSION_LABEL: wanted.session_id, _REQUEST_LABEL: _mark(wanted)},
-        )
-        start = SandboxStart(settings=settings, env=wanted.environment)
-        try:
-            return await self._sandboxes.start_sandbox(
-                caller, start, key=f"runtime-{wanted.session_id}", workload=workload
-            )
-        except (SandboxError, OSError):
-            # A session without its program would be in the way of the next try.
-            made = await self._of_session(caller, wanted.session_id) if there is None else None
-            if made is not None:
-                with suppress(SandboxError):
-                    await self._sandboxes.delete_sandbox(caller, made.id)
-            raise
+        return SandboxStart(settings=settings, env=wanted.environment)
 
     async def _forget(self, caller: Caller, session_id: str) -> RuntimeInfo:
         """Stop one that is being started, or could not be."""
@@ -197,7 +203,7 @@ class RuntimeService:
 
     async def _all(self, caller: Caller) -> list[RuntimeInfo]:
         records = await self._sandboxes.manager.list_sandboxes(owner=caller.user_id)
-        runtimes = [record for record in records if SESSION_LABEL in record.labels]
+        runtimes = [record for record in records if _is_runtime(record)]
         return await in_portions(
             lambda each: self._shown(caller, self._sandboxes.info(caller, each), each.labels[SESSION_LABEL]), runtimes
         )
@@ -206,12 +212,12 @@ class RuntimeService:
         # Also of an administrator only the sessions of their own: an id means nothing beyond its user.
         labels = {SESSION_LABEL: session_id}
         found = await self._sandboxes.manager.list_sandboxes(owner=caller.user_id, labels=labels)
-        return found[0] if found else None
+        return next((record for record in found if _is_runtime(record)), None)
 
     async def _runtime(self, caller: Caller, runtime_id: str) -> Record:
         with suppress(SandboxNotFoundError):
             record = await self._sandboxes.manager.describe(runtime_id)
-            if record.owner == caller.user_id and SESSION_LABEL in record.labels and record.ended_at is None:
+            if record.owner == caller.user_id and _is_runtime(record) and record.ended_at is None:
                 return record
         raise _no_runtime(runtime_id)
 
@@ -270,6 +276,15 @@ class RuntimeService:
         return {"AGENT_SERVER": base.rstrip("/")} | {
             _name(port): f"{scheme}://{name}-{host}" for name, port in SERVICES.items()
         }
+
+
+def _key(session_id: str) -> str:
+    return f"runtime-{session_id}"
+
+
+def _is_runtime(record: Record) -> bool:
+    """A fork of one has its labels too, but was made by another request."""
+    return SESSION_LABEL in record.labels and record.key == _key(record.labels[SESSION_LABEL])
 
 
 def _mark(wanted: RuntimeStart) -> str:

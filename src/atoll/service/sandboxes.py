@@ -168,7 +168,7 @@ class SandboxService:
     async def start_sandbox(
         self, caller: Caller, wanted: SandboxStart, *, key: str | None = None, workload: Workload | None = None
     ) -> SandboxInfo:
-        """A sandbox of a spec, of the default one, or as described on the spot, then with a `workload` if there is one.
+        """A sandbox of a spec, of the default one, or as described on the spot. A `workload` is in place of the spec's.
 
         With the same idempotency key and the same request it is the same sandbox. LimitReachedError when there is no
         room, SandboxSpecNotFoundError, ConflictError if the name is taken.

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 from atoll.engines.process import ProcessEngine
+from atoll.engines.process.pausing import runs
 from atoll.model import Handle, State
 from atoll.sandbox import AsyncSandbox
 from atoll.settings import Settings
@@ -45,6 +46,10 @@ async def test_what_was_stopped_before_stays_so_and_another_process_of_ours_can_
         handle, other = await handle_of(engine, sandbox), ProcessEngine(settings)
         for _ in range(2):
             await engine.pause(handle)
+        still = engine._stillness(handle)
+        assert still is not None
+        assert len(everybody := still._everybody()) >= 3
+        assert not any(runs(each.pid) for each in everybody)
         assert (await other.inspect(handle)).state is State.PAUSED
         for _ in range(2):
             await other.resume(handle)

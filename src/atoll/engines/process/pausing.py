@@ -44,7 +44,7 @@ class Stillness:
             before = [
                 (each.pid, each.started)
                 for each in await workers.run(workers.ENGINE, self._everybody)
-                if not _runs(each.pid)
+                if not runs(each.pid)
             ]
             draft = self._note.with_suffix(".draft")
             draft.write_text(json.dumps(before))
@@ -80,7 +80,7 @@ class Stillness:
 
     def _stop_once(self) -> bool:
         """Whether anybody ran."""
-        running = [each for each in self._everybody() if _runs(each.pid)]
+        running = [each for each in self._everybody() if runs(each.pid)]
         for each in running:
             _send(each, signal.SIGSTOP)
         return bool(running)
@@ -107,7 +107,7 @@ def _send(process: ProcessRef, number: signal.Signals) -> None:
         os.close(fd)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """Whether any of its threads does, or waits for something."""
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
