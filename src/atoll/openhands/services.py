@@ -74,6 +74,8 @@ class ManagedSandboxService(SandboxService):
         if self.max_num_sandboxes < 1:
             raise ValueError("max_num_sandboxes must be greater than 0")
         self._own: SandboxManager | None = None
+        self._chosen: str | Engine = self.engine
+        """An engine that was made for the manager is not the manager's to close."""
         self._room = asyncio.Lock()
         """Whoever starts or resumes one counts and pauses alone, so that there are never too many."""
         pattern = self.container_url_pattern or f"{self.config.local_runtime_url.rstrip('/')}:{{port}}"
@@ -180,6 +182,8 @@ class ManagedSandboxService(SandboxService):
                 with suppress(SandboxError):
                     await self._own.pause_sandbox(record.id)
         await self._own.cleanup(keep=keep)
+        if not isinstance(self._chosen, str):
+            await self._chosen.aclose()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -191,11 +195,12 @@ class ManagedSandboxService(SandboxService):
             return self.manager
         if self._own is None:
             settings = self.settings or Settings.load()
+            self._chosen = self._engine(settings)
             self._own = SandboxManager(
                 _MOST,
                 self.config.close_delay,
                 min(300, self.config.close_delay),
-                engine=self._engine(settings),
+                engine=self._chosen,
                 settings=settings,
                 state_dir=settings.data_dir / "openhands" / self.engine,
             )
