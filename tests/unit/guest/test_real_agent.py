@@ -281,6 +281,8 @@ async def test_ended_processes_are_listed_until_they_are_released(guest: Guest) 
     with pytest.raises(FileNotFoundError):
         await guest.processes.attach(id)
     await guest.processes.kill(other)
+    while [info.running for info in await guest.processes.list()] == [True]:
+        pass  # its tree is gone; the agent has yet to hear of its own child
     guest.processes.release_soon(other)
     assert await guest.processes.list() == []
 
