@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from atoll import workers
 from atoll.errors import SandboxError
 from atoll.guest.files import FileInfo
 from atoll.model import Cause
@@ -41,22 +42,22 @@ class LocalFileOperator:
     async def read_file(self, path: PathLike) -> str:
         """The text of a file."""
         try:
-            return await asyncio.to_thread(Path(path).read_text, self.encoding)
+            return await workers.run(workers.TRANSFER, Path(path).read_text, self.encoding)
         except (OSError, ValueError) as error:
             raise ToolError(f"Failed to read {path}: {error}") from error
 
     async def write_file(self, path: PathLike, content: str) -> None:
         """Write a file; its directory must be there."""
         try:
-            await asyncio.to_thread(Path(path).write_text, content, self.encoding)
+            await workers.run(workers.TRANSFER, Path(path).write_text, content, self.encoding)
         except (OSError, ValueError) as error:
             raise ToolError(f"Failed to write to {path}: {error}") from error
 
     async def is_directory(self, path: PathLike) -> bool:
-        return await asyncio.to_thread(Path(path).is_dir)
+        return await workers.run(workers.TRANSFER, Path(path).is_dir)
 
     async def exists(self, path: PathLike) -> bool:
-        return await asyncio.to_thread(Path(path).exists)
+        return await workers.run(workers.TRANSFER, Path(path).exists)
 
     async def run_command(self, cmd: str, timeout: float | None = _COMMAND_S) -> tuple[int, str, str]:
         """Exit code, stdout and stderr. When its time is up the command and all that it started in its session are

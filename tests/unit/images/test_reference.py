@@ -90,7 +90,8 @@ def test_what_cannot_be_a_reference_is_refused_with_advice(text: str) -> None:
 def test_what_names_nothing_is_not_found_and_the_choices_are_named(text: str) -> None:
     with pytest.raises(ImageNotFoundError) as caught:
         parse(text, RECIPES)
-    assert "bookworm" in str(caught.value) or "python" in str(caught.value)
+    assert caught.value.hint is not None
+    assert "bookworm" in caught.value.hint or "python" in caught.value.hint
 
 
 @pytest.mark.parametrize(
