@@ -96,7 +96,7 @@ def ranges_of(tmp_path: Path, name: str) -> IdRanges:
 
 def test_claims_of_an_installation_that_is_gone_are_collected(tmp_path: Path, old: None) -> None:
     gone, here = ranges_of(tmp_path, "gone"), ranges_of(tmp_path, "here")
-    lost, kept = gone.claim("a").first, here.claim("b").first
+    lost, kept = gone.claim("of-this-test-alone").first, here.claim("b").first
     assert here.collect() == []
     shutil.rmtree(tmp_path / "gone")
     assert here.collect() == [str(lost)]
@@ -107,7 +107,7 @@ def test_a_young_claim_one_in_use_and_one_from_elsewhere_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone, here = ranges_of(tmp_path, "gone"), ranges_of(tmp_path, "here")
-    first = gone.claim("a").first
+    first = gone.claim("of-this-test-alone").first
     shutil.rmtree(tmp_path / "gone")
     assert here.collect() == [], "its sandbox may just be being made"
     monkeypatch.setattr(claims, "_YOUNG_S", -1.0)
