@@ -211,6 +211,8 @@ class AsyncShell:
                 await self._guest.processes.kill(self._id, _GIVE_UP)
                 await self._guest.processes.kill(self._id, spare=True)
                 await self._come_to_mark(capture)
+                # Now it starts nothing more: what it was just starting, or what moved while we looked, is found.
+                await self._guest.processes.kill(self._id, spare=True)
         except (TimeoutError, OSError, _ShellEndedError):
             await self._discard()
 
