@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from atoll.errors import SandboxError
 from atoll.forwarding import AsyncForward
+from atoll.guest.http_status import http_status
 from atoll.manager.sandbox import ManagedSandbox
 from atoll.openhands.models import AGENT_SERVER, VSCODE, ExposedPort, ExposedUrl
 
@@ -44,16 +45,11 @@ class Ports:
         port = next((each.container_port for each in self._ports if each.name == AGENT_SERVER), None)
         if port is None:
             return True
-        request = f"GET /{path.lstrip('/')} HTTP/1.0\r\nHost: localhost:{port}\r\n\r\n".encode()
         try:
             async with asyncio.timeout(_HEALTH_S), await sandbox.connect_port(port) as stream:
-                await stream.write(request)
-                answer = b""
-                while len(answer) < 12 and (piece := await stream.read(4096)):
-                    answer += piece
+                return await http_status(stream, port, f"/{path.lstrip('/')}") == 200
         except (OSError, SandboxError):  # a timeout is an OSError too
             return False
-        return answer.startswith(b"HTTP/1.") and answer[9:12] == b"200"
 
     async def close(self, sandbox_id: str) -> None:
         for forward in self._open.pop(sandbox_id, {}).values():

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 from contextlib import suppress
 
 from atoll import buffers
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
 from atoll.guest.guest import Guest
+from atoll.guest.http_status import http_status
 from atoll.manager import Record, SandboxManager
 from atoll.model import State
 from atoll.service.models import STATUS, HealthCheck, SandboxStatus
@@ -32,9 +32,7 @@ _CHECK_S = 2.0
 _FIRST_PAUSE_S, _PAUSE_S, _LATE_PAUSE_S = 0.1, 1.0, 30.0
 _GIVE_UP_S = 3600.0
 _AT_ONCE, _OF_ONE = 8, 2
-_MAX_LINE = 4096
 _MAX_SAID = 300
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r|\n)")
 _log = logging.getLogger(__name__)
 
 
@@ -155,18 +153,8 @@ class Startups:
 
 
 async def _asked(guest: Guest, port: int, path: str) -> int | None:
-    """The status of the answer; None if it is none. No more is read."""
     async with await guest.ports.connect(port=port) as stream:
-        request = f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nAccept: */*\r\nConnection: close\r\n\r\n"
-        await stream.write(request.encode("ascii"))
-        line = b""
-        while len(line) < _MAX_LINE and b"\n" not in line:
-            data = await stream.read(_MAX_LINE)
-            if not data:
-                break
-            line += data
-    match = _STATUS_LINE.match(line)
-    return int(match[1]) if match is not None else None
+        return await http_status(stream, port, path)
 
 
 def _parse(label: str) -> tuple[int, float, str]:
