@@ -10,21 +10,16 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from atoll.errors import SandboxError
-from atoll.server import problems
 from atoll.server.auth import allow, identify, services_of, take_in
-from atoll.server.exposed.exchange import forward
 from atoll.server.exposed.inside_key import with_inside_key
 from atoll.server.exposed.pages import page
-from atoll.server.exposed.sockets import bridge
+from atoll.server.exposed.serving import say, serve
 from atoll.server.exposed.way import COOKIE, Way, cookies
 from atoll.server.limits import BodyLimits
 from atoll.server.services import Services
@@ -75,33 +70,15 @@ class Hosts:
         await self._ports(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if scope["type"] == "websocket":
-                websocket = WebSocket(scope, receive, send)
-                admitted, way = await _admit(websocket)
-                await bridge(websocket, admitted.caller, services_of(websocket), way)
-            else:
-                response = await _answer(Request(scope, receive))
-                await response(scope, receive, send)
-        except ClientDisconnect:
-            return
-        except (SandboxError, HTTPException, OSError, ValueError) as error:
-            said = problems.of(error)
-            await say(scope, receive, send, said.status, said.detail, said.hint or "")
+        raw: bytes = scope["raw_path"].partition(b"?")[0]
+        is_own = scope["type"] == "http" and raw.startswith(_OWN)
+        await serve(scope, receive, send, _admit, _entered if is_own else None)
 
 
-async def _answer(request: Request) -> Response:
-    raw: bytes = request.scope["raw_path"].partition(b"?")[0]
-    if raw.startswith(_OWN):
-        return await _entered(request, raw)
-    admitted, way = await _admit(request)
-    return await forward(request, admitted.caller, services_of(request), way)
-
-
-async def _entered(request: Request, raw: bytes) -> Response:
+async def _entered(request: Request) -> Response:
     """Whoever comes by a link goes on to the page behind it with a cookie, so that its URL is seen nowhere else."""
     port, sandbox_id, _ = request.scope["atoll.port"]
-    found = _LINK.fullmatch(raw)
+    found = _LINK.fullmatch(request.scope["raw_path"].partition(b"?")[0])
     if found is None or request.method not in ("GET", "HEAD"):
         return page(request, 404, "There is nothing here")
     mark = found[1].decode()
@@ -115,7 +92,7 @@ async def _entered(request: Request, raw: bytes) -> Response:
     return Response(status_code=303, headers={**headers, "Location": target.decode("latin-1")})
 
 
-async def _admit(connection: HTTPConnection) -> tuple[_Admitted, Way]:
+async def _admit(connection: HTTPConnection) -> tuple[Caller, Way]:
     """A port that is public, the cookie of a link, or a credential as for the API."""
     services = services_of(connection)
     port, sandbox_id, host = connection.scope["atoll.port"]
@@ -131,7 +108,7 @@ async def _admit(connection: HTTPConnection) -> tuple[_Admitted, Way]:
         until=admitted.until,
         scheme=_scheme(services),
     )
-    return admitted, await with_inside_key(connection, way)
+    return admitted.caller, await with_inside_key(connection, way)
 
 
 async def _by_port(connection: HTTPConnection, services: Services, sandbox_id: str, port: int) -> _Admitted:
@@ -186,12 +163,3 @@ def _scheme(services: Services) -> str:
 def _name(host: str) -> str:
     """Without its port, its case and a final dot."""
     return re.sub(r":[0-9]*$", "", host.strip().lower()).removesuffix(".")
-
-
-async def say(scope: Scope, receive: Receive, send: Send, status: int, title: str, text: str = "") -> None:
-    if scope["type"] == "websocket":
-        websocket = WebSocket(scope, receive, send)
-        await websocket.send_denial_response(page(websocket, status, title, text))
-        return
-    response: Any = page(Request(scope, receive), status, title, text)
-    await response(scope, receive, send)

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import re
 
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
-from atoll.errors import SandboxError, SandboxNotFoundError
-from atoll.server import problems
+from atoll.errors import SandboxNotFoundError
 from atoll.server.auth import services_of, take_in
-from atoll.server.exposed.exchange import forward
-from atoll.server.exposed.hosts import say
-from atoll.server.exposed.sockets import bridge
+from atoll.server.exposed.serving import serve
 from atoll.server.exposed.way import Way
 from atoll.server.limits import BodyLimits
 from atoll.service import Caller
@@ -46,21 +41,7 @@ class Paths:
         await self._ports(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if scope["type"] == "websocket":
-                websocket = WebSocket(scope, receive, send)
-                caller, way = await _admit(websocket)
-                await bridge(websocket, caller, services_of(websocket), way)
-            else:
-                request = Request(scope, receive)
-                caller, way = await _admit(request)
-                response = await forward(request, caller, services_of(request), way)
-                await response(scope, receive, send)
-        except ClientDisconnect:
-            return
-        except (SandboxError, HTTPException, OSError, ValueError) as error:
-            said = problems.of(error)
-            await say(scope, receive, send, said.status, said.detail, said.hint or "")
+        await serve(scope, receive, send, _admit)
 
 
 async def _admit(connection: HTTPConnection) -> tuple[Caller, Way]:
