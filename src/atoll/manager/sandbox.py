@@ -14,12 +14,12 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from atoll.checkpoint import Checkpoint
 from atoll.command import AsyncCommand, Output
 from atoll.engines.base import ByteStream, Engine
-from atoll.errors import AgentUnreachableError, SandboxGoneError, SandboxPausedError, UnsupportedError
+from atoll.errors import AgentUnreachableError, SandboxGoneError, SandboxPausedError, SpecError, UnsupportedError
 from atoll.guest.guest import Guest
 from atoll.guest.ports import PortStream
 from atoll.guest.processes import Completed, Processes, ProcessStream, StartRequest
 from atoll.manager.usage import MeteredSocket, Usage
-from atoll.model import ExecutionResult, Handle, SandboxSpec
+from atoll.model import Capability, ExecutionResult, Handle, SandboxSpec
 from atoll.network.policy import NetworkPolicy, NetworkRules
 from atoll.sandbox import DEFAULT_OUTPUT_BYTES, AsyncSandbox, lease_seconds
 from atoll.settings import Settings
@@ -28,6 +28,7 @@ from atoll.terminal import AsyncTerminal
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_OWN_S = 10.0
 
 
 class Keeper(Protocol):
@@ -172,6 +173,15 @@ class ManagedSandbox(AsyncSandbox):
             return True
         except OSError:
             return False
+
+    async def give_work_dir(self, user: str) -> str | None:
+        """Give its work directory to this user; None where the engine has no users. Raises SpecError."""
+        if Capability.USERS not in (await self._the_engine()).capabilities:
+            return None
+        given = await self.exec(["chown", user, self.spec.work_dir], user="0:0", timeout=_OWN_S)
+        if not given.success:
+            raise SpecError(f"the work directory cannot be given to user {user}: {given.stderr[-500:]}")
+        return user
 
     async def rest(self) -> None:
         """Close the connection if nothing is open on it. The next use connects again."""

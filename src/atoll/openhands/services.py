@@ -16,7 +16,7 @@ from atoll.engines import registry
 from atoll.engines.base import Engine
 from atoll.errors import SandboxError, SandboxNotFoundError, SpecError
 from atoll.manager import Record, SandboxManager
-from atoll.model import Capability, SandboxSpec, State
+from atoll.model import SandboxSpec, State
 from atoll.network.policy import NetworkPolicy
 from atoll.openhands.config import SandboxConfig
 from atoll.openhands.models import (
@@ -41,7 +41,6 @@ _SPEC_LABEL = "sandbox_spec_id"
 _COMMAND = "spec-command"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DEPS_S = 1800.0
-_OWN_S = 10.0
 _MOST = 10_000
 """Sandboxes of one manager, paused ones included: the cap is that of each user."""
 
@@ -240,10 +239,7 @@ class ManagedSandboxService(SandboxService):
 
     async def _prepare(self, manager: SandboxManager, made: str, found: SandboxSpecInfo) -> None:
         sandbox = await manager.get_sandbox(made)
-        user = None
-        if Capability.USERS in (await sandbox._the_engine()).capabilities:
-            user = f"{self.config.user_id}:{self.config.user_id}"
-            await sandbox.exec(["chown", user, sandbox.spec.work_dir], user="0:0", timeout=_OWN_S)
+        user = await sandbox.give_work_dir(f"{self.config.user_id}:{self.config.user_id}")
         if self.config.runtime_extra_deps:
             done = await sandbox.exec(self.config.runtime_extra_deps, timeout=_DEPS_S)
             if not done.success:

@@ -16,7 +16,7 @@ from atoll.finishing import finish
 from atoll.images.access import pulling_with
 from atoll.manager import Event, ManagedSandbox, PausedBy, Record, SandboxManager, fork_key
 from atoll.manus import TASK_LABEL
-from atoll.model import Capability, Cause, State, effective_limits
+from atoll.model import Cause, State, effective_limits
 from atoll.service import exposed_ports, lookup, startup
 from atoll.service.callbacks import CALLBACK_LABEL, Callbacks
 from atoll.service.hidden_paths import without_paths
@@ -57,7 +57,6 @@ _OWN_LABELS = (
 _IN_PLACE = ""
 """The spec id of a sandbox that was described on the spot."""
 _MOST_OWNERS = 100_000
-_OWN_S = 10.0
 
 
 class SandboxService:
@@ -521,11 +520,7 @@ class SandboxService:
 
     async def _start_command(self, sandbox_id: str, command: list[str] | str, workload: Workload) -> None:
         sandbox = await self.manager.get_sandbox(sandbox_id)
-        user = workload.user if Capability.USERS in (await sandbox._the_engine()).capabilities else None
-        if user is not None:
-            given = await sandbox.exec(["chown", user, sandbox.spec.work_dir], user="0:0", timeout=_OWN_S)
-            if not given.success:
-                raise SpecError(f"the work directory cannot be given to user {user}: {given.stderr[-500:]}")
+        user = await sandbox.give_work_dir(workload.user) if workload.user is not None else None
         env = workload.variables(sandbox_id)
         # The id makes it run once, however often the request is repeated.
         await (await sandbox.start(command, command_id=SPEC_COMMAND, user=user, env=env)).detach()
