@@ -1,9 +1,11 @@
 # Every target sets up what it needs by itself; `scripts/setup` is quick when there is nothing to do.
 .DEFAULT_GOAL := help
+# Compiled modules are kept whatever the environment says: without them each start of a program takes seconds longer.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help setup setup-test agent run demo test test-slow soak fairness upstream-openmanus check bench format generate clean
+.PHONY: help setup setup-test agent run demo test test-all test-rest test-slow soak fairness upstream-openmanus check bench format generate clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,20 +25,18 @@ demo: setup ## show a sandbox working
 setup-test:
 	@scripts/setup test
 
-# They look at the whole machine before and after, so nothing that is not theirs may run beside them.
-ALONE := tests/native tests/network tests/oci tests/security
-# They start Docker engines of their own, which the others would see.
-DOCKER := tests/docker tests/openmanus
-
-test: setup-test ## all tests but the slow ones
+test: setup-test ## the tests of every promise; ARGS="-k removal -x" runs pytest with these options
 ifdef ARGS
 	@$(PYTEST) -m "not slow" $(ARGS)
 else
-	@scripts/run-tests -m "not slow" -n 2 $(addprefix --ignore=,$(ALONE) $(DOCKER))
-	@scripts/run-tests -m "not slow and not docker" -n 2 $(ALONE)
-	@scripts/run-tests -m "not slow" -n 2 $(DOCKER)
-	@scripts/run-tests -m "not slow and docker" -n 2 tests/network
+	@$(BIN)/python scripts/run_tests.py
 endif
+
+test-all: setup-test ## also what repeats a promise on one more engine, and other versions of Python
+	@$(BIN)/python scripts/run_tests.py all $(ARGS)
+
+test-rest: setup-test ## what test-all has and test has not; ARGS="--minutes 10" for as much as begins in that time
+	@$(BIN)/python scripts/run_tests.py rest $(ARGS)
 
 test-slow: setup-test ## the slow tests: long runs, fuzzing, memory
 	@$(PYTEST) -m slow $(ARGS)
@@ -71,5 +71,5 @@ generate: setup ## write the generated files again
 	@$(BIN)/python scripts/generate_openapi.py
 
 clean: ## remove everything that can be made again
-	rm -rf .venv .venv-tools src/atoll/bin agent/build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-3.* .venv-tools src/atoll/bin native/build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,17 +26,19 @@ except ImportError:  # as a script there is no hatchling
 
 ROOT = Path(__file__).resolve().parent
 BIN = ROOT / "src" / "atoll" / "bin"
+LAUNCHER = ROOT / "native" / "launcher"
 PROGRAMS = {
-    "atoll-agent": ROOT / "agent" / "src",
-    "atoll-mount": ROOT / "launcher" / "src",
-    "atoll-native": ROOT / "launcher" / "native",
+    "atoll-agent": (ROOT / "native" / "agent",),
+    "atoll-mount": (LAUNCHER / "core", LAUNCHER / "runtime"),
+    "atoll-native": (LAUNCHER / "core", LAUNCHER / "sandbox"),
 }
 FLAGS = shlex.split(
     "-std=gnu11 -static -Os -s -Wall -Wextra -Werror -Wshadow -Wvla -fno-strict-aliasing -ffunction-sections"
 )
 LINKING = ["-Wl,--gc-sections"]
-# Without a C library: its start alone takes longer than all that this program does.
-OWN_FLAGS = {"atoll-native": shlex.split("-nostdlib -ffreestanding -fno-stack-protector")}
+# Without a C library: its start alone takes longer than all that these programs do.
+_FREESTANDING = shlex.split("-nostdlib -ffreestanding -fno-stack-protector")
+OWN_FLAGS = {"atoll-mount": _FREESTANDING, "atoll-native": _FREESTANDING}
 HARDENING = shlex.split("-fstack-protector-strong -D_FORTIFY_SOURCE=2")
 ZIG = "ziglang>=0.13"
 NO_COMPILER = (
@@ -57,7 +59,7 @@ class NoCompilerError(BuildError):
 
 
 def sources(name: str) -> list[Path]:
-    return sorted([*PROGRAMS[name].glob("*.c"), *PROGRAMS[name].glob("*.h")])
+    return sorted(path for folder in PROGRAMS[name] for pattern in ("*.c", "*.h") for path in folder.glob(pattern))
 
 
 def is_fresh(name: str) -> bool:
@@ -89,6 +91,13 @@ def _kernel_headers() -> list[str]:
     return [f"-idirafter{path}" for path in (f"/usr/include/{_machine()}-linux-gnu", "/usr/include")]
 
 
+def _zig_headers(package: Path) -> list[str]:
+    """Zig leaves out the kernel's headers where there is no C library."""
+    kernel = {"x86_64": "x86"}.get(_machine(), _machine())
+    folder = package / "lib" / "libc" / "include"
+    return [f"-idirafter{folder / name}" for name in (f"{kernel}-linux-any", "any-linux-any")]
+
+
 def _links_statically(command: list[str]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder, "probe.c")
@@ -101,8 +110,10 @@ def compiler() -> tuple[str, ...]:
     found = system_compiler()
     if found:
         return (*found, *HARDENING)
-    if importlib.util.find_spec("ziglang"):
-        return (sys.executable, "-m", "ziglang", "cc", "-target", f"{_machine()}-linux-musl")
+    zig = importlib.util.find_spec("ziglang")
+    if zig and zig.submodule_search_locations:
+        headers = _zig_headers(Path(zig.submodule_search_locations[0]))
+        return (sys.executable, "-m", "ziglang", "cc", "-target", f"{_machine()}-linux-musl", *headers)
     raise NoCompilerError(NO_COMPILER)
 
 
@@ -117,7 +128,7 @@ def build(name: str) -> bool:
         return False
     units = [str(path) for path in sources(name) if path.suffix == ".c"]
     if not units:
-        raise BuildError(f"there are no sources in {PROGRAMS[name]}")
+        raise BuildError(f"there are no sources in {PROGRAMS[name][-1]}")
     BIN.mkdir(parents=True, exist_ok=True)
     # Beside the target, then renamed: a running sandbox keeps the old program, and a failure leaves it as it was.
     fresh = BIN / f".{name}.{os.getpid()}"

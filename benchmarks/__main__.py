@@ -74,7 +74,7 @@ def plot(figures: list[Figure], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--engine", default="process")
+    parser.add_argument("--engine", default="bubblewrap")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in NAMES]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(NAMES)}")

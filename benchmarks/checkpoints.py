@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from atoll import AsyncSandbox
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.settings import Settings
 from benchmarks.measure import Figure, Samples, take_turns
 

@@ -19,7 +19,7 @@ BWRAP = (
 
 async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
     del directory
-    if engine != "process":
+    if engine != "bubblewrap":
         return
 
     async def bare() -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll import AsyncSandbox
-from atoll.engines.docker import endpoint
-from atoll.engines.docker.http import SLOW_S, Http
-from atoll.openmanus import DockerSandbox, SandboxSettings
+from atoll.compat.openmanus import DockerSandbox, SandboxSettings
+from atoll.engines.docker.api import endpoint
+from atoll.engines.docker.api.http import SLOW_S, Http
 from benchmarks.measure import Figure, take_turns
 
 IMAGE = os.environ.get("ATOLL_BENCH_IMAGE", "atoll-test:debian")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.engines import registry
-from atoll.engines.base import ByteStream, Engine
+from atoll.engines.contract import ByteStream, Engine, EngineDescription
 from atoll.manager import PoolSettings, SandboxManager
 from atoll.model import Handle, Observation, SandboxSpec, Stats
 from atoll.settings import Settings
@@ -36,10 +36,12 @@ class SlowEngine:
 
     def __init__(self, inner: Engine) -> None:
         self.name = inner.name
-        self.capabilities = inner.capabilities
         self._inner = inner
         self._spares: list[Handle] = []
         self._given: dict[str, Handle] = {}
+
+    async def describe(self) -> EngineDescription:
+        return await self._inner.describe()
 
     async def prepare(self, count: int) -> None:
         made = (self._inner.create(f"spare-{number}", SandboxSpec()) for number in range(count))

@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from atoll.engines.base import Engine
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.contract import Engine
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.guest import Guest, StartRequest
 from atoll.model import Handle, SandboxSpec
 from atoll.settings import Settings

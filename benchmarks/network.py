@@ -16,7 +16,7 @@ from pathlib import Path
 
 from atoll import AsyncSandbox
 from atoll.engines import registry
-from atoll.engines.base import Collecting, Engine
+from atoll.engines.contract import Engine, GarbageCollecting
 from atoll.model import SandboxSpec
 from atoll.network import client
 from atoll.settings import Settings
@@ -91,7 +91,7 @@ async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
         finally:
             for handle in await found.list():
                 await found.delete(handle)
-            assert isinstance(found, Collecting)
+            assert isinstance(found, GarbageCollecting)
             await found.gc()
             await found.aclose()
             for name in internet.environment():

@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from atoll.engines.linux import host_view
-from atoll.engines.linux.cgroups import Group, Hierarchy
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci.runtimes import isolation_of, locate
+from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.linux.host_image import host_view
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes.oci_runtimes import isolation_of, locate
 from atoll.model import SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from benchmarks.measure import Figure, Timed, take_turns
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from atoll import AsyncSandbox
-from atoll.engines import shared
+from atoll.engines import leases
 from atoll.settings import Settings
 from benchmarks.measure import Figure, Samples, take_turns
 
@@ -40,7 +40,7 @@ async def measure(folder: Path, engine: str) -> AsyncIterator[Figure]:
         ) as client:
             path = f"/sandboxes/{(await client.post('/sandboxes')).json()['id']}"
             yield await latency(url, key, path, engine, settings)
-            await shared.close_all()
+            await leases.close_all()
             yield await crowd(client, path)
             yield await streaming(client, url)
             yield await listing(client)

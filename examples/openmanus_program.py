@@ -1,8 +1,8 @@
-"""A program as it is written for OpenManus's `app.sandbox`; only its imports were changed.
+"""A program written for OpenManus's `app.sandbox`, with changed imports and nothing else changed.
 
     python examples/openmanus_program.py [IMAGE]
 
-Needs a Docker engine (DOCKER_HOST, or the one of this machine). The image needs a shell and a Python.
+It needs a Docker engine (DOCKER_HOST, or the one on this machine). The image must contain a shell and Python.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ async def a_tool(config: SandboxSettings) -> None:
     operator = SandboxFileOperator(config)
     await operator.write_file("notes.txt", "one\ntwo\n")
     print(await operator.run_command("wc -l <notes.txt; echo oh >&2; exit 3"))
-    await SANDBOX_CLIENT.cleanup()  # as each OpenManus agent ends
+    await SANDBOX_CLIENT.cleanup()  # each OpenManus agent does this when it ends
 
 
 async def many_sandboxes(config: SandboxSettings) -> None:

@@ -1,4 +1,8 @@
-"""Checks that every relative link in a Markdown file of the project leads to a file and heading that exist."""
+"""Checks that the documentation is true of the tree.
+
+Every relative link in a Markdown file leads to a file and heading that exist, and the map in ARCHITECTURE.md names
+every folder, and nothing that is not there.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +44,34 @@ def problems(page: Path) -> Iterator[str]:
             yield f"{page.relative_to(ROOT)}: {target.relative_to(ROOT)} has no heading #{anchor}"
 
 
+def folders() -> set[str]:
+    """The folders that the map has to name: those of tests and of single migrations are described where they are."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = {str(parent) for name in listed.splitlines() for parent in Path(name).parents if (ROOT / name).exists()}
+    return {name for name in found if not name.startswith((".", "tests/")) and "migrations/" not in name}
+
+
+def mapped(page: str) -> set[str]:
+    """The folders in a fenced `tree` block: each line has a name that ends with a slash, indented below its parent."""
+    found, path = set(), list[str]()
+    for block in re.findall(r"^```tree\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        for indent, name in re.findall(r"^( *)([\w./-]+)/(?= |$)", block, re.MULTILINE):
+            path[len(indent) // 2 :] = [name]
+            found.add("/".join(path))
+    return found
+
+
+def unmapped() -> Iterator[str]:
+    real, drawn = folders(), mapped((ROOT / "ARCHITECTURE.md").read_text())
+    drawn |= {str(parent) for name in drawn for parent in Path(name).parents} - {"."}
+    yield from (f"ARCHITECTURE.md: the map does not name {name}/" for name in sorted(real - drawn))
+    yield from (f"ARCHITECTURE.md: there is no {name}/" for name in sorted(drawn - real))
+
+
 def main() -> int:
-    found = [problem for page in pages() for problem in problems(page)]
-    print("\n".join(found) or "docs: all links lead somewhere")
+    found = [*(problem for page in pages() for problem in problems(page)), *unmapped()]
+    print("\n".join(found) or "docs: all links lead somewhere, and the map names every folder")
     return 1 if found else 0
 
 

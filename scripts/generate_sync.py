@@ -14,15 +14,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src/atoll/_sync.py"
 SOURCES = {
-    "src/atoll/command.py": {"AsyncCommand": "Command"},
-    "src/atoll/terminal.py": {"AsyncTerminal": "Terminal"},
-    "src/atoll/shell.py": {"AsyncShell": "Shell"},
-    "src/atoll/guest/watch.py": {"Watch": "FileWatch"},
-    "src/atoll/guest/ports.py": {"PortStream": "Port"},
-    "src/atoll/forwarding.py": {"AsyncForward": "Forward"},
-    "src/atoll/sandbox.py": {"AsyncSandbox": "Sandbox"},
+    "src/atoll/sandbox/command.py": {"AsyncCommand": "Command"},
+    "src/atoll/sandbox/terminal.py": {"AsyncTerminal": "Terminal"},
+    "src/atoll/sandbox/shell.py": {"AsyncShell": "Shell"},
+    "src/atoll/guest/file_watch.py": {"Watch": "FileWatch"},
+    "src/atoll/guest/port_streams.py": {"PortStream": "Port"},
+    "src/atoll/sandbox/port_forward.py": {"AsyncForward": "Forward"},
+    "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
 }
+PARTS = "src/atoll/sandbox/*_methods.py"
+"""Where the classes lie that `AsyncSandbox` is made of."""
 CLASSES = {old: new for names in SOURCES.values() for old, new in names.items()}
+INTERNAL = {"access", "is_kept", "listen"}
+"""Public members that are for the rest of Atoll, not for users."""
 DUNDERS = {
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
@@ -39,24 +43,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from atoll import manus
-from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
-from atoll.command import AsyncCommand, Output
-from atoll.engines.base import Engine
-from atoll.export import Export
-from atoll.forwarding import AsyncForward
+from atoll.model import manus_names
+from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
+from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
+from atoll.engines.contract import Engine
+from atoll.sandbox.export import Export
+from atoll.sandbox.port_forward import AsyncForward
 from atoll.guest.files import FileInfo
-from atoll.guest.listening import ListeningPort
-from atoll.guest.ports import PortStream
-from atoll.guest.watch import FileEvent, Watch
+from atoll.guest.listening_ports import ListeningPort
+from atoll.guest.port_streams import PortStream
+from atoll.guest.file_watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats
-from atoll.network.policy import NetworkRules
+from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
-from atoll.portal import Portal, portal
-from atoll.sandbox import DEFAULT_OUTPUT_BYTES, DEFAULT_TIMEOUT_S, AsyncSandbox, CommandLine
+from atoll.sandbox.portal import Portal, portal
+from atoll.sandbox.execution import CommandLine
+from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
 from atoll.settings import Settings
-from atoll.shell import AsyncShell
-from atoll.terminal import AsyncTerminal
+from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.terminal import AsyncTerminal
 '''
 WRAPPER = """
     def __init__(self, original: {old}, portal: Portal) -> None:
@@ -164,6 +169,10 @@ def constructor(function: ast.FunctionDef) -> str:
     )
 
 
+def is_public(name: str) -> bool:
+    return name in DUNDERS or not (name.startswith("_") or name in INTERNAL)
+
+
 def public_attributes(node: ast.ClassDef) -> list[str]:
     """Names that the constructor sets, other than private ones."""
     found: list[str] = []
@@ -173,7 +182,7 @@ def public_attributes(node: ast.ClassDef) -> list[str]:
         targets = (
             item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
         )
-        found += [t.attr for t in targets if isinstance(t, ast.Attribute) and not t.attr.startswith("_")]
+        found += [t.attr for t in targets if isinstance(t, ast.Attribute) and is_public(t.attr)]
     return found
 
 
@@ -199,13 +208,18 @@ def twin(node: ast.ClassDef, new: str) -> str:
         text += (
             f"\n    @property\n    def {name}(self) -> {ATTRIBUTE_TYPES[name]}:\n        return self._async.{name}\n"
         )
-    for item in node.body:
-        if not isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if item.name in ("__init__", "__del__") or (item.name.startswith("_") and item.name not in DUNDERS):
-            continue
-        text += method(item, node.name)
+    for part in [node, *bases(node)]:
+        for item in part.body:
+            if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and is_public(item.name):
+                text += method(item, node.name)
     return text
+
+
+def bases(node: ast.ClassDef) -> list[ast.ClassDef]:
+    """The parts of the class that lie in files of their own, in their order."""
+    trees = [ast.parse(path.read_text()) for path in sorted(ROOT.glob(PARTS))]
+    found = {item.name: item for tree in trees for item in tree.body if isinstance(item, ast.ClassDef)}
+    return [found[base.id] for base in node.bases if isinstance(base, ast.Name)]
 
 
 def generate() -> str:

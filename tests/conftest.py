@@ -16,6 +16,7 @@ from atoll.engines import registry
 from atoll.settings import Settings
 from needs import missing, need
 
+pytest_plugins = ["progress"]
 NeedEngine = Callable[[str, Settings], None]
 
 

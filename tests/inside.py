@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.engines.base import Engine
+from atoll.engines.contract import Engine
 from atoll.guest import Guest, StartRequest
 from atoll.model import Handle
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from atoll.engines.linux.accounts import ACCOUNT
-from atoll.engines.linux.cgroups import Group, Hierarchy
-from atoll.engines.local.processes import each_process
+from atoll.engines.host.cgroups.account_groups import ACCOUNT
+from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.process_ref import each_process
 from atoll.settings import Settings
 
 _SHARED = (".base", ".users")

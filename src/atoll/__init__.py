@@ -9,8 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from atoll._sync import Command, FileWatch, Port, Sandbox, Shell, Terminal
-from atoll.checkpoint import Change, ChangeKind, Checkpoint, Snapshot, Undo
-from atoll.command import AsyncCommand, Output
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
@@ -36,9 +34,8 @@ from atoll.errors import (
     StateInUseError,
     UnsupportedError,
 )
-from atoll.export import Export
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
-from atoll.guest.listening import ListeningPort
+from atoll.guest.listening_ports import ListeningPort
 from atoll.model import (
     Cause,
     ExecutionResult,
@@ -50,13 +47,15 @@ from atoll.model import (
     Stats,
     Volume,
 )
-from atoll.sandbox import AsyncSandbox
-from atoll.shell import AsyncShell
-from atoll.terminal import AsyncTerminal
+from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Snapshot, Undo
+from atoll.sandbox.command import AsyncCommand, Output
+from atoll.sandbox.export import Export
+from atoll.sandbox.sandbox import AsyncSandbox
+from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.terminal import AsyncTerminal
 
 if TYPE_CHECKING:
-    from atoll.manager import ManagedSandbox, PoolSettings, SandboxManager
-    from atoll.openmanus import (
+    from atoll.compat.openmanus import (
         ALLOW,
         SANDBOX_CLIENT,
         AsyncDockerizedTerminal,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         create_sandbox_client,
         refuse,
     )
+    from atoll.manager import ManagedSandbox, PoolSettings, SandboxManager
 
 __all__ = [
     "ALLOW",

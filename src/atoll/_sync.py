@@ -7,24 +7,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from atoll import manus
-from atoll.checkpoint import Change, Checkpoint, Snapshot, Undo
-from atoll.command import AsyncCommand, Output
-from atoll.engines.base import Engine
-from atoll.export import Export
-from atoll.forwarding import AsyncForward
+from atoll.engines.contract import Engine
+from atoll.guest.file_watch import FileEvent, Watch
 from atoll.guest.files import FileInfo
-from atoll.guest.listening import ListeningPort
-from atoll.guest.ports import PortStream
-from atoll.guest.watch import FileEvent, Watch
-from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats
-from atoll.network.policy import NetworkRules
+from atoll.guest.listening_ports import ListeningPort
+from atoll.guest.port_streams import PortStream
+from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats, manus_names
+from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
+from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
-from atoll.portal import Portal, portal
-from atoll.sandbox import DEFAULT_OUTPUT_BYTES, DEFAULT_TIMEOUT_S, AsyncSandbox, CommandLine
+from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
+from atoll.sandbox.execution import CommandLine
+from atoll.sandbox.export import Export
+from atoll.sandbox.port_forward import AsyncForward
+from atoll.sandbox.portal import Portal, portal
+from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
+from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.terminal import AsyncTerminal
 from atoll.settings import Settings
-from atoll.shell import AsyncShell
-from atoll.terminal import AsyncTerminal
 
 
 class Command:
@@ -56,6 +56,11 @@ class Command:
     def dropped_bytes(self) -> int:
         """How much of the output was no longer kept when this object attached to it."""
         return self._async.dropped_bytes
+
+    @property
+    def ended(self) -> bool:
+        """Whether this object has read the output to its end."""
+        return self._async.ended
 
     def __iter__(self) -> Iterator[Output]:
         """The output, piece by piece, until the command ends."""
@@ -264,7 +269,7 @@ class Sandbox:
         ports: Mapping[str, int] | None = None,
         undo: bool | Undo = False,
         settings: Settings | None = None,
-        **names: Unpack[manus.SandboxNames],
+        **names: Unpack[manus_names.SandboxNames],
     ) -> None:
         """`spec` may be an object as in a request to a server, or as the Manus example has it: there `timeout` is how
         long the sandbox may live. As a keyword `timeout` is how long a command may take, and `lifetime` how long the
@@ -303,16 +308,23 @@ class Sandbox:
         return twin
 
     @property
+    def timeout_s(self) -> float:
+        return self._async.timeout_s
+
+    @property
     def id(self) -> str:
+        """The sandbox's id, by which `attach` finds it."""
         return self._async.id
 
     @property
     def spec(self) -> SandboxSpec:
+        """What the sandbox should be."""
         return self._async.spec
 
     @property
-    def timeout_s(self) -> float:
-        return self._async.timeout_s
+    def engine_name(self) -> str:
+        """The engine it runs on."""
+        return self._async.engine_name
 
     def create(self) -> Self:
         """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
@@ -373,18 +385,25 @@ class Sandbox:
         """
         self._portal.call(self._async.keep_alive(seconds))
 
-    def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
-        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
-        self._portal.call(self._async.set_network(policy))
+    def fork(
+        self,
+        count: int = 1,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> list[Self]:
+        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
 
-    def network_log(self) -> list[Refusal]:
-        """What was refused, oldest first: when, where to, under which name, and by which rule."""
-        return self._portal.call(self._async.network_log())
-
-    @property
-    def engine_name(self) -> str:
-        """The engine it runs on."""
-        return self._async.engine_name
+        With `memory` (or from a checkpoint that has it) its processes go on in each of them; for connections that is as
+        for a `checkpoint` with memory.
+        """
+        return [
+            self._twin(each)
+            for each in self._portal.call(
+                self._async.fork(count, checkpoint, memory=memory, drop_connections=drop_connections)
+            )
+        ]
 
     def __enter__(self) -> Self:
         """One that exists already, from `attach` or `fork`, is used as it is."""
@@ -409,7 +428,7 @@ class Sandbox:
         on_stderr: Callable[[str], None] | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
         capture_output: bool | None = None,
-        **names: Unpack[manus.CommandNames],
+        **names: Unpack[manus_names.CommandNames],
     ) -> ExecutionResult:
         """Run one command to its end: a shell command line, or a program and its arguments as a list.
 
@@ -508,94 +527,6 @@ class Sandbox:
             self._portal,
         )
 
-    def checkpoint(
-        self, name: str = "", *, memory: bool = False, drop_connections: bool = False, made_by: str = "user"
-    ) -> Checkpoint:
-        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
-
-        With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
-        isolation="gvisor". Persistent shells and followed commands are connected again by their next use. Connections
-        to the outside (`open_connections`) cannot be saved: if there are any it is refused, unless they may be dropped.
-        """
-        return self._portal.call(
-            self._async.checkpoint(name, memory=memory, drop_connections=drop_connections, made_by=made_by)
-        )
-
-    def open_connections(self) -> list[str]:
-        """The far ends, as ADDRESS:PORT, of the TCP connections that it has to the outside. No saved memory keeps
-        them."""
-        return self._portal.call(self._async.open_connections())
-
-    def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
-        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor"); for
-        connections that is as for a `checkpoint` with memory."""
-        self._portal.call(self._async.pause(memory=memory, drop_connections=drop_connections))
-
-    def resume(self) -> None:
-        """Let it go on. May be repeated."""
-        self._portal.call(self._async.resume())
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """All of this sandbox, oldest first; `parent` makes them a tree."""
-        return self._portal.call(self._async.checkpoints())
-
-    def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
-        """Others are not affected. May be repeated."""
-        self._portal.call(self._async.delete_checkpoint(checkpoint))
-
-    def diff(self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False) -> list[Change]:
-        """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
-        return self._portal.call(self._async.diff(old, new, text=text))
-
-    def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
-        self._portal.call(self._async.rollback(checkpoint))
-
-    def restart(self) -> None:
-        """Go back to the state right after it was created. Its setup commands run again."""
-        self._portal.call(self._async.restart())
-
-    def undo(self, steps: int = 1) -> Checkpoint:
-        """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
-        return self._portal.call(self._async.undo(steps))
-
-    def fork(
-        self,
-        count: int = 1,
-        checkpoint: Checkpoint | str | None = None,
-        *,
-        memory: bool = False,
-        drop_connections: bool = False,
-    ) -> list[Self]:
-        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
-
-        With `memory` (or from a checkpoint that has it) its processes go on in each of them; for connections that is as
-        for a `checkpoint` with memory.
-        """
-        return [
-            self._twin(each)
-            for each in self._portal.call(
-                self._async.fork(count, checkpoint, memory=memory, drop_connections=drop_connections)
-            )
-        ]
-
-    def snapshot(
-        self,
-        name: str,
-        checkpoint: Checkpoint | str | None = None,
-        *,
-        memory: bool = False,
-        drop_connections: bool = False,
-    ) -> Snapshot:
-        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`.
-
-        With `memory` (of now, or of a checkpoint that has it) also what runs, with all that is in the memory of
-        programs, secrets included; it goes on in sandboxes with the same isolation and network, here or elsewhere.
-        """
-        return self._portal.call(
-            self._async.snapshot(name, checkpoint, memory=memory, drop_connections=drop_connections)
-        )
-
     def read_file(self, path: str) -> str:
         """The text of a file. FileNotFoundError if there is none; UnicodeDecodeError if it is not UTF-8."""
         return self._portal.call(self._async.read_file(path))
@@ -675,6 +606,82 @@ class Sandbox:
         `max_bytes` or `max_items`.
         """
         self._portal.call(self._async.copy_from(source, target, max_bytes=max_bytes, max_items=max_items))
+
+    def checkpoint(
+        self, name: str = "", *, memory: bool = False, drop_connections: bool = False, made_by: str = "user"
+    ) -> Checkpoint:
+        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
+
+        With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
+        isolation="gvisor". Persistent shells and followed commands are connected again by their next use. Connections
+        to the outside (`open_connections`) cannot be saved: if there are any it is refused, unless they may be dropped.
+        """
+        return self._portal.call(
+            self._async.checkpoint(name, memory=memory, drop_connections=drop_connections, made_by=made_by)
+        )
+
+    def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
+        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor"); for
+        connections that is as for a `checkpoint` with memory."""
+        self._portal.call(self._async.pause(memory=memory, drop_connections=drop_connections))
+
+    def resume(self) -> None:
+        """Let it go on. May be repeated."""
+        self._portal.call(self._async.resume())
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All of this sandbox, oldest first; `parent` makes them a tree."""
+        return self._portal.call(self._async.checkpoints())
+
+    def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
+        """Others are not affected. May be repeated."""
+        self._portal.call(self._async.delete_checkpoint(checkpoint))
+
+    def diff(self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False) -> list[Change]:
+        """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
+        return self._portal.call(self._async.diff(old, new, text=text))
+
+    def rollback(self, checkpoint: Checkpoint | str) -> None:
+        """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
+        self._portal.call(self._async.rollback(checkpoint))
+
+    def restart(self) -> None:
+        """Go back to the state right after it was created. Its setup commands run again."""
+        self._portal.call(self._async.restart())
+
+    def undo(self, steps: int = 1) -> Checkpoint:
+        """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
+        return self._portal.call(self._async.undo(steps))
+
+    def snapshot(
+        self,
+        name: str,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> Snapshot:
+        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`.
+
+        With `memory` (of now, or of a checkpoint that has it) also what runs, with all that is in the memory of
+        programs, secrets included; it goes on in sandboxes with the same isolation and network, here or elsewhere.
+        """
+        return self._portal.call(
+            self._async.snapshot(name, checkpoint, memory=memory, drop_connections=drop_connections)
+        )
+
+    def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
+        self._portal.call(self._async.set_network(policy))
+
+    def network_log(self) -> list[Refusal]:
+        """What was refused, oldest first: when, where to, under which name, and by which rule."""
+        return self._portal.call(self._async.network_log())
+
+    def open_connections(self) -> list[str]:
+        """The far ends, as ADDRESS:PORT, of the TCP connections that it has to the outside. No saved memory keeps
+        them."""
+        return self._portal.call(self._async.open_connections())
 
     def ports(self) -> list[ListeningPort]:
         """The TCP ports that something in the sandbox listens on, with its process, sorted by port."""

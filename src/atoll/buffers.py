@@ -1,8 +1,8 @@
 """How many bytes may wait in memory for one account: outputs, lists and bodies that are not streamed.
 
-A server opens a `Holding` for each request. What gathers bytes on its behalf asks for room first, and does with less if
-there is none: an output is then cut in the middle, as one beyond its own limit is, and a list is refused. Without a
-server nobody counts.
+A server opens a `Reservation` for each request. Code that gathers bytes for the request asks for room first, and makes
+do with less if there is none: an output is then cut in the middle, as one beyond its own limit is, and a list is
+refused. Without a server nothing is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from atoll.errors import SandboxResourceError
 
 _FLOOR = 2 << 20
 """What an account gets in any case, however much all others hold."""
-holding: ContextVar[Holding | None] = ContextVar("holding", default=None)
+reservation: ContextVar[Reservation | None] = ContextVar("reservation", default=None)
 
 
 class Budgets:
@@ -27,8 +27,8 @@ class Budgets:
         self._held: Counter[str] = Counter()
         self._total = 0
 
-    def open(self, account: str) -> Holding:
-        return Holding(self, account)
+    def open(self, account: str) -> Reservation:
+        return Reservation(self, account)
 
     def held_by(self, account: str) -> int:
         return self._held[account]
@@ -51,7 +51,7 @@ class Budgets:
                 del self._held[account]
 
 
-class Holding:
+class Reservation:
     """What one request holds, until it is over."""
 
     def __init__(self, budgets: Budgets, account: str) -> None:
@@ -75,7 +75,7 @@ class Holding:
 
 def need(size: int) -> None:
     """Room for something that is held as a whole or not at all. Raises SandboxResourceError."""
-    mine = holding.get()
+    mine = reservation.get()
     if mine is not None and mine.take(size) < size:
         raise SandboxResourceError(
             "your pending answers need too much of the server's memory at once", hint="Ask for fewer at a time."

@@ -7,7 +7,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
 ├── SandboxPausedError               the sandbox is paused: resume it
-├── SpecError                        the request makes no sense: change it (also a ValueError)
+├── SpecError                        the request is invalid: change it (also a ValueError)
 │   └── UnsupportedError             this engine cannot enforce what was asked for: choose another
 ├── ImageError                       the image cannot be used
 │   └── ImageNotFoundError           there is no such image

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+from atoll import durable
 from atoll.errors import EngineUnavailableError
 from atoll.resources import Resources
 
-_LONGEST_SOCKET_PATH = 99
+_MAX_SOCKET_PATH = 99
 """The kernel allows 107 bytes; the rest is left for a suffix."""
 
 
@@ -57,9 +58,9 @@ class Settings:
 
     def socket_path(self, engine: str, sandbox_id: str) -> Path:
         path = self.run_dir / engine / sandbox_id
-        if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
             raise EngineUnavailableError(
-                f"the socket path '{path}' is longer than {_LONGEST_SOCKET_PATH} bytes",
+                f"the socket path '{path}' is longer than {_MAX_SOCKET_PATH} bytes",
                 hint="Set ATOLL_RUN_DIR to a shorter directory.",
             )
         return path
@@ -73,15 +74,7 @@ class Settings:
         """A random name of this installation, chosen once. Engines mark what they own with it."""
         path = owned_directory(self.data_dir, 0o711 if os.geteuid() == 0 else 0o700) / "installation-id"
         if not path.exists():
-            # A link fails if another process was faster, and nobody ever sees a half written file.
-            draft = path.with_name(f".{path.name}.{uuid4().hex}")
-            draft.write_text(uuid4().hex)
-            try:
-                os.link(draft, path)
-            except FileExistsError:
-                pass
-            finally:
-                draft.unlink()
+            durable.create(path, uuid4().hex, 0o644)
         return path.read_text()
 
 

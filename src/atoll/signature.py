@@ -18,7 +18,7 @@ from atoll.errors import SandboxError
 HEADER = "Atoll-Signature"
 WINDOW_S = 300.0
 _FORM = re.compile(r"t=(\d{1,12}),id=([0-9a-f]{32}),v1=([0-9a-f]{64})")
-_MOST_SEEN = 100_000
+_MAX_SEEN = 100_000
 
 
 class SignatureError(SandboxError):
@@ -48,14 +48,14 @@ class Verifier:
         # Compared also when there is nothing to compare, and before anything else is said.
         good = hmac.compare_digest(_mark(self._secret, moment, id, body), mark)
         if match is None or not good:
-            raise SignatureError("the signature is not good")
+            raise SignatureError("invalid signature")
         now = self._clock()
         if abs(now - int(moment)) > WINDOW_S:
             raise SignatureError("the message is too old, or from the future", hint="Are both clocks right?")
         self._forget(now)
         if id in self._seen:
-            raise SignatureError("the message was here before")
-        if len(self._seen) >= _MOST_SEEN:
+            raise SignatureError("this message was already received (replay)")
+        if len(self._seen) >= _MAX_SEEN:
             raise SignatureError("too many messages came at once")
         self._seen[id] = int(moment) + WINDOW_S
 

@@ -1,15 +1,19 @@
 """Sleeping by the kernel's own timers, which asyncio's clock cannot: it stands still while the machine is suspended.
 
-A second timer reports that the clock on the wall was set, which no duration can tell.
+A second timer reports that the clock on the wall was set, which no duration can tell. `Clock` is the seam where tests
+bring a time of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
 
 _CLOCK_REALTIME, _CLOCK_BOOTTIME = 0, 7
 _TFD_NONBLOCK, _TFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
@@ -68,3 +72,37 @@ async def sleep(seconds: float) -> None:
         for timer in timers:
             loop.remove_reader(timer)
             os.close(timer)
+
+
+class Clock(Protocol):
+    """The time, as whoever keeps lifetimes and waits for them sees it."""
+
+    @property
+    def boot_id(self) -> str:
+        """Values of `now` can be compared only if they come from the same boot."""
+
+    def now(self) -> float:
+        """Seconds since the machine started. This clock never jumps, and goes on while the machine sleeps."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, for people. This clock may jump."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep for this long by `now`, or less when the clock on the wall is set."""
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    @functools.cached_property
+    def boot_id(self) -> str:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+    def now(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def wall(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await sleep(seconds)

@@ -17,7 +17,7 @@ _KEPT = 32
 """How many descriptors of one way are open at most, besides the top."""
 
 
-class Way:
+class OpenPath:
     """The way from an open directory, which stays the caller's, down to the one that is looked at."""
 
     def __init__(self, top: int) -> None:
@@ -73,7 +73,7 @@ class Found(NamedTuple):
 
 def walk(top: int) -> Iterator[Found]:
     """Everything below an open directory: by name, what is in a directory right after it. Raises OSError."""
-    way = Way(top)
+    way = OpenPath(top)
     # What is still to be looked at in each directory of the way, the next one last.
     waiting = [_names(top)]
     path: list[bytes] = []

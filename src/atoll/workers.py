@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
+from atoll.cancellation import finish_or_stop
 from atoll.threads import Threads
 
 P = ParamSpec("P")
@@ -34,7 +35,7 @@ account: contextvars.ContextVar[str] = contextvars.ContextVar("account", default
 
 _WORK_S = 0.001
 _REST = 3.0
-_LONGEST_REST_S = 0.05
+_MAX_REST_S = 0.05
 _PORTION = 8
 
 
@@ -91,7 +92,7 @@ class Cancellation:
             self._rested_at = used
         elif used - self._rested_at > _WORK_S:
             if (who := account.get()) and others_are_active(who):
-                self._rest(min(_REST * (used - self._rested_at), _LONGEST_REST_S))
+                self._rest(min(_REST * (used - self._rested_at), _MAX_REST_S))
             self._rested_at = used
         if self._cancelled.is_set():
             raise WorkCancelledError
@@ -233,21 +234,8 @@ async def run_cancellable(kind: Kind, function: Callable[[Cancellation], T]) -> 
     who = await pool.shares.acquire()
     cancellation = Cancellation()
     work = functools.partial(function, cancellation)
-    task = asyncio.ensure_future(pool.run_in_slot(work, lambda: pool.shares.release(who)))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        cancellation.cancel()
-        await _ended(task)
-        raise
-
-
-async def _ended(task: asyncio.Task[T]) -> None:
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()
+    running = pool.run_in_slot(work, lambda: pool.shares.release(who))
+    return await finish_or_stop(running, cancellation.cancel)
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -31,7 +31,7 @@ from atoll.guest.frames import Tag
 from needs import need
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SOURCES = REPOSITORY / "agent"
+SOURCES = REPOSITORY / "native"
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:exitcode=99:allocator_may_return_null=1:detect_stack_use_after_return=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -128,7 +128,7 @@ def agent_builds() -> dict[str, Path]:
     (SOURCES / "build").mkdir(exist_ok=True)
     with (SOURCES / "build" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(["make", "-s", "-C", str(SOURCES), "sanitizer"], check=True)
+        subprocess.run(["make", "-s", "-C", str(SOURCES), "agent"], check=True)
     return {
         "release": agent_binary.path(),
         "sanitizer": SOURCES / "build" / "atoll-agent-sanitizer",

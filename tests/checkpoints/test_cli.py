@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.engine import LinuxEngine
 from atoll.settings import Settings
 
 
@@ -23,7 +23,7 @@ def atoll(settings: Settings, *words: str, code: int = 0) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_going_back_by_hand(native: OciEngine, settings: Settings, tmp_path: Path) -> None:
+def test_going_back_by_hand(native: LinuxEngine, settings: Settings, tmp_path: Path) -> None:
     sandbox = atoll(settings, "create", "--engine", "native").strip()
     atoll(settings, "exec", sandbox, "--", "sh", "-c", "echo one >file")
     checkpoint = atoll(settings, "checkpoint", sandbox, "--name", "base").strip()

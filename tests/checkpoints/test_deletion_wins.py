@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.engine import LinuxEngine
 from atoll.errors import SandboxError, SandboxGoneError
 from atoll.model import State
 from atoll.settings import Settings
 from checkpoints.conftest import MakeSandbox
 from leftovers import leftovers
 
-_OPERATIONS: dict[str, Callable[[OciEngine, Any], Awaitable[object]]] = {
+_OPERATIONS: dict[str, Callable[[LinuxEngine, Any], Awaitable[object]]] = {
     "restart": lambda engine, handle: engine.rollback(handle, None),
     "rollback": lambda engine, handle: engine.rollback(handle, "one"),
     "checkpoint": lambda engine, handle: engine.checkpoint(handle),
@@ -33,14 +33,14 @@ _OPERATIONS: dict[str, Callable[[OciEngine, Any], Awaitable[object]]] = {
 )
 @pytest.mark.parametrize("what", _OPERATIONS)
 async def test_whatever_is_done_meanwhile(
-    engine: OciEngine, sandbox_on: MakeSandbox, settings: Settings, what: str
+    engine: LinuxEngine, sandbox_on: MakeSandbox, settings: Settings, what: str
 ) -> None:
     """The delete comes at moments that are spread over the whole of the operation."""
     rounds = 3
     for number in range(rounds):
         sandbox = await sandbox_on(engine).create()
         await sandbox.checkpoint("one")
-        handle = sandbox._created()
+        handle = sandbox.access.handle()
         await sandbox.detach()
         doing = asyncio.ensure_future(_OPERATIONS[what](engine, handle))
         await asyncio.sleep(0.1 * number / rounds * random.random())
@@ -55,7 +55,7 @@ async def test_whatever_is_done_meanwhile(
 
 
 async def test_one_that_could_not_be_started_again_is_kept(
-    native: OciEngine, sandbox_on: MakeSandbox, settings: Settings
+    native: LinuxEngine, sandbox_on: MakeSandbox, settings: Settings
 ) -> None:
     """Its files are still there, so nobody collects it, and it can go back once what was missing is there."""
     volume = settings.data_dir.parent / "volume"

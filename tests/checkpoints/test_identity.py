@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.identity import freshen
-from atoll.engines.linux.oci import OciEngine
-from atoll.sandbox import AsyncSandbox
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.states.identity import freshen
+from atoll.sandbox.sandbox import AsyncSandbox
 from checkpoints.conftest import MakeSandbox
 from checkpoints.test_memory import gvisor
 from needs import needs
@@ -22,14 +22,14 @@ __all__ = ["gvisor"]
 MACHINE_ID = "0123456789abcdef0123456789abcdef\n"
 
 
-def found_in(engine: OciEngine, text: bytes) -> list[str]:
+def found_in(engine: LinuxEngine, text: bytes) -> list[str]:
     """The files of all saved states, and what is written about them, that hold it."""
-    layers = engine._places.layers
+    layers = engine.layout.layers
     found = []
     for saved_id in layers.list_saved():
         with layers.looking(saved_id, saved=True) as path:
             found += [each for each in _files(path) if text in each.read_bytes() or text in os.fsencode(each)]
-    found += [each for each in _files(engine._places.data / "saved") if text in each.read_bytes()]
+    found += [each for each in _files(engine.layout.data / "saved") if text in each.read_bytes()]
     return [each.name for each in found]
 
 
@@ -43,7 +43,7 @@ def unpacked(file: Path) -> bytes:
 
 
 async def test_secrets_of_the_environment_are_not_in_a_snapshot(
-    engine: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path
+    engine: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path
 ) -> None:
     of_sandbox, of_command = secrets.token_hex(16), secrets.token_hex(16)
     async with sandbox_on(engine, env={"TOKEN": of_sandbox}) as sandbox:
@@ -73,7 +73,7 @@ async def identity_of(sandbox: AsyncSandbox) -> tuple[str, str]:
     return "\n".join(rest), random
 
 
-async def test_each_that_comes_from_a_state_is_somebody_else(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_each_that_comes_from_a_state_is_somebody_else(engine: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     make = "mkdir -p /etc/ssh /var/lib/systemd; echo key >/etc/ssh/ssh_host_ed25519_key; echo ok >/etc/ssh/sshd_config;"
     async with sandbox_on(engine) as sandbox:
         await sandbox.exec(make + f"printf '{MACHINE_ID}' >/etc/machine-id; echo x >/var/lib/systemd/random-seed")
@@ -102,7 +102,7 @@ async def test_each_that_comes_from_a_state_is_somebody_else(engine: OciEngine, 
 
 
 @pytest.mark.timeout(120)
-async def test_the_clock_goes_on_while_a_memory_is_saved(gvisor: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_the_clock_goes_on_while_a_memory_is_saved(gvisor: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(gvisor) as sandbox:
         taken = time.time()
         await sandbox.checkpoint("here", memory=True)

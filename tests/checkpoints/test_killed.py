@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.model import State
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from checkpoints.conftest import emptied, engine_named
 from checkpoints.test_memory import COUNTER, counting
@@ -29,8 +29,8 @@ def times(few: int, many: int) -> list[Any]:
 _MAKER = """
 import asyncio, random, sys
 from pathlib import Path
-from atoll.engines.linux.native import NativeEngine
-from atoll.sandbox import AsyncSandbox
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 async def main():
@@ -92,7 +92,7 @@ async def test_killed_at_any_moment(settings: Settings, kills: int) -> None:
             if handle.sandbox_id != sandbox.id:
                 await engine.delete(handle)
         await found.detach()
-        layers = engine._places.layers
+        layers = engine.layout.layers
         assert layers.list() == [sandbox.id]
         assert len(layers.list_saved()) == 2
         await engine.aclose()
@@ -102,8 +102,8 @@ async def test_killed_at_any_moment(settings: Settings, kills: int) -> None:
 _SAVER = """
 import asyncio, sys
 from pathlib import Path
-from atoll.engines.linux.oci import OciEngine
-from atoll.sandbox import AsyncSandbox
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 async def main():
@@ -147,7 +147,7 @@ async def test_killed_while_the_memory_is_saved_it_goes_on(settings: Settings, k
         await maker.communicate()
 
         engine = OciEngine(settings, "runsc")
-        held += engine._pausing.is_abandoned(sandbox.id)
+        held += engine._standstill.is_abandoned(sandbox.id)
         found = await AsyncSandbox.attach(sandbox.id, engine=engine, settings=settings)
         seen = await found.inspect()
         if seen.state is State.PAUSED:
@@ -160,7 +160,7 @@ async def test_killed_while_the_memory_is_saved_it_goes_on(settings: Settings, k
         for checkpoint in await found.checkpoints():
             await found.delete_checkpoint(checkpoint)
         await found.detach()
-        assert engine._places.layers.list_saved() == []
+        assert engine.layout.layers.list_saved() == []
         await engine.aclose()
     print(f"{held} of {kills} in the middle")
     await emptied(OciEngine(settings, "runsc"))

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import EngineError, ImageError, SandboxResourceError, SpecError, UnsupportedError
-from atoll.guest.connections import established
+from atoll.guest.open_connections import established
 from atoll.model import State
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from checkpoints.conftest import MakeSandbox, emptied, engine_named
 
@@ -33,7 +34,7 @@ while True:
 
 
 @pytest.fixture
-async def gvisor(settings: Settings) -> AsyncIterator[OciEngine]:
+async def gvisor(settings: Settings) -> AsyncIterator[LinuxEngine]:
     engine = engine_named("runsc", settings)
     yield engine
     await emptied(engine)
@@ -48,7 +49,7 @@ async def counting(sandbox: AsyncSandbox, number: int) -> str:
 
 
 @pytest.mark.timeout(120)
-async def test_a_rollback_brings_processes_back(gvisor: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_a_rollback_brings_processes_back(gvisor: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(gvisor) as sandbox:
         await sandbox.start(["python3", "-c", COUNTER])
         await counting(sandbox, 3)
@@ -66,15 +67,15 @@ async def test_a_rollback_brings_processes_back(gvisor: OciEngine, sandbox_on: M
 
 @pytest.mark.timeout(120)
 async def test_a_saved_memory_is_written_down_and_removed_beside_the_event_loop(
-    gvisor: OciEngine, sandbox_on: MakeSandbox, monkeypatch: pytest.MonkeyPatch
+    gvisor: LinuxEngine, sandbox_on: MakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints, ours = gvisor._checkpoints, threading.get_ident()
-    written, remove, threads = checkpoints._written, checkpoints._remove, dict[str, int]()
+    checkpoints, storage, ours = gvisor._checkpoints, gvisor._storage, threading.get_ident()
+    written, remove, threads = checkpoints._written, storage.remove, dict[str, int]()
 
     def write(*args: Any, **options: Any) -> Any:
         threads["write"] = threading.get_ident()
         written(*args, **options)
-        checkpoints.states._path(args[1]).unlink()
+        storage.records._path(args[1]).unlink()
         raise SandboxResourceError("it is too large")
 
     def removed(saved_id: str) -> None:
@@ -83,7 +84,7 @@ async def test_a_saved_memory_is_written_down_and_removed_beside_the_event_loop(
 
     async with sandbox_on(gvisor) as sandbox:
         monkeypatch.setattr(checkpoints, "_written", write)
-        monkeypatch.setattr(checkpoints, "_remove", removed)
+        monkeypatch.setattr(storage, "remove", removed)
         with pytest.raises(SandboxResourceError, match="too large"):
             await sandbox.checkpoint("here", memory=True)
     assert set(threads) == {"write", "remove"}
@@ -92,7 +93,7 @@ async def test_a_saved_memory_is_written_down_and_removed_beside_the_event_loop(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", [2, pytest.param(10, marks=pytest.mark.slow)])
-async def test_forks_count_on(gvisor: OciEngine, sandbox_on: MakeSandbox, count: int) -> None:
+async def test_forks_count_on(gvisor: LinuxEngine, sandbox_on: MakeSandbox, count: int) -> None:
     async with sandbox_on(gvisor) as sandbox:
         await sandbox.start(["python3", "-c", COUNTER])
         await counting(sandbox, 7)
@@ -109,14 +110,14 @@ async def test_forks_count_on(gvisor: OciEngine, sandbox_on: MakeSandbox, count:
 
 
 @pytest.mark.timeout(120)
-async def test_asleep_on_the_disk(gvisor: OciEngine, sandbox_on: MakeSandbox, settings: Settings) -> None:
+async def test_asleep_on_the_disk(gvisor: LinuxEngine, sandbox_on: MakeSandbox, settings: Settings) -> None:
     async with sandbox_on(gvisor) as sandbox:
         await sandbox.start(["python3", "-c", COUNTER])
         await counting(sandbox, 2)
         await sandbox.pause(memory="disk")
         await sandbox.pause(memory="disk")
         assert (await sandbox.inspect()).state is State.PAUSED
-        assert not gvisor._places.group(sandbox.id).pids()
+        assert not gvisor.layout.group(sandbox.id).pids()
         assert await gvisor.gc() == []
         other = OciEngine(settings, "runsc")
         found = await AsyncSandbox.attach(sandbox.id, engine=other, settings=settings)
@@ -130,7 +131,7 @@ async def test_asleep_on_the_disk(gvisor: OciEngine, sandbox_on: MakeSandbox, se
 
 
 async def test_what_stands_in_the_way_is_told(
-    gvisor: OciEngine, native: OciEngine, sandbox_on: MakeSandbox, settings: Settings
+    gvisor: LinuxEngine, native: LinuxEngine, sandbox_on: MakeSandbox, settings: Settings
 ) -> None:
     async with sandbox_on(native) as sandbox:
         with pytest.raises(UnsupportedError, match=r"CRIU(.|\n)*gvisor"):
@@ -162,7 +163,7 @@ time.sleep(1000)
 
 
 @pytest.mark.timeout(120)
-async def test_what_cannot_be_saved_is_told_before(gvisor: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_what_cannot_be_saved_is_told_before(gvisor: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(gvisor, network="all") as sandbox:
         assert await sandbox.open_connections() == []
         command = await sandbox.start(["python3", "-c", CONNECTED])
@@ -196,7 +197,7 @@ def test_tables_of_connections_are_read_as_a_strangers() -> None:
 
 @pytest.mark.timeout(180)
 async def test_processes_go_on_from_a_snapshot_also_elsewhere(
-    gvisor: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path, elsewhere: Settings
+    gvisor: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path, elsewhere: Settings
 ) -> None:
     """Elsewhere: another installation, which shares nothing with this one but the image."""
     async with sandbox_on(gvisor) as sandbox:

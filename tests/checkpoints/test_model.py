@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
-from atoll.sandbox import AsyncSandbox
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from checkpoints.conftest import MakeSandbox, emptied, engine_named
 
@@ -109,7 +109,7 @@ class Walk:
 async def test_every_state_is_what_the_model_says(
     name: str, steps: int, settings: Settings, sandbox_on: MakeSandbox
 ) -> None:
-    engine: OciEngine = engine_named(name, settings)
+    engine: LinuxEngine = engine_named(name, settings)
     seed = random.randrange(1 << 32)
     walk = Walk(random.Random(seed), await sandbox_on(engine).create())
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, CheckpointNotFoundError, Sandbox, SpecError, Undo, UnsupportedError
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux.engine import LinuxEngine
 from atoll.errors import ConflictError, ImageNotFoundError, SandboxError
 from atoll.model import Capability, State
 from atoll.settings import Settings
@@ -19,7 +19,7 @@ from checkpoints.conftest import MakeSandbox
 LOOK = "find . /etc -type f -printf '%p %m %u %s\\n' -o -printf '%p %m %u %l\\n' | sort"
 
 
-async def test_rollback_brings_files_back_and_ends_processes(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_rollback_brings_files_back_and_ends_processes(engine: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(engine) as sandbox:
         await sandbox.write_file("kept", "one")
         await sandbox.exec("mkdir -p d/e; echo x >d/e/f; chmod 600 d/e/f; ln -s f d/e/l; rm /etc/passwd")
@@ -42,7 +42,7 @@ async def test_rollback_brings_files_back_and_ends_processes(engine: OciEngine, 
         assert await sandbox.read_file("kept") == "one"
 
 
-async def test_a_tree_of_checkpoints(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_a_tree_of_checkpoints(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(native) as sandbox:
         one = await sandbox.checkpoint("one")
         two = await sandbox.checkpoint("two")
@@ -58,7 +58,7 @@ async def test_a_tree_of_checkpoints(native: OciEngine, sandbox_on: MakeSandbox)
             await sandbox.rollback(one)
 
 
-async def test_a_checkpoint_of_one_that_writes_at_full_speed(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_a_checkpoint_of_one_that_writes_at_full_speed(engine: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     """Each is one moment: a file that is written after another is never newer in it."""
     async with sandbox_on(engine) as sandbox:
         line = "i=0; while :; do i=$((i+1)); echo $i >a.n; mv a.n a; echo $i >b.n; mv b.n b; done"
@@ -71,7 +71,7 @@ async def test_a_checkpoint_of_one_that_writes_at_full_speed(engine: OciEngine, 
             assert first - second in (0, 1)
 
 
-async def test_forks_are_apart(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_forks_are_apart(engine: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(engine) as sandbox:
         await sandbox.exec("echo common >file; echo 0123456789abcdef0123456789abcdef >/etc/machine-id")
         await sandbox.exec("mkdir -p /etc/ssh; echo secret >/etc/ssh/ssh_host_rsa_key")
@@ -97,10 +97,10 @@ async def test_forks_are_apart(engine: OciEngine, sandbox_on: MakeSandbox) -> No
 
 
 async def test_a_fork_that_fails_leaves_nothing(
-    native: OciEngine, sandbox_on: MakeSandbox, monkeypatch: pytest.MonkeyPatch
+    native: LinuxEngine, sandbox_on: MakeSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with sandbox_on(native) as sandbox:
-        launch, count = native._launch, 0
+        launch, count = native._construction.launch, 0
 
         async def third_fails(*arguments: object) -> object:
             nonlocal count
@@ -109,14 +109,14 @@ async def test_a_fork_that_fails_leaves_nothing(
                 raise OSError(28, "No space left on device")
             return await launch(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(native, "_launch", third_fails)
+        monkeypatch.setattr(native._construction, "launch", third_fails)
         with pytest.raises(SandboxError, match="No space left"):
             await sandbox.fork(4)
         assert [handle.sandbox_id for handle in await native.list()] == [sandbox.id]
         assert await sandbox.checkpoints() == []
 
 
-async def test_restart_goes_back_to_the_beginning(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_restart_goes_back_to_the_beginning(engine: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(engine) as sandbox:
         await sandbox.exec("echo x >file; rm /etc/hosts")
         await sandbox.restart()
@@ -124,7 +124,7 @@ async def test_restart_goes_back_to_the_beginning(engine: OciEngine, sandbox_on:
         assert await sandbox.exists("/etc/hosts")
 
 
-async def test_a_snapshot_outlives_its_sandbox(engine: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path) -> None:
+async def test_a_snapshot_outlives_its_sandbox(engine: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path) -> None:
     async with sandbox_on(engine, env={"TOKEN": "secret"}) as sandbox:
         await sandbox.exec("mkdir d; echo one >d/file; ln d/file hard; ln -s d/file soft; rm -r /etc/skel /etc/passwd")
         await sandbox.exec("rm -rf /etc/alternatives; mkdir /etc/alternatives; echo mine >/etc/alternatives/only")
@@ -151,7 +151,7 @@ async def test_a_snapshot_outlives_its_sandbox(engine: OciEngine, sandbox_on: Ma
         assert await sandbox.read_file("d/file") == "one\n"
 
 
-async def test_what_changed(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_what_changed(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(native) as sandbox:
         await sandbox.exec("mkdir a; echo one >a/text; printf '\\0' >a/binary; echo >same; ln -s x link")
         old = await sandbox.checkpoint()
@@ -181,7 +181,7 @@ async def test_what_changed(native: OciEngine, sandbox_on: MakeSandbox) -> None:
         assert await sandbox.diff(new, new) == []
 
 
-async def test_undo(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_undo(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(native, undo=Undo(keep=3)) as sandbox:
         for number in range(5):
             await sandbox.exec(f"echo {number} >file")
@@ -194,7 +194,7 @@ async def test_undo(native: OciEngine, sandbox_on: MakeSandbox) -> None:
             await sandbox.undo()
 
 
-async def test_undo_only_of_what_is_risky(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_undo_only_of_what_is_risky(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(native, undo=Undo(risky=lambda line: line.startswith("rm "))) as sandbox:
         await sandbox.exec("echo x >file")
         await sandbox.run_command("rm file")
@@ -202,7 +202,7 @@ async def test_undo_only_of_what_is_risky(native: OciEngine, sandbox_on: MakeSan
         assert await sandbox.read_file("file") == "x\n"
 
 
-async def test_going_back_is_no_way_around_the_disk_limit(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_going_back_is_no_way_around_the_disk_limit(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(native, disk="64m") as sandbox:
         assert (await sandbox.exec("head -c 40m /dev/urandom >a")).success
         checkpoint = await sandbox.checkpoint()
@@ -216,17 +216,17 @@ async def test_going_back_is_no_way_around_the_disk_limit(native: OciEngine, san
         await fork.cleanup()
 
 
-async def test_one_that_has_ended_can_go_back(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_one_that_has_ended_can_go_back(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(native, memory="64m") as sandbox:
         await sandbox.write_file("file", "kept")
         checkpoint = await sandbox.checkpoint()
-        await native._places.group(sandbox.id).kill(Deadline.after(10))
+        await native.layout.group(sandbox.id).kill(Deadline.after(10))
         assert (await sandbox.inspect()).state is State.STOPPED
         await sandbox.rollback(checkpoint)
         assert await sandbox.read_file("file") == "kept"
 
 
-async def test_states_of_another_sandbox_are_not_there(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_states_of_another_sandbox_are_not_there(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(native) as one, sandbox_on(native) as other:
         checkpoint = await one.checkpoint()
         with pytest.raises(CheckpointNotFoundError):
@@ -249,8 +249,8 @@ async def test_an_engine_without_the_power_refuses(settings: Settings) -> None:
                 await call
 
 
-def test_the_synchronous_twin(native: OciEngine, settings: Settings) -> None:
-    assert Capability.CHECKPOINTS in native.capabilities
+def test_the_synchronous_twin(native: LinuxEngine, settings: Settings) -> None:
+    assert Capability.CHECKPOINTS in asyncio.run(native.describe()).capabilities
     with Sandbox(engine="native", settings=settings) as sandbox:
         sandbox.write_file("file", "one")
         checkpoint = sandbox.checkpoint()
@@ -262,8 +262,8 @@ def test_the_synchronous_twin(native: OciEngine, settings: Settings) -> None:
         assert sandbox.read_file("file") == "one"
 
 
-async def test_a_state_that_forks_need_goes_with_the_last_of_them(native: OciEngine, sandbox_on: MakeSandbox) -> None:
-    saved = native._places.layers.list_saved
+async def test_a_state_that_forks_need_goes_with_the_last_of_them(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
+    saved = native.layout.layers.list_saved
     async with sandbox_on(native) as sandbox:
         await sandbox.write_file("file", "then")
         point = await sandbox.checkpoint("point")
@@ -285,10 +285,10 @@ async def test_a_state_that_forks_need_goes_with_the_last_of_them(native: OciEng
         assert saved() == [point.id]
         await forks[1].cleanup()
         assert saved() == []
-        assert sorted(os.listdir(native._places.data / "saved")) == []
+        assert sorted(os.listdir(native.layout.data / "saved")) == []
 
 
-async def test_deleting_and_forking_at_once(native: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_deleting_and_forking_at_once(native: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     """Whoever is first: the fork is whole, or it is refused and nothing is left."""
     async with sandbox_on(native) as sandbox:
         await sandbox.write_file("file", "then")
@@ -304,10 +304,10 @@ async def test_deleting_and_forking_at_once(native: OciEngine, sandbox_on: MakeS
                 await fork.restart()
                 assert await fork.read_file("file") == "then"
                 await fork.cleanup()
-        assert native._places.layers.list_saved() == []
+        assert native.layout.layers.list_saved() == []
 
 
-async def test_a_sandbox_that_nobody_wrote_to_is_compared(engine: OciEngine, sandbox_on: MakeSandbox) -> None:
+async def test_a_sandbox_that_nobody_wrote_to_is_compared(engine: LinuxEngine, sandbox_on: MakeSandbox) -> None:
     async with sandbox_on(engine) as sandbox:
         untouched = await sandbox.checkpoint()
         assert await sandbox.diff(untouched) == []

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine, transfer
+from atoll.archive.archive_limits import ImageLimits
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.states import snapshot_file
 from atoll.errors import ImageError, ImageNotFoundError, SandboxError
-from atoll.images.limits import ImageLimits
 from checkpoints.conftest import MakeSandbox
 
 
@@ -51,7 +52,7 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", **more: Any)
 
 
 @pytest.fixture
-async def exported(native: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path) -> Path:
+async def exported(native: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path) -> Path:
     async with sandbox_on(native) as sandbox:
         await sandbox.exec("head -c 300000 /dev/urandom >file")
         await sandbox.snapshot("mine")
@@ -73,15 +74,15 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_damage_is_told(native: OciEngine, exported: Path, damage: str) -> None:
+async def test_damage_is_told(native: LinuxEngine, exported: Path, damage: str) -> None:
     exported.write_bytes(DAMAGES[damage](exported.read_bytes()))
     with pytest.raises(ImageError):
         await native.import_snapshot(exported, "other")
     assert [each.name for each in await native.snapshots()] == ["mine"]
-    assert len(native._places.layers.list_saved()) == 1
+    assert len(native.layout.layers.list_saved()) == 1
 
 
-async def test_a_file_that_is_not_there(native: OciEngine, exported: Path, tmp_path: Path) -> None:
+async def test_a_file_that_is_not_there(native: LinuxEngine, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="No such file"):
         await native.import_snapshot(tmp_path / "nothing", "other")
     with pytest.raises(SandboxError, match="could not be written"):
@@ -90,14 +91,14 @@ async def test_a_file_that_is_not_there(native: OciEngine, exported: Path, tmp_p
         await native.export_snapshot("never", tmp_path / "x")
 
 
-async def test_an_image_that_is_not_here_is_named(native: OciEngine, tmp_path: Path) -> None:
+async def test_an_image_that_is_not_here_is_named(native: LinuxEngine, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(parcel([], base={"image": "debian:x", "digest": "sha256:" + "0" * 64}))
     with pytest.raises(ImageNotFoundError, match="debian:x"):
         await native.import_snapshot(file, "x")
 
 
-async def test_nothing_leads_out(native: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path) -> None:
+async def test_nothing_leads_out(native: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text("as it was")
@@ -138,20 +139,20 @@ async def test_nothing_leads_out(native: OciEngine, sandbox_on: MakeSandbox, tmp
     for name in names:
         async with sandbox_on(native, image=f"snapshot:{name}") as sandbox:
             assert (await sandbox.exec("find / -xdev -type b; find / -xdev -perm /6000 -path '/set'")).stdout == ""
-    assert len(native._places.layers.list_saved()) == len(names)
+    assert len(native.layout.layers.list_saved()) == len(names)
 
 
-async def test_a_bomb_is_not_unpacked(native: OciEngine, tmp_path: Path) -> None:
+async def test_a_bomb_is_not_unpacked(native: LinuxEngine, tmp_path: Path) -> None:
     file = tmp_path / "bomb"
     file.write_bytes(parcel([entry("zeros", size=200 << 20)]))
     assert file.stat().st_size < 1 << 20
     with pytest.raises(ImageError, match="bomb"):
         await native.import_snapshot(file, "bomb")
-    assert native._places.layers.list_saved() == []
+    assert native.layout.layers.list_saved() == []
 
 
 async def test_what_a_file_says_of_its_size_opens_no_limit(
-    native: OciEngine, sandbox_on: MakeSandbox, tmp_path: Path
+    native: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path
 ) -> None:
     for number, said in enumerate((-(1 << 40), 0)):
         file = tmp_path / f"{number}"
@@ -162,7 +163,7 @@ async def test_what_a_file_says_of_its_size_opens_no_limit(
 
 
 @pytest.mark.parametrize("header", ["[" * 100_000, '{"format": "atoll-snapshot", "x": "' + "y" * (9 << 20) + '"}'])
-async def test_a_header_costs_no_more_than_a_header(native: OciEngine, tmp_path: Path, header: str) -> None:
+async def test_a_header_costs_no_more_than_a_header(native: LinuxEngine, tmp_path: Path, header: str) -> None:
     content = header.encode() + b"\n"
     (tmp_path / "file").write_bytes(content + hashlib.sha256(content).hexdigest().encode() + b"\n")
     with pytest.raises(ImageError, match="is no snapshot"):
@@ -172,9 +173,9 @@ async def test_a_header_costs_no_more_than_a_header(native: OciEngine, tmp_path:
 
 @pytest.mark.parametrize("name", ["removed", "opaque"])
 async def test_names_in_a_header_count_like_files(
-    native: OciEngine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    native: LinuxEngine, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "ImageLimits", functools.partial(ImageLimits, entries=50))
+    monkeypatch.setattr(snapshot_file, "ImageLimits", functools.partial(ImageLimits, entries=50))
     folders = [entry(f"d{number}", tarfile.DIRTYPE, mode=0o755) for number in range(40)]
     (tmp_path / "file").write_bytes(parcel(folders, **{name: [f"d{number}" for number in range(20)]}))
     with pytest.raises(ImageError, match="more than 50 entries"):
@@ -182,7 +183,7 @@ async def test_names_in_a_header_count_like_files(
     assert await native.snapshots() == []
 
 
-async def test_numbers_that_nobody_can_write_down_are_refused(native: OciEngine, tmp_path: Path) -> None:
+async def test_numbers_that_nobody_can_write_down_are_refused(native: LinuxEngine, tmp_path: Path) -> None:
     file = tmp_path / "file"
     for number in ("Infinity", "-Infinity", "NaN", "1e999", "9" * 30):
         for place in ("size_bytes", "created_at", "memory"):
@@ -194,10 +195,10 @@ async def test_numbers_that_nobody_can_write_down_are_refused(native: OciEngine,
                 continue  # a number as any other, and nobody asks when a stranger says it was
             with pytest.raises(ImageError):
                 await native.import_snapshot(file, "x")
-    assert native._places.layers.list_saved() == []
+    assert native.layout.layers.list_saved() == []
 
 
-async def test_a_name_costs_something_though_nothing_is_in_it(native: OciEngine, tmp_path: Path) -> None:
+async def test_a_name_costs_something_though_nothing_is_in_it(native: LinuxEngine, tmp_path: Path) -> None:
     """Be it removed, or an empty file: a limit on bytes is one on names as well."""
     for number, content in enumerate(
         (

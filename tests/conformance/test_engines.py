@@ -56,9 +56,14 @@ def as_parameter(check: Check) -> object:
     return pytest.param(check, id=check.name, marks=[*marks, pytest.mark.slow] if check.slow else marks)
 
 
-@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
+def _engines() -> list[object]:
+    names = [name for name in registry.names() if name not in ELSEWHERE]
+    return [pytest.param(name, marks=pytest.mark.again) if name == "unsafe-none" else name for name in names]
+
+
+@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe_none.UnsafeWarning")
 @pytest.mark.parametrize("check", [as_parameter(check) for check in CHECKS])
-@pytest.mark.parametrize("engine_name", [name for name in registry.names() if name not in ELSEWHERE])
+@pytest.mark.parametrize("engine_name", _engines())
 async def test_promise(bench: Bench, check: Check) -> None:
     result = await run_one(bench, check)
     if result.outcome is Outcome.SKIPPED:

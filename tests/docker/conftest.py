@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.docker import DockerEngine
+from atoll.engines.docker.engine import DockerEngine
 from atoll.settings import Settings
 from docker import private_engine
 

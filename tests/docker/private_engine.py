@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.engines.docker import endpoint
-from atoll.engines.docker.endpoint import Endpoint
+from atoll.engines.docker.api import endpoint
+from atoll.engines.docker.api.endpoint import Endpoint
 from needs import missing
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "test-docker"

@@ -16,8 +16,12 @@ import pytest
 
 from atoll import AsyncSandbox, SandboxSpec, State
 from atoll.engines import registry
-from atoll.engines.docker import DockerEngine, agent_volume, endpoint
-from atoll.engines.docker.endpoint import Endpoint
+from atoll.engines.availability import Availability
+from atoll.engines.contract import EngineDescription
+from atoll.engines.docker.api import endpoint
+from atoll.engines.docker.api.endpoint import Endpoint
+from atoll.engines.docker.connect import agent_volume
+from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import EngineUnavailableError, SandboxError, SandboxGoneError, SandboxPausedError
 from atoll.model import Capability
 from atoll.settings import Settings
@@ -88,8 +92,8 @@ def test_probing_a_working_engine(settings: Settings, docker_host: str) -> None:
 
 NOT_ALLOWED = """
 import asyncio, sys
-from atoll.engines.docker.endpoint import Endpoint
-from atoll.engines.docker.http import Http
+from atoll.engines.docker.api.endpoint import Endpoint
+from atoll.engines.docker.api.http import Http
 asyncio.run(Http(Endpoint(path=sys.argv[1])).call("GET", "/info"))
 """
 
@@ -126,7 +130,7 @@ async def test_a_silent_engine_is_given_up_within_seconds(docker_host: str, sett
     try:
         with private_engine.stopped():
             async with asyncio.timeout(9):
-                told = await asyncio.gather(
+                *told, described, probed = await asyncio.gather(
                     refused(engine.list()),
                     refused(sandbox.pause()),
                     refused(engine.delete(handles[deleted.id])),
@@ -134,16 +138,18 @@ async def test_a_silent_engine_is_given_up_within_seconds(docker_host: str, sett
                     refused(engine.create("another", SandboxSpec(image=BUSYBOX))),
                     refused(engine.pull("localhost/none")),
                     refused(engine._maker.make("none", {"Image": "x"}, agent_volume.packed(), SandboxSpec())),
-                    asyncio.to_thread(getattr, stranger, "capabilities"),
+                    stranger.describe(),
                     asyncio.to_thread(DockerEngine.probe, settings, thorough=False),
                 )
             before = time.monotonic()
-            assert Capability.MEMORY not in stranger.capabilities
+            assert Capability.MEMORY not in (await stranger.describe()).capabilities
             assert time.monotonic() - before < 1, "it is waited for again each time"
             assert (await sandbox.exec(["true"], timeout=10)).success, "the sandbox itself needs no engine"
-        assert not told.pop().available
-        assert Capability.MEMORY not in told.pop()
-        assert all("does not answer" in each for each in told)
+        assert isinstance(probed, Availability)
+        assert not probed.available
+        assert isinstance(described, EngineDescription)
+        assert Capability.MEMORY not in described.capabilities
+        assert all("does not answer" in str(each) for each in told)
         await expect_paused(sandbox, str((await engine.container(sandbox.id))["Id"]))
     finally:
         await until_gone(engine)

@@ -8,14 +8,19 @@ import pytest
 
 from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
 from atoll.engines import registry
-from atoll.engines.base import Collecting
-from atoll.engines.docker import DockerEngine
+from atoll.engines.contract import GarbageCollecting
+from atoll.engines.docker.engine import DockerEngine
 from atoll.settings import Settings
 from docker import private_engine
 from needs import not_applicable
+from promises import group_of, groups
 
-BRIDGED = ("life", "commands", "background", "shells", "terminals", "files", "trees", "ports", "recovery")
+BRIDGED = groups(
+    "life_cycle", "exec", "background", "shells", "terminals", "files", "copied_trees", "port_connections", "adoption"
+)
 """What goes through the stream. The rest is the same whichever way the stream takes."""
+BUSYBOX = groups("life_cycle", "exec", "shells", "adoption")
+"""What may need glibc or bash. The rest is the same whatever the image has, and left to `make test-all`."""
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +41,8 @@ def bench(kind: str, benches: dict[str, Bench], session_folder: Path, docker_hos
 
 
 def as_parameter(kind: str, check: Check) -> object:
-    marks = [pytest.mark.slow] if check.slow or kind == "bridged" else []
+    is_again = kind == "busybox" and group_of(check) not in BUSYBOX
+    marks = [pytest.mark.slow] if check.slow or kind == "bridged" else [pytest.mark.again] if is_again else []
     return pytest.param(kind, check, id=f"{kind}-{check.name}", marks=marks)
 
 
@@ -46,7 +52,7 @@ def as_parameter(kind: str, check: Check) -> object:
         as_parameter(kind, check)
         for kind in ("debian", "busybox", "bridged")
         for check in CHECKS
-        if kind != "bridged" or check.name.partition(".")[0] in BRIDGED
+        if kind != "bridged" or group_of(check) in BRIDGED
     ],
 )
 async def test_promise(bench: Bench, check: Check) -> None:
@@ -55,7 +61,7 @@ async def test_promise(bench: Bench, check: Check) -> None:
     if result.outcome is Outcome.SKIPPED:
         not_applicable(result.reason)
     # What a process asked for that an earlier check killed, the engine may make only now.
-    assert isinstance(bench.engine, Collecting)
+    assert isinstance(bench.engine, GarbageCollecting)
     await bench.engine.gc()
     left = await bench.engine.list()
     for handle in left:  # the next check starts from nothing all the same

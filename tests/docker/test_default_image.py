@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, Sandbox
-from atoll.engines.docker import DockerEngine
+from atoll.engines.docker.engine import DockerEngine
 from atoll.openmanus import SandboxManager
 from atoll.settings import Settings
 from docker.private_engine import BUSYBOX, DEBIAN, docker

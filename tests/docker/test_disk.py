@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.docker import DockerEngine, disk, endpoint, facts, plan
-from atoll.engines.docker.agent_volume import Agent
-from atoll.engines.docker.images import Image
+from atoll.engines.docker import container_plan
+from atoll.engines.docker.api import disk_limit, endpoint, facts
+from atoll.engines.docker.api.image_pull import Image
+from atoll.engines.docker.connect.agent_volume import Agent
+from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import UnsupportedError
 from atoll.model import Capability, SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from docker import private_engine
 from docker.test_plan import INFO, WHO
@@ -53,14 +55,14 @@ def test_the_image_does_not_take_from_the_limit(driver: str, size: int) -> None:
     image = Image("sha256:1", "amd64", {}, 100 * MIB)
     spec = SandboxSpec.of(image="x", disk="50m")
     known = facts.parse({**INFO, "Driver": driver})
-    body = plan.container(WHO, spec, known, image, Agent("d" * 64, b""), 1.5)
+    body = container_plan.container(WHO, spec, known, image, Agent("d" * 64, b""), 1.5)
     assert body["HostConfig"]["StorageOpt"] == {"size": str(size)}
 
 
 def test_an_image_with_volumes_escapes_no_limit() -> None:
     with pytest.raises(UnsupportedError, match=r"declares volumes \(/data\)"):
-        disk.check_volumes(SandboxSpec.of(image="x", disk="50m"), ("/data",))
-    disk.check_volumes(SandboxSpec.of(image="x"), ("/data",))
+        disk_limit.check_volumes(SandboxSpec.of(image="x", disk="50m"), ("/data",))
+    disk_limit.check_volumes(SandboxSpec.of(image="x"), ("/data",))
 
 
 async def test_a_limit_that_the_storage_has_not_got_is_refused_with_the_reason(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.docker import endpoint
-from atoll.engines.docker.endpoint import Endpoint
+from atoll.engines.docker.api import endpoint
+from atoll.engines.docker.api.endpoint import Endpoint
 from atoll.errors import EngineUnavailableError
 
 

@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, Cause, State
-from atoll.engines.base import Engine, Pausable
-from atoll.engines.docker import DockerEngine, agent_volume, images, plan
-from atoll.engines.docker.images import Progress
+from atoll.engines.contract import Engine, Pausable
+from atoll.engines.docker import container_plan
+from atoll.engines.docker.api import image_pull
+from atoll.engines.docker.api.image_pull import Progress
+from atoll.engines.docker.connect import agent_volume
+from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
@@ -112,7 +115,7 @@ async def test_a_registry_that_is_away_is_told_as_such(engine: DockerEngine) -> 
 
 
 async def test_a_registry_that_is_silent_is_given_up(engine: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "_STALL_S", 0.5)
+    monkeypatch.setattr(image_pull, "_STALL_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(ImageNotFoundError, match="sent nothing"):
             await new(engine, f"127.0.0.1:{silent.getsockname()[1]}/x:y").create()
@@ -306,7 +309,7 @@ async def test_a_limit_that_a_command_hit_is_its_cause(settings: Settings, docke
 
 
 async def test_only_what_is_ours_is_listed(engine: DockerEngine, tmp_path: Path) -> None:
-    stranger = docker("create", "--label", f"{plan.SANDBOX}=abc", BUSYBOX, "true")
+    stranger = docker("create", "--label", f"{container_plan.SANDBOX}=abc", BUSYBOX, "true")
     other = DockerEngine(Settings(tmp_path / "other", tmp_path / "run"), where())
     try:
         async with new(engine) as mine, new(other) as theirs:
@@ -317,8 +320,12 @@ async def test_only_what_is_ours_is_listed(engine: DockerEngine, tmp_path: Path)
 
 
 async def test_damaged_labels_are_listed_so_that_they_can_be_deleted(engine: DockerEngine, settings: Settings) -> None:
-    name = plan.identity(settings.installation_id(), "broken").container
-    labels = [f"{plan.INSTALLATION}={settings.installation_id()}", f"{plan.SANDBOX}=broken", f"{plan.SPEC}=not json"]
+    name = container_plan.identity(settings.installation_id(), "broken").container
+    labels = [
+        f"{container_plan.INSTALLATION}={settings.installation_id()}",
+        f"{container_plan.SANDBOX}=broken",
+        f"{container_plan.SPEC}=not json",
+    ]
     docker("create", "--name", name, *(word for label in labels for word in ("--label", label)), BUSYBOX, "true")
     (handle,) = await engine.list()
     assert handle.sandbox_id == "broken"

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from atoll.engines.docker import DockerEngine
-from atoll.engines.linux.cgroups import Group, Hierarchy
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.docker.engine import DockerEngine
+from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import SandboxError
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
@@ -21,7 +21,8 @@ SPEC = SandboxSpec(image=private_engine.BUSYBOX)
 _KILLED = """
 import asyncio, sys
 from pathlib import Path
-from atoll.engines.docker import DockerEngine, facts
+from atoll.engines.docker.api import facts
+from atoll.engines.docker.engine import DockerEngine
 from atoll.settings import Settings
 
 async def main():

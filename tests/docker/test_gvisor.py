@@ -12,12 +12,14 @@ import pytest
 
 from atoll import AsyncSandbox, SandboxSpec, State
 from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
-from atoll.engines.docker import DockerEngine, endpoint
+from atoll.engines.docker.api import endpoint
+from atoll.engines.docker.engine import DockerEngine
 from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import DEBIAN, SCRIPT
 from docker.test_conformance import BRIDGED
 from needs import missing, not_applicable
+from promises import group_of, groups
 
 pytestmark = pytest.mark.slow
 PLACES = ("/var/lib/atoll/programs/runsc", "/usr/local/bin/runsc")
@@ -54,10 +56,10 @@ def bench(host: str, session_folder: Path) -> Bench:
 
 # What goes through the stream, and limits. A process inside carries the stream, and whoever kills all processes inside
 # cuts it: it has to be opened again then.
-GROUPS = (*BRIDGED, "limits")
+GROUPS = BRIDGED | groups("controls")
 
 
-@pytest.mark.parametrize("check", [pytest.param(c, id=c.name) for c in CHECKS if c.name.partition(".")[0] in GROUPS])
+@pytest.mark.parametrize("check", [pytest.param(c, id=c.name) for c in CHECKS if group_of(c) in GROUPS])
 async def test_promise(bench: Bench, check: Check, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)  # for the processes that a check starts
     result = await run_one(bench, check)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.docker import http as http_module
-from atoll.engines.docker.endpoint import Endpoint
-from atoll.engines.docker.http import Http, RefusedError
+from atoll.engines.docker.api import http as http_module
+from atoll.engines.docker.api.endpoint import Endpoint
+from atoll.engines.docker.api.http import Http, RefusedError
 from atoll.errors import EngineUnavailableError
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.docker import DockerEngine, facts, plan
-from atoll.engines.docker.agent_volume import Agent
-from atoll.engines.linux.cgroups import Hierarchy
+from atoll.engines.docker import container_plan
+from atoll.engines.docker.api import facts
+from atoll.engines.docker.connect.agent_volume import Agent
+from atoll.engines.docker.engine import DockerEngine
+from atoll.engines.host.cgroups.groups import Hierarchy
 from atoll.model import Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from docker import private_engine
 from docker.test_plan import IMAGE, INFO, WHO
@@ -68,10 +70,10 @@ def test_defaults_are_never_more_than_the_machine_has() -> None:
     wanted = SMALL.sandbox.model_copy(update={"cpus": 8.0})
     found = known.defaults(wanted, SandboxSpec(image="x"))
     assert (found.limits.cpus, found.limits.memory_bytes) == (1.0, 64 * MIB)
-    body = plan.container(
+    body = container_plan.container(
         WHO, SandboxSpec(image="x"), known, IMAGE, Agent("d" * 64, b""), 1.5, defaults=found, cgroup_parent="/a/@b"
     )
     assert body["HostConfig"]["NanoCpus"] == 1_000_000_000
     assert body["HostConfig"]["CgroupParent"] == "/a/@b"
-    assert plan.defaults_of(body["Labels"]) == found
-    assert SandboxSpec.model_validate_json(body["Labels"][plan.SPEC]).limits == Limits()
+    assert container_plan.defaults_of(body["Labels"]) == found
+    assert SandboxSpec.model_validate_json(body["Labels"][container_plan.SPEC]).limits == Limits()

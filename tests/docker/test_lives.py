@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.docker import DockerEngine
+from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import SandboxGoneError
 from atoll.model import Handle, SandboxSpec, State
 from atoll.settings import Settings
@@ -24,15 +24,16 @@ _OPERATIONS: dict[str, Callable[[DockerEngine, Handle], Awaitable[object]]] = {
 _MAKER = """
 import asyncio, sys, time
 from pathlib import Path
-from atoll.engines.docker import DockerEngine, images
-from atoll.engines.docker.makers import maker_label
+from atoll.engines.docker.api import image_pull
+from atoll.engines.docker.engine import DockerEngine
+from atoll.engines.docker.states.dead_makers import maker_label
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
 
 async def main():
     engine = DockerEngine(Settings(Path(sys.argv[1]), Path(sys.argv[2])))
     spec, who = SandboxSpec(image=sys.argv[3]), engine._who("late")
-    image = await images.ensure(engine._http, spec.image)
+    image = await image_pull.ensure(engine._http, spec.image)
     await engine._containers.make(who.container, await engine._body(who, spec, image, time.time(), maker_label()))
     print("made", flush=True)
     await asyncio.sleep(1000)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, SandboxPausedError
-from atoll.engines.docker import DockerEngine
+from atoll.engines.docker.engine import DockerEngine
 from atoll.manager import PausedBy, SandboxManager
 from atoll.model import State
 from atoll.settings import Settings

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.docker import facts, plan
-from atoll.engines.docker.agent_volume import Agent
-from atoll.engines.docker.images import Image
-from atoll.engines.linux import seccomp, syscalls
+from atoll.engines.docker import container_plan
+from atoll.engines.docker.api import facts
+from atoll.engines.docker.api.image_pull import Image
+from atoll.engines.docker.connect.agent_volume import Agent
+from atoll.engines.host.confinement import seccomp, syscalls
 from atoll.errors import EngineUnavailableError, SpecError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 
@@ -31,12 +32,14 @@ INFO = {
     "PidsLimit": True,
     "SecurityOptions": ["name=seccomp,profile=default"],
 }
-WHO = plan.identity("0123456789abcdef", "box")
+WHO = container_plan.identity("0123456789abcdef", "box")
 IMAGE = Image("sha256:1", "amd64", {"PATH": "/image/bin", "LANG": "de_DE"})
 
 
 def made(**spec: Any) -> dict[str, Any]:
-    return plan.container(WHO, SandboxSpec.of(image="x", **spec), facts.parse(INFO), IMAGE, Agent("d" * 64, b""), 1.5)
+    return container_plan.container(
+        WHO, SandboxSpec.of(image="x", **spec), facts.parse(INFO), IMAGE, Agent("d" * 64, b""), 1.5
+    )
 
 
 def test_the_walls_are_there_whatever_is_asked_for() -> None:
@@ -96,9 +99,9 @@ def test_the_spec_outranks_the_image_which_outranks_us() -> None:
 
 def test_labels_bring_the_spec_back() -> None:
     spec = SandboxSpec.of(image="x", env={"A": "b\n"}, labels={"of": "mine"}, limits={"pids": 9})
-    body = plan.container(WHO, spec, facts.parse(INFO), IMAGE, Agent("d" * 64, b""), 1.5)
-    assert SandboxSpec.model_validate_json(body["Labels"][plan.SPEC]) == spec
-    assert body["Labels"][plan.INSTALLATION] == "0123456789abcdef"
+    body = container_plan.container(WHO, spec, facts.parse(INFO), IMAGE, Agent("d" * 64, b""), 1.5)
+    assert SandboxSpec.model_validate_json(body["Labels"][container_plan.SPEC]) == spec
+    assert body["Labels"][container_plan.INSTALLATION] == "0123456789abcdef"
 
 
 def test_a_read_only_volume_shows_nothing_that_is_mounted_below_it() -> None:
@@ -113,24 +116,24 @@ def test_a_read_only_volume_shows_nothing_that_is_mounted_below_it() -> None:
 def test_a_writable_volume_is_refused_where_the_filter_has_no_effect() -> None:
     writable = SandboxSpec.of(image="x", volumes=[{"host": "/a", "path": "/in"}])
     read_only = SandboxSpec.of(image="x", volumes=[{"host": "/a", "path": "/in", "read_only": True}])
-    plan.check_set_id(writable, "runc")
-    plan.check_set_id(read_only, "runsc")
+    container_plan.check_set_id(writable, "runc")
+    container_plan.check_set_id(read_only, "runsc")
     for runtime in ("runsc", "kata-runtime"):
         with pytest.raises(SpecError, match="set-uid"):
-            plan.check_set_id(writable, runtime)
+            container_plan.check_set_id(writable, runtime)
 
 
 @pytest.mark.parametrize("path", ["/var", "/var/run/docker.sock", "/var/lib/docker/overlay2", "/"])
 def test_a_volume_that_would_open_the_walls_is_refused(path: str) -> None:
     spec = SandboxSpec.of(image="x", volumes=[{"host": path, "path": "/in"}])
     with pytest.raises(SpecError, match="would show"):
-        plan.check(spec, ["/var/lib/docker", os.path.realpath("/var/run/docker.sock")])
+        container_plan.check(spec, ["/var/lib/docker", os.path.realpath("/var/run/docker.sock")])
 
 
 @pytest.mark.parametrize("path", ["/.atoll", "/.atoll/run", "/proc/x", "/dev", "/"])
 def test_a_volume_that_would_cover_the_walls_is_refused(path: str) -> None:
     with pytest.raises(SpecError, match="reserved"):
-        plan.check(SandboxSpec.of(image="x", volumes=[{"host": "/a", "path": path}]), [])
+        container_plan.check(SandboxSpec.of(image="x", volumes=[{"host": "/a", "path": path}]), [])
 
 
 def test_what_the_engine_cannot_limit_is_not_declared() -> None:
@@ -163,7 +166,7 @@ def test_an_engine_that_no_sandbox_works_on_is_told() -> None:
 @pytest.mark.parametrize("name", ["", "..", "a/b", "A", "x" * 41, "-a", "a b"])
 def test_odd_names_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="cannot be the name"):
-        plan.identity("i", name)
+        container_plan.identity("i", name)
 
 
 def test_processes_under_another_kernel_cannot_be_counted() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, SandboxSpec
-from atoll.engines.docker import DockerEngine, endpoint
-from atoll.engines.docker.endpoint import Endpoint
+from atoll.engines.docker.api import endpoint
+from atoll.engines.docker.api.endpoint import Endpoint
+from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import EngineError
 from atoll.openmanus import AsyncDockerizedTerminal
 from atoll.settings import Settings

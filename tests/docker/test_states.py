@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, CheckpointNotFoundError, UnsupportedError
-from atoll.engines.base import Checkpointing
-from atoll.engines.docker import DockerEngine
+from atoll.engines.contract import Checkpointing
+from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import ConflictError, ImageError, SnapshotNotFoundError
 from atoll.model import State
 from atoll.settings import Settings
@@ -149,8 +149,8 @@ async def test_snapshots_outlive_and_move(kept: DockerEngine, tmp_path: Path) ->
 _MAKER = """
 import asyncio, sys
 from pathlib import Path
-from atoll.engines.docker import DockerEngine
-from atoll.sandbox import AsyncSandbox
+from atoll.engines.docker.engine import DockerEngine
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 async def main():

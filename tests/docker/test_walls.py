@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, SandboxSpec
-from atoll.engines.docker import DockerEngine, endpoint
+from atoll.engines.docker.api import endpoint
+from atoll.engines.docker.engine import DockerEngine
 from atoll.model import Volume
 from atoll.settings import Settings
 from docker.private_engine import DEBIAN, SCRIPT, START_S, stop_another, where

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from atoll.engines import registry
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.manager import SandboxManager
 from atoll.settings import Settings
 from leftovers import leftovers

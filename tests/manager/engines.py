@@ -7,18 +7,18 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.local.processes import ProcessRef, kill
-from atoll.engines.local.record import Records
-from atoll.engines.local.waiting import Deadline
-from atoll.engines.process import ProcessEngine
+from atoll.engines.bubblewrap.engine import BubblewrapEngine
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.host.process_ref import ProcessRef, kill
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.process_tree.process_record import Records
 from atoll.errors import EngineError
 from atoll.model import Capability, Handle, Limits, Observation, SandboxSpec
 from atoll.settings import Settings
 
 if TYPE_CHECKING:
-    _Real = ProcessEngine
+    _Real = BubblewrapEngine
 else:
     _Real = object
 
@@ -99,14 +99,14 @@ class _Pausing(TroubledEngine):
         await super().resume(handle)
 
 
-class TroubledProcess(_Pausing, ProcessEngine):
+class TroubledProcess(_Pausing, BubblewrapEngine):
     pass
 
 
 class Restless(TroubledProcess):
     """One that cannot pause."""
 
-    capabilities = ProcessEngine.capabilities - {Capability.PAUSE}
+    capabilities = BubblewrapEngine.capabilities - {Capability.PAUSE}
 
 
 class _Kernel(_Pausing):
@@ -115,10 +115,10 @@ class _Kernel(_Pausing):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         # The next test would only have to mount the empty pool again.
-        self._places.close = lambda: None  # type: ignore[attr-defined]
+        self.layout.close = lambda: None  # type: ignore[attr-defined]
 
     def records(self) -> Records:
-        return self._places.records  # type: ignore[attr-defined, no-any-return]
+        return self.layout.records  # type: ignore[attr-defined, no-any-return]
 
     async def set_limits(self, handle: Handle, limits: Limits) -> None:
         await self._trouble("set_limits")
@@ -135,6 +135,6 @@ class TroubledOci(_Kernel, OciEngine):  # type: ignore[misc]
 
 TROUBLED: dict[str, type[TroubledEngine]] = {
     "native": TroubledNative,
-    "process": TroubledProcess,
+    "bubblewrap": TroubledProcess,
     "oci": TroubledOci,
 }

@@ -111,9 +111,9 @@ async def test_unknown_ids_leave_nothing_behind(manager: SandboxManager) -> None
     for number in range(1000):
         with pytest.raises(SandboxNotFoundError):
             await manager.get_sandbox(f"unknown-{number}")
-    parts = manager._parts
-    assert parts is not None
-    assert len(parts.core.members) == 0
+    wiring = manager._wiring
+    assert wiring is not None
+    assert len(wiring.context.members) == 0
 
 
 async def test_a_delete_while_others_connect_looks_like_an_end_to_them_and_not_like_their_own_cancellation(

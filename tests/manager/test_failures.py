@@ -235,7 +235,7 @@ async def main():
     print("ready", flush=True)
     async with asyncio.timeout(20):
         while not manager.get_stats()["is_shutting_down"]: await asyncio.sleep(0.01)
-    await sandbox._guest.files.write("stop", b"")
+    await sandbox.access.guest.files.write("stop", b"")
     report = await manager.closed()
     print((await work).stdout, len(report.deleted), len(report.kept), report.failed, report.stuck)
 asyncio.run(main())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import CheckpointNotFoundError, ConflictError, LimitReachedError, UnsupportedError
 from atoll.manager import SandboxManager
 from atoll.model import Capability, Cause, State
@@ -32,11 +32,11 @@ def settings() -> Iterator[Settings]:
 @pytest.fixture
 async def native(settings: Settings) -> AsyncIterator[NativeEngine]:
     engine = NativeEngine(settings)
-    if os.geteuid() != 0 or Capability.CHECKPOINTS not in engine.capabilities:
+    if os.geteuid() != 0 or Capability.CHECKPOINTS not in (await engine.describe()).capabilities:
         missing("needs root and btrfs-progs")
     yield engine
     assert await engine.list() == []
-    assert engine._places.layers.list_saved() == []
+    assert engine.layout.layers.list_saved() == []
     await engine.aclose()
 
 
@@ -121,8 +121,8 @@ async def test_what_was_being_forked_at_a_crash_is_undone(native: NativeEngine, 
     native.fork = fork  # type: ignore[method-assign]
     assert len(await native.list()) == 3
     # As a crash leaves it: the journal says what was begun, and nobody goes on with it.
-    parts = await first._open()
-    parts._directory.close()
+    wiring = await first._open()
+    wiring._directory.close()
     async with SandboxManager(MOST, engine=native, settings=settings, at_exit="delete") as second:
         assert [record.id for record in await second.list_sandboxes()] == [source]
         assert [handle.sandbox_id for handle in await native.list()] == [source]

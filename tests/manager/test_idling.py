@@ -10,7 +10,7 @@ import pytest
 
 from atoll import Cause
 from atoll.errors import EngineError, SandboxPausedError, UnsupportedError
-from atoll.guest import connections
+from atoll.guest import open_connections
 from atoll.manager import PausedBy, SandboxManager
 from atoll.model import Handle, State
 from atoll.settings import Settings
@@ -178,9 +178,9 @@ async def test_a_thousand_idle_sandboxes_are_looked_at_only_when_it_matters(
     for _ in range(49):
         clock.advance(10)
         await asyncio.sleep(0)
-    parts = manager._parts
-    assert parts is not None
-    [member] = parts.core.members
+    wiring = manager._wiring
+    assert wiring is not None
+    [member] = wiring.context.members
     assert member.background is None
     assert engine.calls["inspect"] == before  # type: ignore[attr-defined]
     clock.advance(20)
@@ -244,7 +244,7 @@ async def test_whoever_comes_while_it_is_about_to_sleep_on_the_disk_is_not_cut_o
 
     async def let_go_of_all(drop_connections: bool) -> None:
         running.append(asyncio.create_task(sandbox.exec("sleep 0.5; echo done")))
-        await until(lambda: sandbox.keeper.usage.active)
+        await until(lambda: sandbox.supervisor.usage.active)
 
     async def hibernate(handle: object) -> None:
         pytest.fail("somebody uses it")
@@ -305,6 +305,6 @@ async def test_a_lease_of_another_boot_ends_when_it_was_to_end(make_manager: Mak
 def test_the_tables_of_a_sandbox_are_read_as_hostile_input() -> None:
     devices = "Inter-| Receive\n face |bytes\n    lo: 9 9 0 0 0 0 0 0 77 1 0 0 0 0 0 0\n"
     devices += "  eth0: 1 1 0 0 0 0 0 0 1234 1 0 0 0 0 0 0\neth1:5\neth2: x\n" + "e" * 500 + ": " + "9 " * 16
-    assert connections.sent_bytes(devices) == 1234
+    assert open_connections.sent_bytes(devices) == 1234
     listens = "  sl  local\n   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000\n   1: 0100007F:1F91 0:0 01\nx\n"
-    assert connections.listening(listens) == {8080}
+    assert open_connections.listening(listens) == {8080}

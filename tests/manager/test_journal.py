@@ -12,7 +12,7 @@ from atoll.manager import StateError, journal_tables
 from atoll.manager.journal import Journal
 from atoll.manager.journal_tables import Search, checksum
 from atoll.manager.record import Event, Record
-from atoll.manager.retention import Retention
+from atoll.manager.rules import Retention
 from atoll.model import SandboxSpec, State
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.local.processes import _stat_fields
+from atoll.engines.host.process_ref import _stat_fields
 from atoll.manager import SandboxManager
 from atoll.model import State
 from atoll.settings import Settings

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from atoll.lifecycle import ALIVE, LEGAL, IllegalTransitionError, change, is_legal
 from atoll.model import State
+from atoll.model.lifecycle import ALIVE, LEGAL, IllegalTransitionError, change, is_legal
 
 M, S, R, P, X, E = (State.MISSING, State.STARTING, State.RUNNING, State.PAUSED, State.STOPPED, State.ERROR)
 EXPECTED = {(M, S), (S, R), (S, E), (S, M), (R, P), (R, X), (R, E), (R, M), (P, R), (P, X), (P, E), (P, M)}

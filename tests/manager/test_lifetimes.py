@@ -10,8 +10,8 @@ import pytest
 
 from atoll import Cause, PoolSettings, SandboxSpec
 from atoll.manager import SandboxManager
-from atoll.manager.clock import SystemClock
 from atoll.model import State
+from atoll.timer import SystemClock
 from manager.times import ManualClock
 from manager.waiting import until
 

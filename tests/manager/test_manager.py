@@ -267,9 +267,9 @@ async def test_sandboxes_made_without_a_manager_are_none_of_its_business(
 
 
 async def test_idle_sandboxes_need_no_descriptors(manager: SandboxManager) -> None:
-    parts = manager._parts
-    assert parts is not None
-    parts.core.lines.limit = 4
+    wiring = manager._wiring
+    assert wiring is not None
+    wiring.factory.connections.limit = 4
     await manager.create_sandbox()
     before = len(os.listdir("/proc/self/fd"))
     ids = [await manager.create_sandbox() for _ in range(12)]
@@ -279,9 +279,9 @@ async def test_idle_sandboxes_need_no_descriptors(manager: SandboxManager) -> No
     waiting = asyncio.ensure_future(command.wait())
     for id in ids:
         assert (await (await manager.get_sandbox(id)).exec("echo $((6*7))")).stdout == "42\n"
-    assert parts.core.lines._open.keys() >= {ids[0]}, "the connection of one in use was given up"
+    assert wiring.factory.connections._open.keys() >= {ids[0]}, "the connection of one in use was given up"
     await sandbox.write_file("go", "")
     assert (await waiting).stdout == "went\n"
     for id in ids:
         await manager.delete_sandbox(id)
-    assert not parts.core.lines._open.keys() & set(ids), "what is gone is remembered"
+    assert not wiring.factory.connections._open.keys() & set(ids), "what is gone is remembered"

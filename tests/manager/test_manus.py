@@ -11,9 +11,9 @@ import pytest
 
 from atoll import Cause, SandboxNotFoundError, SetupError
 from atoll.errors import ConflictError, SpecError
-from atoll.export import Export
 from atoll.manager import LimitReachedError, PoolSettings, SandboxManager
 from atoll.model import Capability, SandboxSpec, State
+from atoll.sandbox.export import Export
 from manager.engines import TroubledEngine
 from manager.times import ManualClock
 from manager.waiting import until
@@ -22,8 +22,8 @@ from needs import not_applicable
 Make = Callable[..., SandboxManager]
 
 
-def need(engine: TroubledEngine, capability: Capability) -> None:
-    if capability not in engine.capabilities:
+async def need(engine: TroubledEngine, capability: Capability) -> None:
+    if capability not in (await engine.describe()).capabilities:
         not_applicable(f"engine '{engine.name}' cannot do that: {capability}")
 
 
@@ -61,7 +61,7 @@ async def test_a_task_with_several_sandboxes_is_ambiguous(manager: SandboxManage
 async def test_a_config_in_the_shape_of_the_example_makes_a_sandbox(
     manager: SandboxManager, engine: TroubledEngine
 ) -> None:
-    need(engine, Capability.MEMORY)
+    await need(engine, Capability.MEMORY)
     id = await manager.create_sandbox({"resources": {"memory": "64m", "cpu": 1}, "timeout": 3600}, task_id="t")
     record = await manager.describe(id)
     assert (record.spec.limits.memory_bytes, record.spec.limits.cpus, record.lifetime_s) == (64 << 20, 1, 3600)
@@ -72,7 +72,7 @@ async def test_a_config_in_the_shape_of_the_example_makes_a_sandbox(
 
 
 async def test_setup_runs_before_the_sandbox_is_given_out(manager: SandboxManager, engine: TroubledEngine) -> None:
-    need(engine, Capability.CHECKPOINTS)
+    await need(engine, Capability.CHECKPOINTS)
     id = await manager.create_sandbox(setup=["echo $STAGE > log"], env={"STAGE": "one"})
     sandbox = await manager.get_sandbox(id)
     assert await sandbox.read_file("log") == "one\n"
@@ -129,7 +129,7 @@ async def test_a_spare_is_claimed_only_with_the_same_setup_variables_and_network
     ):
         await manager.create_sandbox(config, env=env)
     assert figures()["hits"] == 0
-    spare = next(iter(manager._parts.pools._pools.values()))._ready[0].id  # type: ignore[union-attr]
+    spare = next(iter(manager._wiring.pools._pools.values()))._ready[0].id  # type: ignore[union-attr]
     assert await manager.create_sandbox(spec, name="mine") == spare
     assert (await (await manager.get_sandbox("mine")).read_file("stamp")).endswith("\n1\n")
 
@@ -137,7 +137,7 @@ async def test_a_spare_is_claimed_only_with_the_same_setup_variables_and_network
 async def test_results_are_exported_then_it_is_destroyed_then_forgotten(
     manager: SandboxManager, engine: TroubledEngine, tmp_path: Path
 ) -> None:
-    need(engine, Capability.USERS)  # others cannot make /output
+    await need(engine, Capability.USERS)  # others cannot make /output
     id = await manager.create_sandbox(task_id="t")
     await (await manager.get_sandbox("t")).exec("mkdir -p /output/d; echo 1 > /output/d/a")
     with pytest.raises(SpecError):
@@ -203,7 +203,7 @@ async def test_one_in_error_is_removed_by_the_clean_up_and_missing_with_its_caus
 async def test_one_that_recovers_from_error_or_would_sleep_is_not_removed(
     make_manager: Make, engine: TroubledEngine, clock: ManualClock
 ) -> None:
-    need(engine, Capability.PAUSE)
+    await need(engine, Capability.PAUSE)
     manager = make_manager(idle_timeout=100, cleanup_interval=10, clock=clock)
     sleeper = await manager.create_sandbox(on_idle="pause")
     engine.failing = {"inspect"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.linux.plan import CgroupLimits
+from atoll.engines.host.cgroups.group_limits import CgroupLimits
 from atoll.errors import SandboxError, SandboxGoneError
 from atoll.manager import SandboxManager
 from atoll.model import State
@@ -21,7 +21,7 @@ Make = Callable[..., SandboxManager]
 
 
 async def test_what_killed_calls_left_is_removed_at_the_start(engine: Any, make_manager: Make) -> None:
-    places = engine._places
+    places = engine.layout
     places.ids.claim("orphan")
     places.layers.create_layer("orphan", None)
     places.group("orphan").create(CgroupLimits())
@@ -59,8 +59,8 @@ async def test_what_is_not_written_down_is_left_for_the_next_start(engine: Troub
     id = await manager.create_sandbox()
     spec = (await manager.get_sandbox(id)).spec
     await engine.create("stranger", spec)
-    parts = await manager._open()
-    assert await parts.orphans.collect() == []
+    wiring = await manager._open()
+    assert await wiring.orphans.collect() == []
     assert {handle.sandbox_id for handle in await engine.list()} == {id, "stranger"}
     await manager.cleanup(keep=True)
     manager = make_manager()
@@ -95,12 +95,12 @@ async def test_a_look_at_one_that_starts_again_changes_nothing(engine: TroubledE
     manager = make_manager(on_event=lambda event: events.append(event.after))
     id = await manager.create_sandbox()
     sandbox = await manager.get_sandbox(id)
-    core = (await manager._open()).core
-    member = core.members.get(id)
+    wiring = await manager._open()
+    member = wiring.context.members.get(id)
     restarting = asyncio.ensure_future(sandbox.restart())
     looks = 0
     while not restarting.done():
-        await core.health.look(member)
+        await wiring.health.look(member)
         looks += 1
     await restarting
     assert looks > 3

@@ -16,7 +16,7 @@ from manager.waiting import until
 Make = Callable[..., SandboxManager]
 
 
-ENGINES = ("native", "oci", "process")
+ENGINES = ("native", "oci", "bubblewrap")
 """Those that can pause."""
 
 
@@ -115,11 +115,11 @@ async def test_the_cap_on_those_awake_is_exact_under_many_callers(make_manager: 
     most = 0
 
     def awake() -> int:
-        parts = manager._parts
-        assert parts is not None
+        wiring = manager._wiring
+        assert wiring is not None
         return sum(
             member.record.state in (State.RUNNING, State.STARTING) or member.record.act == "resume"
-            for member in parts.core.members
+            for member in wiring.context.members
         )
 
     async def watch() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.base import Resizable
+from atoll.engines.contract import Resizable
 from atoll.errors import EngineError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.manager import LimitReachedError, PoolSettings, SandboxManager
-from atoll.manager.pool_size import PoolSize
+from atoll.manager.pool import PoolSize
 from atoll.model import Cause, Limits, SandboxSpec, Volume
 from manager.engines import TroubledEngine
 from manager.times import ManualClock

@@ -32,7 +32,7 @@ async def test_an_idle_sandbox_is_ended_with_its_cause_and_a_used_one_is_not(
 async def test_the_reaper_comes_by_itself(make_manager: Make, clock: ManualClock) -> None:
     manager = make_manager(idle_timeout=100, cleanup_interval=30, clock=clock)
     id = await manager.create_sandbox()
-    member = manager._parts.core.members.get(id)  # type: ignore[union-attr]
+    member = manager._wiring.context.members.get(id)  # type: ignore[union-attr]
     for seconds in (30, 20, 10, 30, 10):  # the interval, half of the time, and its end
         await until(lambda seconds=seconds: seconds in clock.sleeps())  # type: ignore[misc]
         clock.advance(seconds)
@@ -193,14 +193,14 @@ async def test_a_clock_that_jumps_ends_nothing(make_manager: Make, clock: Manual
 
 
 def _member(manager: SandboxManager, id: str):  # type: ignore[no-untyped-def]
-    parts = manager._parts
-    assert parts is not None
-    return parts.core.members.get(id)
+    wiring = manager._wiring
+    assert wiring is not None
+    return wiring.context.members.get(id)
 
 
 async def _written(manager: SandboxManager, id: str) -> int:
-    parts = manager._parts
-    assert parts is not None
-    seen = await parts.core.health.background(parts.core.members.get(id))
+    wiring = manager._wiring
+    assert wiring is not None
+    seen = await wiring.health.background(wiring.context.members.get(id))
     assert seen is not None
     return seen.output_bytes

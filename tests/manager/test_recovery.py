@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.local.processes import ProcessRef
+from atoll.engines.host.process_ref import ProcessRef
 from atoll.errors import SandboxGoneError
 from atoll.manager import PoolSettings, Record, SandboxManager, StateError, StateInUseError
 from atoll.manager.journal_tables import checksum
-from atoll.manager.record import Act
+from atoll.manager.record import Operation
 from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
 from manager.engines import TroubledEngine
@@ -77,7 +77,7 @@ async def test_variables_given_at_a_claim_survive(make_manager: Make) -> None:
 
 async def test_a_half_made_creation_is_undone(make_manager: Make, folder: Path, engine: TroubledEngine) -> None:
     id = await left_running(make_manager)
-    rewrite(folder, id, state=State.STARTING, act=Act.CREATE)
+    rewrite(folder, id, state=State.STARTING, act=Operation.CREATE)
     second = make_manager()
     assert (await second.start()).undone == [id]
     assert await second.list_sandboxes() == []
@@ -89,7 +89,7 @@ async def test_a_half_made_deletion_is_finished_with_its_cause(
     make_manager: Make, folder: Path, engine: TroubledEngine
 ) -> None:
     id = await left_running(make_manager)
-    rewrite(folder, id, act=Act.DELETE, cause=Cause.POLICY, reason="idle")
+    rewrite(folder, id, act=Operation.DELETE, cause=Cause.POLICY, reason="idle")
     second = make_manager()
     assert (await second.start()).deleted == [id]
     assert await engine.list() == []

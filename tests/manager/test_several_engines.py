@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 import atoll
+from atoll.compat.openmanus.sandbox_settings import SandboxSettings
 from atoll.engines import registry
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import EngineError, EngineNotFoundError
 from atoll.images import Images
 from atoll.manager import SandboxManager
-from atoll.manager.orphans import Orphans
+from atoll.manager.recovery import OrphanCollector
 from atoll.model import EffectiveLimits, Limits, SandboxSpec, State
-from atoll.openmanus.settings import SandboxSettings
 from atoll.settings import Settings
 from manager.engines import TroubledEngine, TroubledProcess
 from needs import not_applicable
 
 Make = Callable[..., SandboxManager]
-OTHER = {"native": "process", "process": "native", "oci": "process"}
+OTHER = {"native": "bubblewrap", "bubblewrap": "native", "oci": "bubblewrap"}
 
 
 async def test_each_sandbox_may_have_an_engine_of_its_choice(make_manager: Make, engine: TroubledEngine) -> None:
@@ -42,7 +42,7 @@ async def test_each_sandbox_may_have_an_engine_of_its_choice(make_manager: Make,
 async def test_one_engine_object_serves_all_its_sandboxes(make_manager: Make, engine: TroubledEngine) -> None:
     manager, other = make_manager(), OTHER[engine.name]
     ids = await asyncio.gather(*(manager.create_sandbox(engine=name) for name in (other, other, engine.name, None)))
-    one, two, three, four = [await (await manager.get_sandbox(id))._the_engine() for id in ids]
+    one, two, three, four = [await (await manager.get_sandbox(id)).access.engine() for id in ids]
     assert one is two
     assert three is four is engine
 
@@ -52,7 +52,7 @@ async def test_what_is_left_on_an_engine_goes_when_its_last_sandbox_is_gone_too(
 ) -> None:
     manager, other = make_manager(), OTHER[engine.name]
     id = await manager.create_sandbox(engine=other)
-    there = await (await manager.get_sandbox(id))._the_engine()
+    there = await (await manager.get_sandbox(id)).access.engine()
     await manager.delete_sandbox(id)
     listed: list[str] = []
 
@@ -61,8 +61,8 @@ async def test_what_is_left_on_an_engine_goes_when_its_last_sandbox_is_gone_too(
         return []
 
     monkeypatch.setattr(there, "list", list_)
-    assert manager._parts is not None
-    await Orphans(manager._parts.core).collect()
+    assert manager._wiring is not None
+    await OrphanCollector(manager._wiring.context).collect()
     assert set(listed) == {other}, "also by the manager's own look, if that comes now"
 
 
@@ -115,9 +115,9 @@ class AwayEngine(TroubledProcess):
 async def test_an_engine_that_is_away_at_the_start_harms_only_its_own(
     make_manager: Make, engine: TroubledEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if engine.name == "process":
+    if engine.name == "bubblewrap":
         not_applicable("it is the one that is away")
-    monkeypatch.setitem(registry._ENGINES, "process", f"{__name__}:AwayEngine")
+    monkeypatch.setitem(registry._ENGINES, "bubblewrap", f"{__name__}:AwayEngine")
     first = make_manager()
     usual, special = await first.create_sandbox(), await first.create_sandbox(engine="process")
     await first.cleanup(keep=True)
@@ -140,14 +140,14 @@ async def test_an_image_is_made_ahead_of_the_first_sandbox(
     with tarfile.open(folder / "root.tar", "w") as archive:
         archive.add("/etc/os-release", "etc/os-release")
     made = await manager.ensure_image(f"tar:{folder}/root.tar")
-    assert made is (engine.name != "process")
+    assert made is (engine.name != "bubblewrap")
     if made:
         assert (await Images(settings.data_dir).get(f"tar:{folder}/root.tar")).root is not None
         await Images(settings.data_dir).remove(f"tar:{folder}/root.tar")
 
 
 async def test_settings_of_openmanus_are_a_config(make_manager: Make, engine: TroubledEngine) -> None:
-    if engine.name == "process":
+    if engine.name == "bubblewrap":
         not_applicable("it has no limits")
     first = make_manager()
     config = SandboxSettings(image="host", memory_limit="256m", pids_limit=64, timeout=7)
@@ -182,7 +182,7 @@ async def test_output_that_is_no_longer_kept_is_told_to_whoever_follows_a_comman
     assert f"{again.dropped_bytes} bytes left out" in (await again.wait()).stdout
 
 
-@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
+@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe_none.UnsafeWarning")
 async def test_relative_paths_are_right_without_isolation_too(settings: Settings, folder: Path) -> None:
     async with SandboxManager(engine="unsafe-none", settings=settings, state_dir=folder / "state") as manager:
         sandbox = await manager.get_sandbox(await manager.create_sandbox())

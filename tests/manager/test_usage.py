@@ -4,9 +4,10 @@ import asyncio
 import inspect
 import socket
 
-from atoll.manager.sandbox import ManagedSandbox
+from atoll.manager.managed_sandbox import ManagedAccess, ManagedSandbox
 from atoll.manager.usage import MeteredSocket, Usage
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox_access import SandboxAccess
 from manager.times import ManualClock
 
 
@@ -60,8 +61,14 @@ def test_everything_that_can_be_done_with_a_sandbox_is_counted() -> None:
         "run_command",
         "delete",  # by `copy_from` and `cleanup`
     }
-    for name, value in vars(AsyncSandbox).items():
+    for name, value in inspect.getmembers(AsyncSandbox):
         if name.startswith("_") or name in not_a_use:
             continue
-        if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value) or name == "shell":
+        if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value):
             assert name in vars(ManagedSandbox), f"{name} is not counted"
+
+
+def test_everything_that_a_sandbox_gives_out_counts_its_own_use() -> None:
+    given = [name for name in vars(SandboxAccess) if name.startswith("new_")]
+    assert {"new_command", "new_shell", "new_terminal"} <= {*given}
+    assert {*given} <= vars(ManagedAccess).keys()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.local import processes
+from atoll.engines.host import process_ref
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.guest import Guest, StartRequest
 from atoll.model import Handle
 from atoll.settings import Settings
@@ -40,7 +40,7 @@ async def engine(settings: Settings) -> AsyncIterator[NativeEngine]:
 
 def left_behind(engine: NativeEngine) -> list[str]:
     """Processes, mounts, control groups and files that only a sandbox or its making has."""
-    places = engine._places
+    places = engine.layout
     found = [str(path) for name in ("ids", "sandboxes") for path in (places.data / name).glob("*")]
     found += [str(path) for path in (places.settings.run_dir / "oci").glob("*")]
     found += [str(path.parent) for path in places.group("x").directories() if path.parent.exists()]
@@ -61,7 +61,7 @@ def launchers_of_others() -> None:
 
 
 def launchers() -> set[int]:
-    return {pid for pid in processes.descendants(os.getpid()) if _is_launcher(pid)}
+    return {pid for pid in process_ref.descendants(os.getpid()) if _is_launcher(pid)}
 
 
 def _is_launcher(pid: int) -> bool:

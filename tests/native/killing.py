@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 
@@ -58,7 +58,7 @@ async def look(settings: Settings) -> list[str]:
         else:
             (await engine.connect(handle)).close()
         await engine.delete(handle)
-    places = engine._places
+    places = engine.layout
     wrong += [f"layer {name}" for name in places.layers.list()]
     await engine.aclose()
     wrong += [f"control group {path}" for path in places.group("x").directories() if path.parent.exists()]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.settings import Settings
 from needs import need, not_applicable
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from atoll import AsyncSandbox
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.settings import Settings
 from native.conftest import left_behind
 

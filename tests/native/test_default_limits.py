@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox
-from atoll.engines.linux.cgroups import Group
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci.runtimes import locate
-from atoll.engines.linux.plan import CgroupLimits
+from atoll.engines.host.cgroups.group_limits import CgroupLimits
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.errors import SandboxResourceError
 from atoll.model import Cause, Handle, Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources, sized
@@ -46,7 +47,7 @@ print(made, flush=True)
 os._exit(0)
 """
 """Makes so many processes that stay, or as many as it can, and says how many."""
-Engines = Callable[..., OciEngine]
+Engines = Callable[..., LinuxEngine]
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,9 @@ def settings() -> Iterator[Settings]:
 
 @pytest.fixture
 async def engines(settings: Settings) -> AsyncIterator[Engines]:
-    made: list[OciEngine] = []
+    made: list[LinuxEngine] = []
 
-    def make(kind: type[OciEngine] = NativeEngine, resources: Resources = SMALL) -> OciEngine:
+    def make(kind: type[NativeEngine | OciEngine] = NativeEngine, resources: Resources = SMALL) -> LinuxEngine:
         made.append(kind(replace(settings, resources=resources)))
         return made[-1]
 
@@ -73,10 +74,10 @@ async def engines(settings: Settings) -> AsyncIterator[Engines]:
             await engine.delete(handle)
         await engine.gc()
         await engine.aclose()
-        assert not [path.parent for path in engine._places.group("x").directories() if path.parent.exists()]
+        assert not [path.parent for path in engine.layout.group("x").directories() if path.parent.exists()]
 
 
-async def sandbox(engine: OciEngine, stack: AsyncExitStack, account: str = "", **limits: object) -> AsyncSandbox:
+async def sandbox(engine: LinuxEngine, stack: AsyncExitStack, account: str = "", **limits: object) -> AsyncSandbox:
     spec = SandboxSpec.of(account=account, limits=limits)
     return await stack.enter_async_context(AsyncSandbox(spec, engine=engine))
 
@@ -92,7 +93,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @pytest.mark.parametrize("kind", [NativeEngine, OciEngine])
-async def test_a_sandbox_that_asks_for_no_limit_has_one(engines: Engines, kind: type[OciEngine]) -> None:
+async def test_a_sandbox_that_asks_for_no_limit_has_one(engines: Engines, kind: type[LinuxEngine]) -> None:
     async with AsyncExitStack() as stack:
         box = await sandbox(engines(kind), stack)
         used_up = await box.exec(["python3", "-c", "bytearray(200 << 20)"], timeout=30)
@@ -122,7 +123,7 @@ async def test_more_can_be_given_to_one_that_runs_with_the_defaults(engines: Eng
 
 
 @pytest.mark.parametrize("kind", [NativeEngine, OciEngine])
-async def test_the_processes_of_one_account_leave_room_for_another(engines: Engines, kind: type[OciEngine]) -> None:
+async def test_the_processes_of_one_account_leave_room_for_another(engines: Engines, kind: type[LinuxEngine]) -> None:
     """40 for each of three sandboxes are more than the 60 of their account and the 100 of all."""
     engine = engines(kind)
     async with AsyncExitStack() as stack:
@@ -160,7 +161,7 @@ async def test_the_memory_of_one_account_is_not_taken_from_another(engines: Engi
 
         await until(somebody_paid)
         # Of the group above them: single figures, read one after another, are of no one moment.
-        places = engine._places
+        places = engine.layout
         group = Group(places.hierarchy, places.accounts.path("aaa"))
         peak = "memory.peak" if places.hierarchy.mode == "v2" else "memory.max_usage_in_bytes"
         assert 60 * MIB < int(group._read("memory", peak)) <= 96 * MIB
@@ -213,7 +214,7 @@ async def test_idle_sandboxes_do_not_count_towards_the_ceiling_of_processes(engi
     engine = engines(resources=resources)
 
     def ceilings(handle: Handle) -> tuple[int, int]:
-        directory = engine._places.group(handle.sandbox_id).directory("pids")
+        directory = engine.layout.group(handle.sandbox_id).directory("pids")
         assert directory is not None
         account, total = ((each / "pids.max").read_text() for each in (directory.parent, directory.parent.parent))
         return int(account), int(total)
@@ -229,7 +230,7 @@ async def test_idle_sandboxes_do_not_count_towards_the_ceiling_of_processes(engi
     assert ceilings(other)[0] == account
     assert ceilings(other)[1] >= 50 + 2 * 32
     own = await engine.create("own", SandboxSpec())
-    directory = engine._places.group(own.sandbox_id).directory("pids")
+    directory = engine.layout.group(own.sandbox_id).directory("pids")
     assert directory is not None
     assert (directory.parent / "pids.max").read_text() == "max\n"
 
@@ -240,7 +241,7 @@ async def test_the_threads_of_virtual_kernels_do_not_count_either(engines: Engin
     engine = engines(OciEngine, resources=replace(SMALL, account=Ceilings(pids=300, pids_for_each=1)))
     for number in range(2):
         handle = await engine.create(f"v{number}", SandboxSpec(account="aaa", isolation="gvisor"))
-        directory = engine._places.group(handle.sandbox_id).directory("pids")
+        directory = engine.layout.group(handle.sandbox_id).directory("pids")
         assert directory is not None
         assert int((directory.parent / "pids.max").read_text()) >= 300 + (number + 1) * 64
 
@@ -251,9 +252,9 @@ async def test_who_uses_the_machine_weighs_less_until_it_rests(engines: Engines)
         greedy, other = [await sandbox(engine, stack, account) for account in ("aaa", "bbb")]
 
         def weight(box: AsyncSandbox) -> int:
-            directory = engine._places.group(box.id).directory("cpu")
+            directory = engine.layout.group(box.id).directory("cpu")
             assert directory is not None
-            name = "cpu.weight" if engine._places.hierarchy.mode == "v2" else "cpu.shares"
+            name = "cpu.weight" if engine.layout.hierarchy.mode == "v2" else "cpu.shares"
             return int((directory.parent / name).read_text())
 
         async def balanced(condition: Callable[[], bool]) -> bool:
@@ -270,7 +271,7 @@ async def test_who_uses_the_machine_weighs_less_until_it_rests(engines: Engines)
 
 
 @pytest.mark.parametrize("kind", [NativeEngine, OciEngine])
-async def test_no_account_maps_the_c_library_of_the_host(engines: Engines, kind: type[OciEngine]) -> None:
+async def test_no_account_maps_the_c_library_of_the_host(engines: Engines, kind: type[LinuxEngine]) -> None:
     """Whoever forks holds locks of the files that the process has mapped."""
     engine = engines(kind)
 
@@ -283,7 +284,7 @@ async def test_no_account_maps_the_c_library_of_the_host(engines: Engines, kind:
         for account in ("", "aaa", "bbb"):
             box = await sandbox(engine, stack, account)
             await box.start(["python3", "-c", "import time; time.sleep(1000)"])
-            group = engine._places.group(box.id)
+            group = engine.layout.group(box.id)
 
             async def runs(group: Group = group) -> bool:
                 return any(mapped(str(pid)) for pid in group.pids())
@@ -299,13 +300,13 @@ async def test_a_sandbox_is_made_while_the_groups_above_it_are_removed(engines: 
 
     def tidy() -> None:
         while going:
-            engine._places.accounts.remove_empty()
+            engine.layout.accounts.remove_empty()
 
     tidying = asyncio.create_task(asyncio.to_thread(tidy))
     try:
         for number in range(10):
             handle = await engine.create(f"s{number}", SandboxSpec(account="aaa"))
-            directory = engine._places.group(handle.sandbox_id).directory("pids")
+            directory = engine.layout.group(handle.sandbox_id).directory("pids")
             assert directory is not None
             assert (directory.parent / "pids.max").read_text() == "60\n"
             await engine.delete(handle)
@@ -317,8 +318,8 @@ async def test_a_sandbox_is_made_while_the_groups_above_it_are_removed(engines: 
 async def test_groups_that_a_killed_process_left_go_when_the_next_manager_starts(engines: Engines) -> None:
     """What was killed closes nothing, and a manager does not collect what is shared by all."""
     engine = engines()
-    top = Group(engine._places.hierarchy, engine._places.slice)
-    engine._places.accounts.ensure("aaa")
+    top = Group(engine.layout.hierarchy, engine.layout.slice)
+    engine.layout.accounts.ensure("aaa")
     assert top.exists()
     await engine.gc(shared=False)
     assert not top.exists()
@@ -329,20 +330,20 @@ async def test_a_sandbox_of_an_earlier_version_is_adopted_where_it_is(engines: E
     engine = engines()
     assert isinstance(engine, NativeEngine)
     handle = await engine.create("a", SandboxSpec(limits=Limits(pids=20)))
-    as_it_was = Group(engine._places.hierarchy, f"{engine._places.slice}/a")
+    as_it_was = Group(engine.layout.hierarchy, f"{engine.layout.slice}/a")
     as_it_was.create(CgroupLimits(pids=20))
-    for old, new in zip(engine._places.group("a").directories(), as_it_was.directories(), strict=True):
+    for old, new in zip(engine.layout.group("a").directories(), as_it_was.directories(), strict=True):
         if old.is_dir():
             (new / "cgroup.procs").write_text(f"{engine.first_pid('a')}\n")
-    engine._places.group("a").remove()
-    path = engine._places.records.home("a") / "record.json"
+    engine.layout.group("a").remove()
+    path = engine.layout.records.home("a") / "record.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({name: record[name] for name in record.keys() - {"account", "defaults", "left_out"}}))
     later = engines()
     (found,) = await later.list()
     assert found.limits().limits == handle.spec.limits
-    group = later._places.group("a")
-    assert group.path == f"{later._places.slice}/a"
+    group = later.layout.group("a")
+    assert group.path == f"{later.layout.slice}/a"
     assert group.pids()
     assert (await later.stats(found)).pids
     await later.delete(found)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.cgroups import Group
-from atoll.engines.linux.native import NativeEngine, launcher
-from atoll.engines.linux.native import engine as engine_module
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.linux import construction
+from atoll.engines.linux.native import launcher_process
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import EngineError, ImageError, SandboxError
 from atoll.images import Image, Kind
 from atoll.model import SandboxSpec
@@ -80,7 +81,7 @@ async def test_an_image_reaches_nothing_of_the_host(
     async def acquire(reference: str, sandbox_id: str) -> Image:
         return Image("evil", Kind.TAR, root=root)
 
-    monkeypatch.setattr(engine._places.images, "acquire", acquire)
+    monkeypatch.setattr(engine.layout.images, "acquire", acquire)
     try:
         handle = await engine.create("a", SandboxSpec.of(image="tar:/evil"))
     except (ImageError, EngineError) as error:
@@ -92,7 +93,7 @@ async def test_an_image_reaches_nothing_of_the_host(
     assert "could not be made: " in said, "the step is missing"
     assert os.listdir(victim) == []
     assert await engine.list() == []
-    assert not engine._places.group("a").exists()
+    assert not engine.layout.group("a").exists()
 
 
 async def test_path_names_that_are_too_long_are_an_error(engine: NativeEngine, tmp_path: Path) -> None:
@@ -121,12 +122,12 @@ async def test_a_broken_launcher_is_an_error_and_leaves_nothing(
     script = tmp_path / "atoll-native"
     script.write_text(f"#!/bin/bash\n{LAUNCHERS[name]}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(launcher, "program", lambda: script)
-    monkeypatch.setattr(engine_module, "_CREATE_S", 2.0)
+    monkeypatch.setattr(launcher_process, "program", lambda: script)
+    monkeypatch.setattr(construction, "_CREATE_S", 2.0)
     with pytest.raises(EngineError):
         await engine.create("a", SandboxSpec())
     assert await engine.list() == []
-    assert not engine._places.group("a").exists()
+    assert not engine.layout.group("a").exists()
 
 
 async def test_a_missing_control_group_is_an_error_with_the_step(
@@ -153,7 +154,7 @@ async def test_too_little_memory_to_start_is_an_error(engine: NativeEngine) -> N
     with pytest.raises(SandboxError):
         await engine.create("a", SandboxSpec.of(limits={"memory_bytes": 8192}))
     assert await engine.list() == []
-    assert not engine._places.group("a").exists()
+    assert not engine.layout.group("a").exists()
 
 
 def _told(frames: list[bytearray]) -> int:
@@ -162,7 +163,7 @@ def _told(frames: list[bytearray]) -> int:
     with ours, theirs, open(os.devnull, "rb") as null:
         actions = [(os.POSIX_SPAWN_DUP2, null.fileno(), number) for number in range(3)]
         actions.append((os.POSIX_SPAWN_DUP2, theirs.fileno(), 3))
-        pid = os.posix_spawn(launcher.program(), ["atoll-native"], {}, file_actions=actions)
+        pid = os.posix_spawn(launcher_process.program(), ["atoll-native"], {}, file_actions=actions)
         theirs.close()
         content = b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
         with contextlib.suppress(OSError):
@@ -171,11 +172,21 @@ def _told(frames: list[bytearray]) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def test_a_plan_that_forgets_to_map_ids_is_an_error(settings: Settings) -> None:
+    """Its first process would wait for ever."""
+    assert _told([bytearray(frame) for frame in (b"", b"", b"stage\x000\0first\0", b"", b"")]) == 125
+
+
 @pytest.mark.timeout(60)
 def test_a_launcher_that_is_told_nonsense_ends(settings: Settings) -> None:
     """The decoder takes any bytes: it reports an error or ends, and never makes a process that stays."""
     random.seed(4)
-    good = [b"unshare\0" + b"0\0", b"stage\x000\0first\0", b"0\0proc\0proc\0ro\0", b"map\x000 1 1\n\x000 1 1\n\0"]
+    good = [
+        b"unshare\0" + b"0\0",
+        b"stage\x000\0first\0",
+        b"enter-stage\0/\x000\0proc\0proc\0ro\0",
+        b"map\x000 1 1\n\x000 1 1\n\0",
+    ]
     for _ in range(150):
         frames = [bytearray(random.choice([*good, os.urandom(40), b"", b"\0" * 9])) for _ in range(5)]
         for frame in frames:

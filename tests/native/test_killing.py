@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.local import processes
+from atoll.engines.host import process_ref
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import SandboxError
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
@@ -39,7 +39,7 @@ async def test_killing_the_creator(settings: Settings, rounds: int) -> None:
 def _waiting_launchers() -> list[int]:
     """Launchers whose process of ours is dead. They end when their socket does."""
     found = []
-    for pid in processes.each_process():
+    for pid in process_ref.each_process():
         with suppress(OSError):
             if b"atoll-native" in Path(f"/proc/{pid}/cmdline").read_bytes() and _parent(pid) == 1:
                 found.append(pid)
@@ -62,7 +62,7 @@ async def test_killing_the_launcher(engine: NativeEngine, rounds: int) -> None:
     for number in range(rounds):
         task = asyncio.create_task(engine.create("a", SandboxSpec()))
         await asyncio.sleep(random.uniform(0, 0.012))
-        for pid in processes.descendants(os.getpid()):
+        for pid in process_ref.descendants(os.getpid()):
             with suppress(OSError):
                 if b"atoll-native" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ async def test_killing_the_launcher(engine: NativeEngine, rounds: int) -> None:
             handle = await task
         except SandboxError:
             assert await engine.list() == [], number
-            assert not engine._places.group("a").exists()
+            assert not engine.layout.group("a").exists()
         else:
             assert await output(engine, handle, "echo whole") == "whole\n"
             await engine.delete(handle)

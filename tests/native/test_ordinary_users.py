@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.native.ordinary import find_ranges
-from atoll.engines.linux.plan import IdRange
+from atoll.engines.linux.native.rootless import find_ranges
+from atoll.engines.linux.plan.sandbox_plan import IdRange
 from native.users import UID, OrdinaryUser
 from needs import missing, need, not_applicable
 from security import probe
@@ -177,20 +177,20 @@ def test_a_map_has_a_line_for_what_comes_from_elsewhere() -> None:
 DELEGATED = """
 import asyncio
 from atoll import AsyncSandbox
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.model import Capability, State
 from atoll.settings import Settings
 
 async def main():
     settings = Settings.load()
     engine = NativeEngine(settings)
-    assert Capability.PAUSE in engine.capabilities
+    assert Capability.PAUSE in (await engine.describe()).capabilities
     async with AsyncSandbox(engine=engine, settings=settings) as sandbox:
-        group = engine._places.group(sandbox.id)
+        group = engine.layout.group(sandbox.id)
         assert engine.first_pid(sandbox.id) in group.pids()
-        await engine.pause(sandbox._created())
+        await engine.pause(sandbox.access.handle())
         assert (await sandbox.inspect()).state is State.PAUSED
-        await engine.resume(sandbox._created())
+        await engine.resume(sandbox.access.handle())
         assert (await sandbox.exec("echo on")).stdout == "on\\n"
     assert not group.exists()
     await engine.aclose()

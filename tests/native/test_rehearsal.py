@@ -1,4 +1,4 @@
-"""The launcher under AddressSanitizer and UBSan, on sound and on spoiled plans. See launcher/testing/rehearsal.c."""
+"""The launcher under AddressSanitizer and UBSan, on sound and on spoiled plans. See native/testing/rehearsal.c."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux import bpf
-from atoll.engines.linux.native import words
-from atoll.engines.linux.native.words import Joining
-from atoll.engines.linux.plan import HostFacts, IdRange, Plan, Root, for_ordinary_user, make_plan
-from atoll.engines.linux.seccomp import default_profile
+from atoll.engines.host.confinement import bpf
+from atoll.engines.host.confinement.seccomp import default_profile
+from atoll.engines.linux import launcher_protocol
+from atoll.engines.linux.launcher_protocol import Joining
+from atoll.engines.linux.plan.sandbox_plan import HostFacts, IdRange, Plan, Root, for_rootless, make_plan
 from atoll.model import SandboxSpec
 
-LAUNCHER = Path(__file__).parents[2] / "launcher"
+SOURCES = Path(__file__).parents[2] / "native"
 V1 = Joining(tuple(Path(f"/sys/fs/cgroup/{name}/a/b/tasks") for name in ("cpu", "memory", "pids")), devices=Path("/d"))
 V2 = Joining(born_in=Path("/sys/fs/cgroup/a/b"))
 
@@ -28,26 +28,31 @@ def plan(ids: IdRange, **wanted: object) -> Plan:
 
 
 def frames(made: Plan, joining: Joining) -> bytes:
-    early = words.early(made, joining)
-    parts = (early.host, early.inside, *words.operations(made, joining), bpf.assemble(default_profile(), "x86_64"))
+    early = launcher_protocol.early_operations(made, joining)
+    parts = (
+        early.host,
+        early.inside,
+        *launcher_protocol.sandbox_operations(made, joining),
+        bpf.assemble(default_profile(), "x86_64"),
+    )
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
 @pytest.fixture(scope="module")
 def rehearsal() -> Path:
-    subprocess.run(["make", "-s", "-C", str(LAUNCHER), "sanitizer"], check=True)
-    return LAUNCHER / "build" / "rehearsal"
+    subprocess.run(["make", "-s", "-C", str(SOURCES), "rehearsal"], check=True)
+    return SOURCES / "build" / "rehearsal"
 
 
 @pytest.fixture
 def plans(tmp_path: Path) -> list[Path]:
     volumes = [{"host": "/tmp", "path": "/data"}, {"host": "/etc/hosts", "path": "/x/y", "read_only": True}]
-    removing = words.encode(["enter", "4", "remove", "/a/b", "ready"])
+    removing = launcher_protocol.encode(["enter", "4", "remove", "/a/b", "ready"])
     made = {
         "v1": frames(plan(IdRange(0x7000_0000), volumes=volumes), V1),
         "v2": frames(plan(IdRange(0x7000_0000)), V2),
-        "range": frames(for_ordinary_user(plan(IdRange(1, first_alone=True), volumes=volumes)), Joining()),
-        "single": frames(for_ordinary_user(plan(IdRange(1, 1, inner=1000))), Joining()),
+        "range": frames(for_rootless(plan(IdRange(1, first_alone=True), volumes=volumes)), Joining()),
+        "single": frames(for_rootless(plan(IdRange(1, 1, inner=1000))), Joining()),
         "removing": b"".join(struct.pack("<I", len(part)) + part for part in (removing, b"\0")),
     }
     for name, content in made.items():

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from atoll.engines import registry
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.native.probing import broken_walls
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux.native.native_probe import broken_walls
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import EngineError, UnsupportedError
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
@@ -90,16 +90,16 @@ async def test_what_cannot_be_collected_keeps_nothing_else_from_it(
     engine: NativeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = await engine.create("a", SandboxSpec())
-    ending, erase = engine._ending, engine._ending.erase_held
+    teardown, erase = engine._teardown, engine._teardown.erase_held
 
     async def stuck(sandbox_id: str, deadline: Deadline) -> None:
         if sandbox_id == "b":
             raise EngineError("processes of sandbox 'b' do not end")
         await erase(sandbox_id, deadline)
 
-    monkeypatch.setattr(ending, "erase_held", stuck)
-    monkeypatch.setattr(ending, "_strays", lambda: ["b", "c"])
-    saved = engine._checkpoints.states
+    monkeypatch.setattr(teardown, "erase_held", stuck)
+    monkeypatch.setattr(teardown, "_strays", lambda: ["b", "c"])
+    saved = engine._storage.records
     abandoned = saved.directory / f".{'ab' * 12}.1-1"
     saved.directory.mkdir(exist_ok=True)
     abandoned.touch()
@@ -131,13 +131,12 @@ async def test_cancelling_a_create_leaves_nothing(engine: NativeEngine) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await engine.delete(await task)
         assert await engine.list() == []
-        assert not engine._places.group("a").exists()
+        assert not engine.layout.group("a").exists()
 
 
 async def test_a_launcher_that_waited_and_died_is_replaced(engine: NativeEngine) -> None:
     await engine.delete(await engine.create("a", SandboxSpec()))
-    assert engine._maker is not None
-    launchers = engine._maker._launchers
+    launchers = engine.launcher.pool
     for _ in range(200):
         if launchers._spare is not None:
             break
@@ -160,18 +159,18 @@ def test_the_walls_are_tried_before_the_engine_is_first_chosen(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("atoll.engines.linux.native.probing.broken_walls", lambda process, wanted: ["a hole"])
+        broken.setattr("atoll.engines.linux.native.native_probe.broken_walls", lambda process, wanted: ["a hole"])
         engine, reasons = registry.auto(settings)
         assert engine.name != "native"
         assert "a hole" in reasons[0]
     assert registry.auto(settings)[0].name == "native"
-    monkeypatch.setattr("atoll.engines.linux.native.probing.try_walls", None)  # and not tried again
+    monkeypatch.setattr("atoll.engines.linux.native.native_probe.try_walls", None)  # and not tried again
     assert registry.auto(settings)[0].name == "native"
 
 
 def test_probe_tries_the_walls(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert NativeEngine.probe(settings, thorough=True).available
-    monkeypatch.setattr("atoll.engines.linux.native.probing.broken_walls", lambda process, wanted: ["a hole"])
+    monkeypatch.setattr("atoll.engines.linux.native.native_probe.broken_walls", lambda process, wanted: ["a hole"])
     found = NativeEngine.probe(settings, thorough=True)
     assert not found.available
     assert "a hole" in found.reasons[0]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux import cgroups
-from atoll.engines.linux.cgroups import Group, Hierarchy, parse_hierarchy
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.plan import CgroupLimits
+from atoll.engines.host.cgroups import groups
+from atoll.engines.host.cgroups.group_limits import CgroupLimits
+from atoll.engines.host.cgroups.groups import Group, Hierarchy, parse_hierarchy
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import UnsupportedError
 from atoll.model import Capability, SandboxSpec, State
 from atoll.settings import Settings
@@ -32,7 +32,7 @@ def unified() -> Hierarchy:
 async def engine(
     settings: Settings, unified: Hierarchy, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[NativeEngine]:
-    monkeypatch.setattr(cgroups.Hierarchy, "find", classmethod(lambda cls: unified))
+    monkeypatch.setattr(groups.Hierarchy, "find", classmethod(lambda cls: unified))
     made = NativeEngine(settings)
     yield made
     await made.aclose()
@@ -41,7 +41,7 @@ async def engine(
 
 async def test_a_sandbox_is_born_in_its_group_and_can_be_stopped(engine: NativeEngine, unified: Hierarchy) -> None:
     handle = await engine.create("a", SandboxSpec())
-    group = engine._places.group("a")
+    group = engine.layout.group("a")
     assert engine.first_pid("a") in group.pids()
     assert "0::/\n" in await output(engine, handle, "cat /proc/self/cgroup")
     await engine.pause(handle)
@@ -55,7 +55,7 @@ async def test_a_sandbox_is_born_in_its_group_and_can_be_stopped(engine: NativeE
 async def test_a_limit_without_its_controller_is_refused(engine: NativeEngine, unified: Hierarchy) -> None:
     for name, capability, value in (("memory_bytes", Capability.MEMORY, 1 << 27), ("pids", Capability.PIDS, 99)):
         spec = SandboxSpec.of(limits={name: value})
-        if capability in engine.capabilities:
+        if capability in (await engine.describe()).capabilities:
             await engine.delete(await engine.create("a", spec))
         else:
             with pytest.raises(UnsupportedError):
@@ -81,15 +81,15 @@ def test_an_ordinary_user_finds_what_is_delegated_to_it(tmp_path: Path) -> None:
     table = f"35 24 0:30 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
     own = tmp_path / "user.slice" / "me" / "app"
     own.mkdir(parents=True)
-    assert cgroups.delegated(table, "4:pids:/x\n0::/user.slice/me/app\n") is None
+    assert groups.delegated(table, "4:pids:/x\n0::/user.slice/me/app\n") is None
     for directory, handed in ((own, ""), (own.parent, "memory pids")):
         (directory / "cgroup.procs").write_text("")
         (directory / "cgroup.subtree_control").write_text(handed)
-    found = cgroups.delegated(table, "0::/user.slice/me/app\n")
+    found = groups.delegated(table, "0::/user.slice/me/app\n")
     assert found is not None
     assert found.controllers == dict.fromkeys(("memory", "pids", "freezer", "cpuacct"), own.parent)
     (own.parent / "cgroup.subtree_control").write_text("")
-    found = cgroups.delegated(table, "0::/user.slice/me/app\n")
+    found = groups.delegated(table, "0::/user.slice/me/app\n")
     assert found is not None
     assert found.controllers == dict.fromkeys(("freezer", "cpuacct"), own)
-    assert cgroups.delegated("", "0::/user.slice/me/app\n") is None
+    assert groups.delegated("", "0::/user.slice/me/app\n") is None

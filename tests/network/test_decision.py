@@ -9,13 +9,13 @@ import pytest
 
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
-from atoll.network.decision import Judge
-from atoll.network.names import closed_for_all, is_private, name_of_words, normal_name, parse_address, unwrapped
-from atoll.network.policy import NetworkRules
+from atoll.model.addresses import closed_for_all, is_private, name_of_words, normal_name, parse_address, unwrapped
+from atoll.model.network_policy import NetworkRules
+from atoll.network.decision import PolicyEvaluator
 
 
-def judge(network: Any) -> Judge:
-    return Judge(SandboxSpec.of(network=network).network)
+def judge(network: Any) -> PolicyEvaluator:
+    return PolicyEvaluator(SandboxSpec.of(network=network).network)
 
 
 @pytest.mark.parametrize(

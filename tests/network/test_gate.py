@@ -12,12 +12,12 @@ from typing import Any
 
 from atoll import Sandbox
 from atoll.model import SandboxSpec
-from atoll.network import netlink
 from atoll.network.client import Gateway
-from atoll.network.knocks import read_knock
-from atoll.network.member import Member
+from atoll.network.gateway.member import Member
+from atoll.network.gateway.refused_attempts import read_attempt
+from atoll.network.link import netlink
+from atoll.network.link.threshold import steps
 from atoll.network.refusals import RefusalLog
-from atoll.network.threshold import steps
 from atoll.settings import Settings
 from network import world
 from network.attacks import run
@@ -70,7 +70,7 @@ def test_the_kernel_agrees_with_the_gateway(tmp_path: Path) -> None:
         for address in map(IPv4Address, ADDRESSES):
             for port in PORTS:
                 passes = next(step for step in steps(policy) if step.covers(address, port)).passes
-                decided = bool(member.by_address(address, port, "tcp")) or member.judge.reads_names(port)
+                decided = bool(member.by_address(address, port, "tcp")) or member.evaluator.reads_names(port)
                 member.pin("git.test", (address,), 60)
                 member.pin("any.test", (address,), 60)
                 possible = bool(member.by_address(address, port, "tcp")) or decided
@@ -125,7 +125,7 @@ def test_a_scan_finds_nothing_open_and_is_counted(internet: Internet, make: Make
 
 
 def chains(settings: Settings) -> set[str]:
-    with open(Gateway(settings).places.router) as router, netlink.inside(router.fileno()):
+    with open(Gateway(settings).files.router) as router, netlink.inside(router.fileno()):
         listed = subprocess.run(["nft", "list", "chains"], check=True, capture_output=True, text=True).stdout
     return {line.split()[1] for line in listed.splitlines() if "chain policy_" in line}
 
@@ -146,4 +146,4 @@ def test_equal_policies_share_a_chain_and_unused_ones_go(internet: Internet, mak
 
 def test_what_is_no_beginning_of_a_connection_is_ignored() -> None:
     for packet in (b"", b"\x45", b"\x45" + bytes(30), b"\x4f" + bytes(8) + b"\6" + bytes(30), bytes(64)):
-        assert read_knock(packet) is None
+        assert read_attempt(packet) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.network.http1 import BadRequestError, read_request
+from atoll.network.gateway.http1 import BadRequestError, read_request
 
 
 def head(*lines: str, host: str = "allowed.test") -> bytes:

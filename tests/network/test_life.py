@@ -3,6 +3,7 @@ death of the gateway."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -15,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from atoll import Sandbox, UnsupportedError
-from atoll.engines.docker import endpoint, facts
-from atoll.engines.docker.http import Http
-from atoll.engines.docker.links import ContainerLinks
-from atoll.engines.linux.oci import OciEngine, runtimes
-from atoll.engines.local.processes import descendants
+from atoll.engines.docker.api import endpoint, facts
+from atoll.engines.docker.api.http import Http
+from atoll.engines.docker.connect.container_link import ContainerLinks
+from atoll.engines.host.process_ref import descendants
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes import oci_runtimes
 from atoll.model import SandboxSpec
 from atoll.network.client import Gateway
 from atoll.settings import Settings
@@ -103,11 +105,11 @@ def bare_image(folder: Path) -> str:
     return f"tar:{archive}"
 
 
-@pytest.mark.parametrize("runtime", ["native", "runc", "crun"])
+@pytest.mark.parametrize("runtime", ["native", "runc", pytest.param("crun", marks=pytest.mark.again)])
 def test_a_network_can_be_given_later_to_any_image(
     settings: Settings, internet: Internet, bare_image: str, runtime: str
 ) -> None:
-    if runtime != "native" and runtimes.locate(runtime, settings.data_dir) is None:
+    if runtime != "native" and oci_runtimes.locate(runtime, settings.data_dir) is None:
         missing(f"{runtime} is not installed")
     engine = "native" if runtime == "native" else OciEngine(settings, runtime)
     usr = ["/usr:/usr:ro"]
@@ -167,14 +169,14 @@ def test_another_process_finds_the_policy(settings: Settings, make: Make, kind: 
 
 def gateway_processes(settings: Settings) -> tuple[int, list[int]]:
     """The parent and its worker."""
-    directory = str(Gateway(settings).places.directory)
+    directory = str(Gateway(settings).files.directory)
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"atoll.network.gateway" in words and directory.encode() in words:
+        if b"atoll.network.gateway.process" in words and directory.encode() in words:
             found.append(int(path.parent.name))
     parents = [pid for pid in found if descendants(pid)]
     assert len(parents) <= 1
@@ -222,14 +224,14 @@ def test_deleting_leaves_nothing(settings: Settings, make: Make, kind: Kind) -> 
     gateway = Gateway(settings)
     with Sandbox(settings=settings, network=NAMES, **kind) as sandbox:
         run(sandbox, f"connect('{EVIL}', 80, get('evil.test'))")
-        assert gateway.places.is_member(sandbox.id)
+        assert gateway.files.is_member(sandbox.id)
         assert gateway.refusals(sandbox.id)
-    assert not list(gateway.places.members.glob(f"{sandbox.id}*"))
+    assert not list(gateway.files.members.glob(f"{sandbox.id}*"))
 
 
-@pytest.mark.parametrize("runtime", ["runc", "crun"])
+@pytest.mark.parametrize("runtime", ["runc", pytest.param("crun", marks=pytest.mark.again)])
 def test_the_other_runtimes_keep_it_too(settings: Settings, internet: Internet, runtime: str) -> None:
-    if runtimes.locate(runtime, settings.data_dir) is None:
+    if oci_runtimes.locate(runtime, settings.data_dir) is None:
         missing(f"{runtime} is not installed")
     with Sandbox(engine=OciEngine(settings, runtime), settings=settings, network=NAMES) as sandbox:
         is_as_named(sandbox, internet)
@@ -255,7 +257,7 @@ def test_a_container_without_its_link_gets_it_before_it_is_used(
 def test_docker_refuses_what_it_cannot_enforce(settings: Settings, docker_host: str) -> None:
     """Where the link could not be put in: on another machine, and under a kernel that reads its links at the start."""
     http = Http(endpoint.parse(docker_host))
-    known = facts.learn_now(http)
+    known = asyncio.run(facts.learn(http))
     spec = SandboxSpec.of(network=NAMES)
     ContainerLinks(settings, http).check(spec, known)
     under_gvisor = dataclasses.replace(known, default_runtime="runsc")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from atoll.manager import PoolSettings, SandboxManager
-from atoll.manager.sandbox import ManagedSandbox
+from atoll.manager.managed_sandbox import ManagedSandbox
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
 from manager.test_recovery import rewrite

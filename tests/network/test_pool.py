@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from atoll.engines.linux.native import NativeEngine
+from atoll.engines.linux.native_engine import NativeEngine
 from atoll.manager import PoolSettings, SandboxManager
 from atoll.model import SandboxSpec
 from atoll.network.client import Gateway
@@ -62,7 +62,7 @@ async def test_a_claimed_sandbox_has_the_policy_that_was_asked_for(
         text = await looked(manager, none)
         assert "WEB" not in text
         assert "EVIL" not in text
-        assert not Gateway(settings).places.is_member(none)
+        assert not Gateway(settings).files.is_member(none)
         await manager.cleanup(keep=True)
         manager = new_manager()
         await manager.start()

@@ -187,7 +187,7 @@ def test_an_authority_is_one_sandboxs_own(
     mine, theirs = (each.exec(bundle).stdout[-900:] for each in (trusting, other))
     assert "END CERTIFICATE" in mine
     assert mine != theirs
-    place = Gateway(settings).places.authority(trusting.id)
+    place = Gateway(settings).files.authority(trusting.id)
     assert place.stat().st_mode & 0o777 == 0o600
     for line in place.read_text().splitlines()[1:3]:
         assert line not in trusting.exec("grep -rs . /etc/ssl /run /workspace").stdout, "its key is not inside"
@@ -195,7 +195,7 @@ def test_an_authority_is_one_sandboxs_own(
     refused = trusting.exec("curl -sS -m 20 --cacert theirs.pem https://allowed.test/")
     assert "certificate" in refused.stderr
     other.cleanup()
-    assert not Gateway(settings).places.authority(other.id).exists()
+    assert not Gateway(settings).files.authority(other.id).exists()
     assert not list(settings.data_dir.glob(f"**/trusted/{other.id}"))
 
 

@@ -8,8 +8,8 @@ import os
 import socket
 
 from atoll import Sandbox
-from atoll.network.relay import Pump
-from atoll.network.share import Share
+from atoll.network.gateway.bandwidth_share import BandwidthShare
+from atoll.network.gateway.relay import Pump
 from needs import missing, not_applicable
 from network import world
 from network.conftest import Kind, Make
@@ -97,7 +97,7 @@ async def test_many_connections_get_no_more_than_one() -> None:
     assert modest.total > 0.2 * greedy.total, (modest.total, greedy.total)
 
 
-class Counted(Share):
+class Counted(BandwidthShare):
     total = 0
 
     def count(self, size: int) -> None:
@@ -106,12 +106,12 @@ class Counted(Share):
 
 
 async def test_a_share_is_one_of_turns_and_of_a_rate() -> None:
-    share = Share(1_000_000)
+    share = BandwidthShare(1_000_000)
     assert share.is_open()
     share.count(5 << 20)
     assert not share.is_open()
     assert share.pause_s() > 4, "five seconds' worth was taken at once"
-    share = Share(1e12)
+    share = BandwidthShare(1e12)
     share.count(3 << 20)
     assert share.is_open()
     share.count(1 << 20)

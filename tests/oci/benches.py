@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from atoll.conformance import Bench
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci.runtimes import isolation_of
-from atoll.sandbox import AsyncSandbox
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes.oci_runtimes import isolation_of
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 RUNTIMES = ("runc", "crun", "runsc")
+EACH_RUNTIME = ("runc", pytest.param("crun", marks=pytest.mark.again), "runsc")
 _AS_THIS_BENCH = f"""
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from oci.benches import RuntimeBench as Bench

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci.runtimes import locate
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.settings import Settings
 from needs import missing, need
 from oci.remains import remains
@@ -43,14 +44,14 @@ def settings() -> Iterator[Settings]:
 
 
 @pytest.fixture
-async def runc(settings: Settings, need_runtime: NeedRuntime) -> AsyncIterator[OciEngine]:
+async def runc(settings: Settings, need_runtime: NeedRuntime) -> AsyncIterator[LinuxEngine]:
     need_runtime("runc")
     engine = OciEngine(settings, "runc")
     yield engine
     await empty(engine)
 
 
-async def empty(engine: OciEngine) -> None:
+async def empty(engine: LinuxEngine) -> None:
     """Delete all that there is."""
     for handle in await engine.list():
         await engine.delete(handle)

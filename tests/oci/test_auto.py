@@ -12,7 +12,7 @@ import pytest
 
 from atoll import AsyncSandbox, SandboxManager
 from atoll.engines import registry
-from atoll.engines.linux.oci.runtimes import locate
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.settings import Settings
 from needs import missing, not_applicable

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci import engine as engine_module
+from atoll.engines.linux import construction
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import (
     EngineError,
     EngineUnavailableError,
@@ -20,7 +20,7 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.model import SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from atoll.storage import PlainLayers
 from oci.conftest import NeedRuntime, empty
@@ -45,7 +45,7 @@ async def test_a_broken_runtime(runc: OciEngine, how: str, tmp_path: Path, monke
     script.write_text("#!/bin/bash\n" + BROKEN[how].replace("REAL", str(shutil.which("runc"))) + "\n")
     script.chmod(0o755)
     monkeypatch.setenv("ATOLL_RUNC", str(script))
-    monkeypatch.setattr(engine_module, "_CREATE_S", 1.5)
+    monkeypatch.setattr(construction, "_CREATE_S", 1.5)
     async with asyncio.timeout(20):
         with pytest.raises(EngineError, match="runc"):
             await runc.create("a", SandboxSpec())
@@ -90,7 +90,7 @@ async def test_a_limit_that_is_none(memory: str) -> None:
 async def test_a_limit_that_cannot_be_enforced_here(runc: OciEngine, settings: Settings) -> None:
     with pytest.raises(UnsupportedError, match="inodes"):
         await runc.create("a", SandboxSpec.of(limits={"inodes": 100}))
-    runc._places.layers = PlainLayers(settings.data_dir / "layers")
+    runc.layout.layers = PlainLayers(settings.data_dir / "layers")
     with pytest.raises(UnsupportedError, match="disk"):
         await runc.create("a", SandboxSpec.of(limits={"disk_bytes": "100m"}))
 

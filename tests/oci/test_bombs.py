@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import UnsupportedError
 from atoll.model import Cause, SandboxSpec, State
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 MIB = 1 << 20
@@ -108,7 +108,7 @@ async def test_a_sandbox_that_dies_as_a_whole_says_why(runc: OciEngine, settings
     async with neighbours(runc, settings) as sandbox:
         await sandbox.exec(["python3", "-c", "bytearray(300 << 20)"], timeout=20)
         (handle,) = [found for found in await runc.list() if found.sandbox_id == sandbox.id]
-        await runc._places.group(sandbox.id).kill(Deadline.after(10))
+        await runc.layout.group(sandbox.id).kill(Deadline.after(10))
         seen = await runc.inspect(handle)
         assert (seen.state, seen.cause) == (State.STOPPED, Cause.OUT_OF_MEMORY)
         assert "100663296" in seen.reason

@@ -9,10 +9,11 @@ import threading
 
 import pytest
 
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.model import SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from oci.conftest import NeedRuntime, empty
 from oci.remains import remains
@@ -21,9 +22,9 @@ AT_ONCE = 8
 _MAKER = """
 import asyncio, sys
 from pathlib import Path
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.model import SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 async def use(engine, settings):
@@ -43,7 +44,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("cycles", [40, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
-async def test_many_cycles_leave_nothing(runc: OciEngine, settings: Settings, cycles: int) -> None:
+async def test_many_cycles_leave_nothing(runc: LinuxEngine, settings: Settings, cycles: int) -> None:
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def cycle(number: int) -> None:
@@ -80,7 +81,7 @@ async def test_killing_the_maker_leaves_nothing(settings: Settings, need_runtime
         assert remains(settings) == []
 
 
-async def test_gc_touches_nothing_of_a_maker_that_lives(runc: OciEngine, settings: Settings) -> None:
+async def test_gc_touches_nothing_of_a_maker_that_lives(runc: LinuxEngine, settings: Settings) -> None:
     async def make() -> AsyncSandbox:
         return await AsyncSandbox(SandboxSpec(), engine=runc, settings=settings).create()
 
@@ -107,7 +108,7 @@ async def test_control_groups_are_not_removed_under_one_that_starts(
     def tidy() -> int:
         times = 0
         while not over.is_set():
-            other._places.close()
+            other.layout.close()
             times += 1
         return times
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
-from oci.benches import RUNTIMES
+from oci.benches import EACH_RUNTIME
 from oci.conftest import NeedRuntime, empty
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", EACH_RUNTIME)
 async def test_another_process_resumes_what_one_paused(
     runtime: str, settings: Settings, need_runtime: NeedRuntime
 ) -> None:
@@ -20,7 +20,7 @@ async def test_another_process_resumes_what_one_paused(
     handle = await engine.create("a", SandboxSpec())
     await engine.pause(handle)
     assert (await other.inspect(handle)).state is State.PAUSED
-    assert engine._places.group("a").is_frozen() == (runtime != "runsc")
+    assert engine.layout.group("a").is_frozen() == (runtime != "runsc")
     await other.resume(handle)
     assert (await engine.inspect(handle)).state is State.RUNNING
     await other.aclose()
@@ -32,7 +32,7 @@ async def test_a_pause_that_never_came_about_can_be_ended(settings: Settings, ne
     need_runtime("runsc")
     engine = OciEngine(settings, "runsc")
     handle = await engine.create("a", SandboxSpec())
-    (engine._places.run("a") / "paused").touch()
+    (engine.layout.run("a") / "paused").touch()
     await engine.resume(handle)
     assert (await engine.inspect(handle)).state is State.RUNNING
     await empty(engine)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.images import Recipe
 from atoll.model import SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from needs import need
-from oci.benches import RUNTIMES
+from oci.benches import EACH_RUNTIME, RUNTIMES
 from oci.conftest import NeedRuntime, empty
 
 POOL = """
@@ -95,7 +95,7 @@ async def failures(sandbox: AsyncSandbox, commands: dict[str, str]) -> list[str]
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", EACH_RUNTIME)
 async def test_on_the_host_image(runtime: str, settings: Settings, need_runtime: NeedRuntime, tmp_path: Path) -> None:
     need_runtime(runtime)
     _wheel(tmp_path)
@@ -113,7 +113,7 @@ async def test_on_a_debian_image(settings: Settings, need_runtime: NeedRuntime, 
     assert await download.wait() == 0
     engine = OciEngine(settings)
     names = ("python3-minimal", "python3-pip", "python3-venv", "git", "gcc", "libc6-dev", "npm", "iputils-ping")
-    await engine._places.images.build(Recipe("full", "bookworm", names))
+    await engine.layout.images.build(Recipe("full", "bookworm", names))
     for runtime in RUNTIMES:
         need_runtime(runtime)
         async with sandbox_for(settings, runtime, tmp_path, "recipe:full") as sandbox:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from atoll.compat.openhands.config import REFUSED
 from atoll.openhands import SandboxConfig
-from atoll.openhands.config import REFUSED
 
 DEFAULTS = {
     "remote_runtime_api_url": "http://localhost:8000",

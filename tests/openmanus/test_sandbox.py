@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.compat.openmanus.policy import ALLOW, Verdict
 from atoll.errors import (
     ImageNotFoundError,
     SandboxError,
@@ -18,7 +19,6 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.openmanus import DockerSandbox, OperationError, SandboxSettings, ask, refuse
-from atoll.openmanus.policy import ALLOW, Verdict
 from docker.private_engine import BUSYBOX, docker
 
 Config = SandboxSettings

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 import atoll
-from atoll import openmanus
+from atoll.compat import openmanus
 from atoll.errors import SpecError
 from atoll.openmanus import SandboxSettings
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from atoll.engines.docker.streams import Streams
+from atoll.engines.docker.connect.agent_streams import Streams
 from atoll.errors import SandboxGoneError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.openmanus import AsyncDockerizedTerminal, OperationError
 from docker.private_engine import BUSYBOX, DEBIAN, STATIC, docker
@@ -27,7 +27,7 @@ def traces(container: str) -> str:
     )
 
 
-@pytest.fixture(params=[DEBIAN, BUSYBOX])
+@pytest.fixture(params=[DEBIAN, pytest.param(BUSYBOX, marks=pytest.mark.again)])
 def container(request: pytest.FixtureRequest) -> Iterator[str]:
     """A container of somebody else, with its own first process and a user without rights."""
     found = docker("run", "-d", "--network", "none", request.param, "sleep", "10000")

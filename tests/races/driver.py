@@ -16,13 +16,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import SandboxError
 from atoll.manager import PoolSettings, SandboxManager
-from atoll.manager.sandbox import ManagedSandbox
+from atoll.manager.managed_sandbox import ManagedSandbox
 from atoll.model import SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 CAP, CLIENTS, MOST_CHECKPOINTS = 8, 5, 4
@@ -46,7 +47,7 @@ WITH_MEMORY = {**MANAGED, "sleep": 6}
 DIRECT = {"delete": 2, "restart": 6, "rollback": 4, "checkpoint": 5, "pause": 4, "resume": 5, "inspect": 6, "kill": 2}
 
 
-def engine_for(name: str, settings: Settings) -> OciEngine:
+def engine_for(name: str, settings: Settings) -> LinuxEngine:
     return NativeEngine(settings) if name == "native" else OciEngine(settings, name)
 
 
@@ -102,7 +103,7 @@ class Driver:
 
     def kill_one(self, sandbox_id: str) -> int:
         """Any process of the sandbox, as likely its first as another."""
-        pids = sorted(self.engine._places.group(sandbox_id).pids())
+        pids = sorted(self.engine.layout.group(sandbox_id).pids())
         if not pids:
             return 0
         pid = self.dice.choice(pids)
@@ -205,7 +206,7 @@ class Direct(Driver):
         try:
             match verb:
                 case "delete":
-                    await self.engine.delete(sandbox._created())
+                    await self.engine.delete(sandbox.access.handle())
                 case "restart":
                     await sandbox.restart()
                 case "rollback":

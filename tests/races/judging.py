@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci.places import STARTING
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.layout import STARTING
 from atoll.errors import SandboxError
 from atoll.manager import SandboxManager
 from atoll.model import State
@@ -96,14 +96,14 @@ def _hits(other: dict[str, Any], entry: dict[str, Any]) -> bool:
     return is_kill and (entry["verb"] in ("create", "claim", "fork") or other["id"] == entry["id"])
 
 
-async def compare(manager: SandboxManager, engine: OciEngine, history: History) -> list[str]:
+async def compare(manager: SandboxManager, engine: LinuxEngine, history: History) -> list[str]:
     """What is lost, double or nobody's. The manager has just started and nothing else runs."""
-    parts = await manager._open()
-    await parts.orphans.collect()
-    core, places = parts.core, engine._places
-    members = {member.id: member for member in core.members}
+    wiring = await manager._open()
+    await wiring.orphans.collect()
+    context, places = wiring.context, engine.layout
+    members = {member.id: member for member in context.members}
     handles = [handle.sandbox_id for handle in await engine.list()]
-    written = {record.id for record in (await core.journal.living())[0]}
+    written = {record.id for record in (await context.journal.living())[0]}
     faults = [f"the engine lists {id} twice" for id, times in Counter(handles).items() if times > 1]
     faults += _differences("the engine has", set(handles), "the manager has", set(members))
     faults += _differences("the journal has", written, "the manager has", set(members))
@@ -128,11 +128,11 @@ async def compare(manager: SandboxManager, engine: OciEngine, history: History) 
     return faults
 
 
-def _on_the_machine(engine: OciEngine, known: set[str], alive: set[str]) -> list[str]:
-    places = engine._places
+def _on_the_machine(engine: LinuxEngine, known: set[str], alive: set[str]) -> list[str]:
+    places = engine.layout
     groups = {name.removeprefix(STARTING) for name in places.accounts.names()}
     layers, ids = set(places.layers.list()), set(places.ids.owners().values())
-    saved = {state.sandbox_id for state in engine._checkpoints.states.all() if state.sandbox_id}
+    saved = {state.sandbox_id for state in engine._storage.records.all() if state.sandbox_id}
     running = {id for id in known if places.group(id).pids()}
     faults = [
         f"{what} of {id}, which is nobody" for what, found in _named(groups, layers, ids, saved) for id in found - known

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.oci.runtimes import locate
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.manager import SandboxManager
 from atoll.settings import Settings
 from needs import missing, need

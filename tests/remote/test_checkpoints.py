@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from atoll import AsyncSandbox, CheckpointNotFoundError, Undo
-from atoll.engines.remote import RemoteEngine
+from atoll.engines.remote.engine import RemoteEngine
 from atoll.errors import ConflictError, ImageError, SnapshotNotFoundError, UnsupportedError
 from atoll.model import UndoRule
 from atoll.settings import Settings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll import AsyncSandbox
-from atoll.engines.linux.oci.runtimes import locate
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.model import State
 from atoll.settings import Settings
 from checkpoints.test_memory import COUNTER, counting

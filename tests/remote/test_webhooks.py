@@ -69,10 +69,10 @@ def test_a_change_is_told_and_nobody_else_can_tell_one(session_folder: Path, bac
             assert (hook["failing"], hook["delivered"] > 0) == (False, True)
             # Whatever went over the wire is worth nothing to whoever saw it.
             for signature, body in between.messages:
-                assert refusal(receive, signature, body) == "the message was here before"
-                assert refusal(receive, signature, body + b" ") == "the signature is not good"
-                assert refusal(receive, signature.replace("t=1", "t=2"), body) == "the signature is not good"
-            assert refusal(receive, "", b"{}") == "the signature is not good"
+                assert refusal(receive, signature, body) == "this message was already received (replay)"
+                assert refusal(receive, signature, body + b" ") == "invalid signature"
+                assert refusal(receive, signature.replace("t=1", "t=2"), body) == "invalid signature"
+            assert refusal(receive, "", b"{}") == "invalid signature"
 
 
 def refusal(url: str, signature: str, body: bytes) -> str:

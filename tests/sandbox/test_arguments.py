@@ -70,7 +70,7 @@ async def test_impossible_timeouts_are_refused(timeout: float, sandbox: AsyncSan
 async def test_an_unknown_engine_names_those_that_are_known(settings: Settings) -> None:
     with pytest.raises(atoll.EngineNotFoundError, match="no engine 'nothing'") as caught:
         await AsyncSandbox(engine="nothing", settings=settings).create()
-    assert "process" in (caught.value.hint or "")
+    assert "bubblewrap" in (caught.value.hint or "")
     assert caught.value.code == "engine_not_found"
 
 

@@ -11,9 +11,9 @@ from atoll import AgentUnreachableError, AsyncSandbox
 
 def cut(sandbox: AsyncSandbox) -> None:
     """As if the socket broke. There is no public way to do that, so this one looks inside."""
-    channel = sandbox._guest.current_channel()
-    assert channel is not None
-    channel.fail(AgentUnreachableError("cut by the test"))
+    connection = sandbox.access.guest.current_connection()
+    assert connection is not None
+    connection.fail(AgentUnreachableError("cut by the test"))
 
 
 async def test_the_next_use_connects_again(sandbox: AsyncSandbox) -> None:
@@ -41,7 +41,7 @@ async def test_a_background_command_is_followed_without_a_gap(sandbox: AsyncSand
     async for piece in command:
         pieces.append(piece.data)
         # What had arrived before the cut is handed out first, without a connection.
-        if cuts < 2 and sandbox._guest.current_channel() is not None:
+        if cuts < 2 and sandbox.access.guest.current_connection() is not None:
             cut(sandbox)
             cuts += 1
     assert cuts == 2

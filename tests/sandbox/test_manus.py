@@ -9,7 +9,7 @@ import pytest
 
 from atoll import AsyncSandbox, Sandbox, SetupError
 from atoll.errors import SandboxGoneError, SandboxResourceError, SpecError
-from atoll.export import Export
+from atoll.sandbox.export import Export
 from atoll.settings import Settings
 from leftovers import leftovers
 

@@ -13,9 +13,9 @@ import pytest
 from atoll import AsyncSandbox, Cause
 from atoll.conformance import host
 from atoll.conformance.bench import new_mark
+from atoll.conformance.findings import until
 from atoll.conformance.inside import running
 from atoll.conformance.process_trees import evil_tree
-from atoll.conformance.saying import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

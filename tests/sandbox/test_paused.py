@@ -20,7 +20,7 @@ from sandbox.calling import CALLS, expect
 PROMPT_S = 4.0
 
 
-@pytest.fixture(scope="session", params=["native", "oci"])
+@pytest.fixture(scope="session", params=["native", pytest.param("oci", marks=pytest.mark.again)])
 def pausing_engine(
     request: pytest.FixtureRequest, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> str:
@@ -41,12 +41,14 @@ async def pausable(pausing_engine: str, session_settings: Settings) -> AsyncIter
 @pytest.mark.parametrize("connected", [True, False])
 async def test_every_call_of_a_paused_sandbox_says_so_at_once(pausable: AsyncSandbox, connected: bool) -> None:
     await pausable.run_command("true")
-    other = await AsyncSandbox.attach(pausable.id, engine=await pausable._the_engine(), settings=pausable._settings)
+    other = await AsyncSandbox.attach(
+        pausable.id, engine=await pausable.access.engine(), settings=pausable.access.choice.settings
+    )
     await pausable.pause()
     if connected:
-        channel = pausable._guest.current_channel()
-        assert channel is not None
-        channel._wire.heard -= 5  # nothing was heard for some time
+        connection = pausable.access.guest.current_connection()
+        assert connection is not None
+        connection._wire.heard -= 5  # nothing was heard for some time
     sandbox = pausable if connected else other
     await asyncio.gather(*(expect(name, sandbox, SandboxPausedError, PROMPT_S) for name in CALLS))
     await pausable.resume()
@@ -74,8 +76,8 @@ async def test_a_command_that_is_caught_by_a_pause_is_answered_at_its_own_deadli
 async def test_a_file_that_is_caught_by_a_pause_is_answered(
     pausable: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.guest.channel._SILENT_S", 0.5)
-    await pausable._guest.aclose()
+    monkeypatch.setattr("atoll.guest.connection._SILENT_S", 0.5)
+    await pausable.access.guest.aclose()
 
     async def pieces() -> AsyncIterator[bytes]:
         yield b"x"
@@ -93,7 +95,7 @@ async def test_a_file_that_is_caught_by_a_pause_is_answered(
 async def stopped(sandbox: AsyncSandbox) -> AsyncIterator[AsyncSandbox]:
     """Its agent does not answer any more, though it lives."""
     await sandbox.write_file("kept", "x")
-    record = (await sandbox._the_engine())._records.read(sandbox.id)  # type: ignore[attr-defined]
+    record = (await sandbox.access.engine())._records.read(sandbox.id)  # type: ignore[attr-defined]
     os.kill(record.init.pid, signal.SIGSTOP)
     yield sandbox
     with contextlib.suppress(ProcessLookupError):
@@ -104,13 +106,13 @@ async def test_every_call_of_a_silent_sandbox_is_answered(
     stopped: AsyncSandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("atoll.guest.answering._PATIENCE_S", (0.2, 0.5))
-    channel = stopped._guest.current_channel()
-    assert channel is not None
-    channel._wire.heard -= 5
+    connection = stopped.access.guest.current_connection()
+    assert connection is not None
+    connection._wire.heard -= 5
     await asyncio.gather(*(expect(name, stopped, AgentUnreachableError, PROMPT_S) for name in CALLS))
 
 
 async def test_every_call_of_a_dead_sandbox_is_told_why(stopped: AsyncSandbox) -> None:
-    record = (await stopped._the_engine())._records.read(stopped.id)  # type: ignore[attr-defined]
+    record = (await stopped.access.engine())._records.read(stopped.id)  # type: ignore[attr-defined]
     os.kill(record.init.pid, signal.SIGKILL)
     await asyncio.gather(*(expect(name, stopped, SandboxGoneError, 2 * PROMPT_S) for name in CALLS))

@@ -10,13 +10,13 @@ import textwrap
 import pytest
 
 from atoll import AsyncSandbox
-from atoll.engines import shared
+from atoll.engines import leases
 from atoll.settings import Settings
 
 
 @pytest.fixture(autouse=True)
 def quick_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "LINGER_S", 0.01)
+    monkeypatch.setattr(leases, "LINGER_S", 0.01)
 
 
 def settings_in(folder: object) -> Settings:
@@ -26,7 +26,7 @@ def settings_in(folder: object) -> Settings:
 async def test_the_next_sandbox_uses_the_same_engine(session_settings: Settings) -> None:
     first, second = (AsyncSandbox(engine="process", settings=session_settings) for _ in range(2))
     try:
-        assert await first._the_engine() is await second._the_engine()
+        assert await first.access.engine() is await second.access.engine()
     finally:
         await first.cleanup()
         await second.cleanup()
@@ -34,8 +34,8 @@ async def test_the_next_sandbox_uses_the_same_engine(session_settings: Settings)
 
 async def test_it_is_closed_a_while_after_the_last_one(session_settings: Settings) -> None:
     sandbox = AsyncSandbox(engine="process", settings=session_settings)
-    engine = await sandbox._the_engine()
-    held = sandbox._held
+    engine = await sandbox.access.engine()
+    held = sandbox.access.choice.lease
     assert held is not None
     closed = asyncio.Event()
 
@@ -49,7 +49,7 @@ async def test_it_is_closed_a_while_after_the_last_one(session_settings: Setting
         await closed.wait()
     assert held.users == 0
     other = AsyncSandbox(engine="process", settings=session_settings)
-    assert await other._the_engine() is not engine
+    assert await other.access.engine() is not engine
     await other.cleanup()
 
 
@@ -57,7 +57,7 @@ def test_an_event_loop_that_ends_closes_it(session_settings: Settings) -> None:
     closed = []
 
     async def use() -> None:
-        engine = (await shared.acquire("process", session_settings)).engine
+        engine = (await leases.acquire("process", session_settings)).engine
 
         async def note() -> None:
             closed.append(asyncio.get_running_loop())

@@ -10,7 +10,7 @@ from atoll.guest.guest import Guest
 
 async def test_a_command_without_time_to_connect_has_run_out_of_time(sandbox: AsyncSandbox) -> None:
     """The sandbox is not to blame, whether or not there is a connection already."""
-    guest = Guest(sandbox._connect)
+    guest = Guest(sandbox.access.connect)
     await guest.present(5e-324)
     await guest.aclose()
     for _ in range(2):

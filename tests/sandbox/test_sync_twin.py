@@ -11,7 +11,7 @@ import pytest
 
 import atoll
 from atoll.guest.files import Watch
-from atoll.guest.ports import PortStream
+from atoll.guest.port_streams import PortStream
 
 TWINS = [
     (atoll.AsyncSandbox, atoll.Sandbox),
@@ -31,7 +31,9 @@ RENAMED = {
 
 
 def offered(cls: type) -> dict[str, object]:
-    return {name: value for name, value in vars(cls).items() if not name.startswith("_") or name in RENAMED}
+    """What the class and the parts that it is made of define."""
+    found = {name: value for base in reversed(cls.__mro__[:-1]) for name, value in vars(base).items()}
+    return {name: value for name, value in found.items() if not name.startswith("_") or name in RENAMED}
 
 
 @pytest.mark.parametrize(("original", "twin"), TWINS, ids=[twin.__name__ for _, twin in TWINS])

@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.guest.files import FileInfo
 from atoll.model import ExecutionResult
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 
 
 @dataclass(slots=True)

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.base import Engine
-from atoll.engines.linux.cgroups import Hierarchy
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci.runtimes import locate
-from atoll.engines.process import ProcessEngine
+from atoll.engines.bubblewrap.engine import BubblewrapEngine
+from atoll.engines.contract import Engine
+from atoll.engines.host.cgroups.groups import Hierarchy
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.model import ExecutionResult
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from needs import missing, need
 from security import host_state
@@ -30,13 +31,15 @@ from security.weak import Weak
 PIDS = 256
 """Every sandbox whose processes are the host's has a limit. Nothing that forks without end is run without one."""
 
-_GVISOR, _CRUN = (pytest.param(name, marks=pytest.mark.slow) for name in ("runsc", "crun"))
+_GVISOR, _SLOW_CRUN = (pytest.param(name, marks=pytest.mark.slow) for name in ("runsc", "crun"))
+_CRUN = pytest.param("crun", marks=pytest.mark.again)
 RUNC = pytest.mark.parametrize("target", ["runc"], indirect=True)
-NAMESPACES = pytest.mark.parametrize("target", ["native", "runc", "crun"], indirect=True)
-OCI = pytest.mark.parametrize("target", ["runc", "crun", _GVISOR], indirect=True)
-IDS = pytest.mark.parametrize("target", ["native", "runc", "crun", _GVISOR], indirect=True)
-EVERY = pytest.mark.parametrize("target", ["native", "runc", "process", _CRUN, _GVISOR], indirect=True)
-WITH_GVISOR = pytest.mark.parametrize("target", ["native", "runc", "crun", "process", "runsc"], indirect=True)
+NAMESPACES = pytest.mark.parametrize("target", ["native", "runc", _CRUN], indirect=True)
+OCI = pytest.mark.parametrize("target", ["runc", _CRUN, _GVISOR], indirect=True)
+IDS = pytest.mark.parametrize("target", ["native", "runc", _CRUN, _GVISOR], indirect=True)
+_RUNC = pytest.param("runc", marks=pytest.mark.again)
+EVERY = pytest.mark.parametrize("target", ["native", _RUNC, "process", _SLOW_CRUN, _GVISOR], indirect=True)
+WITH_GVISOR = pytest.mark.parametrize("target", ["native", _RUNC, _CRUN, "process", "runsc"], indirect=True)
 """gVisor takes seconds to start, and for calls on files and commands all runtimes are alike: with most cases they are
 left to the slow suite."""
 
@@ -57,8 +60,8 @@ class Target:
         return self.name == "runsc"
 
     @property
-    def oci(self) -> OciEngine:
-        assert isinstance(self.engine, OciEngine)
+    def linux(self) -> LinuxEngine:
+        assert isinstance(self.engine, LinuxEngine)
         return self.engine
 
     def sandbox(self, **wanted: Any) -> WatchedSandbox:
@@ -144,7 +147,7 @@ def prepared(root: None, settings: Settings, folder: Path) -> None:
     """A first sandbox, so that what an installation makes once is there before the host is looked at."""
 
     async def make() -> None:
-        for engine in (OciEngine(settings), NativeEngine(settings), ProcessEngine(settings)):
+        for engine in (OciEngine(settings), NativeEngine(settings), BubblewrapEngine(settings)):
             async with AsyncSandbox(engine=engine, settings=settings):
                 pass
             await engine.aclose()
@@ -181,7 +184,7 @@ async def target(
     name: str = request.param
     if name == "process":
         need("bwrap")
-        engine: Engine = ProcessEngine(settings)
+        engine: Engine = BubblewrapEngine(settings)
     elif name == "native":
         engine = NativeEngine(settings)
     else:

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.engines.linux.cgroups import Group, Hierarchy
-from atoll.engines.linux.oci.runtimes import locate
+from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.settings import Settings
 
 _RUNTIMES = ("runc", "crun", "runsc", "bwrap")

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ImageError, SandboxError
-from atoll.guest.trees import PartialCopyError
+from atoll.guest.tree_copy import PartialCopyError
 from atoll.images import ImageLimits, Images
 from needs import not_applicable
 from security.canaries import Canaries
@@ -168,7 +168,7 @@ async def test_g06_devices_and_special_bits_of_an_image_give_nothing(target: Tar
     except ImageError:
         pass  # refused as a whole: as good
     finally:
-        await target.oci._places.images.gc()
+        await target.linux.layout.images.gc()
 
 
 @RUNC
@@ -202,7 +202,7 @@ async def test_g07_marks_of_an_overlay_in_an_image_are_data_or_refused(target: T
     except ImageError:
         pass
     finally:
-        await target.oci._places.images.gc()
+        await target.linux.layout.images.gc()
 
 
 async def test_g09_a_broken_archive_leaves_nothing(place: Path, images: Images) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.cgroups import Group
+from atoll.engines.host.cgroups.groups import Group
 from atoll.errors import SandboxError, SandboxGoneError
 from atoll.model import Cause, SandboxSpec, State
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from needs import not_applicable
 from security.conftest import EVERY, NAMESPACES, PRELUDE, PYTHON, RUNC, WITH_GVISOR, Target, inside
 
@@ -134,7 +134,7 @@ async def test_e05_a_process_that_changes_its_number_all_the_time_is_caught(targ
         for _ in range(runs):
             result = await asyncio.wait_for(sandbox.exec(PYTHON, stdin=PRELUDE + HOPPER, timeout=0.4), 30)
             assert result.cause is not Cause.EXIT
-            group = target.oci._places.group(sandbox.id)
+            group = target.linux.layout.group(sandbox.id)
             assert await only_the_agent(group), f"left: {group.pids()}"
 
 
@@ -143,7 +143,7 @@ async def test_e05_a_process_that_changes_its_number_all_the_time_is_caught(targ
 async def test_e05_deleting_a_sandbox_full_of_hoppers_leaves_nothing(target: Target, runs: int) -> None:
     for _ in range(max(2, runs // 5)):
         sandbox = await target.sandbox(pids=48).create()
-        group = target.oci._places.group(sandbox.id)
+        group = target.linux.layout.group(sandbox.id)
         hopping = await sandbox.start([*PYTHON[:2], "-c", PRELUDE + HOPPER])
         async for _output in hopping:
             break
@@ -156,7 +156,7 @@ async def test_e05_deleting_a_sandbox_full_of_hoppers_leaves_nothing(target: Tar
 MAKER = """
 import asyncio, os, sys, time
 from pathlib import Path
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.oci_engine import OciEngine
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
 async def main():
@@ -190,7 +190,7 @@ async def test_e06_a_lifetime_that_passes_while_nobody_watches_counts(target: Ta
     await asyncio.sleep(1.6)
     seen = await target.engine.inspect(handle)
     assert (seen.state, seen.cause) == (State.STOPPED, Cause.TIMEOUT)
-    assert target.oci._places.group(name).pids() == set()
+    assert target.linux.layout.group(name).pids() == set()
     await target.engine.delete(handle)
 
 
@@ -199,9 +199,9 @@ async def test_e07_a_paused_sandbox_can_be_deleted(target: Target) -> None:
     if target.name == "process":
         not_applicable("this engine cannot pause")
     sandbox = await target.sandbox().create()
-    group = target.oci._places.group(sandbox.id)
+    group = target.linux.layout.group(sandbox.id)
     await sandbox.start("while :; do :; done")
-    await target.oci.pause(sandbox._created())
+    await target.linux.pause(sandbox.access.handle())
     assert group.is_frozen()
     assert group.pids()
     await asyncio.wait_for(sandbox.cleanup(), 20)
@@ -215,7 +215,7 @@ async def test_e07_so_can_one_whose_maker_died_after_pausing_it(target: Target) 
     (handle,) = [handle for handle in await target.engine.list() if handle.sandbox_id == name]
     assert (await target.engine.inspect(handle)).state is State.PAUSED
     await asyncio.wait_for(target.engine.delete(handle), 20)
-    assert not target.oci._places.group(name).exists()
+    assert not target.linux.layout.group(name).exists()
 
 
 @EVERY
@@ -307,7 +307,7 @@ async def test_e13_deleting_during_everything_is_clean(target: Target, folder: P
         asyncio.ensure_future(sandbox.write_file("/workspace/x", b"x" * (8 << 20))),
     ]
     await asyncio.sleep(0.05)
-    handle = sandbox._created()
+    handle = sandbox.access.handle()
     await asyncio.wait_for(asyncio.gather(*(target.engine.delete(handle) for _ in range(3))), 30)
     done = await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 60)
     allowed = (SandboxError, OSError, type(None))

@@ -128,7 +128,7 @@ def score(pid, value):
 say([attempt(score, 1, b"1000"), attempt(score, 1, b"-1000"), attempt(score, "self", b"-1000")])
 """
     async with target.sandbox() as sandbox:
-        (init, *_) = sorted(target.oci._places.group(sandbox.id).pids())
+        (init, *_) = sorted(target.linux.layout.group(sandbox.id).pids())
         before = Path(f"/proc/{init}/oom_score_adj").read_text()
         for user in ("0", "1000"):
             assert set(await inside(sandbox, payload, user)) <= {"EACCES", "EPERM"}

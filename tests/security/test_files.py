@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import SandboxError
-from atoll.guest.trees import PartialCopyError
-from atoll.sandbox import AsyncSandbox
+from atoll.guest.tree_copy import PartialCopyError
+from atoll.sandbox.sandbox import AsyncSandbox
 from security.canaries import Canaries, WatchedSandbox
 from security.conftest import EVERY, NAMESPACES, PRELUDE, PYTHON, RUNC, WITH_GVISOR, Target, inside
 
@@ -435,8 +435,8 @@ async def test_f15_files_of_the_kernel_are_not_written(target: Target) -> None:
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from atoll.engines.linux.oci import OciEngine
-from atoll.sandbox import AsyncSandbox
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 async def main():
     settings = Settings(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -17,16 +17,16 @@ import pytest
 
 from atoll import claims
 from atoll.claims import Claims, uids_in_use
-from atoll.engines.linux import users
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.plan import RANGE
-from atoll.engines.linux.users import FIRST, IdRanges
-from atoll.engines.process.users import Users
+from atoll.engines.bubblewrap.users import Users
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.plan import id_ranges
+from atoll.engines.linux.plan.id_ranges import FIRST, IdRanges
+from atoll.engines.linux.plan.sandbox_plan import RANGE
 from atoll.errors import EngineUnavailableError
 from atoll.network import client as network
-from atoll.network import netlink
 from atoll.network.client import Gateway
-from atoll.sandbox import AsyncSandbox
+from atoll.network.link import netlink
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from needs import missing
 
@@ -47,7 +47,7 @@ async def ids_of(engine: NativeEngine, sandbox: AsyncSandbox) -> int:
 async def test_sandboxes_of_two_installations_share_no_ids(
     pair: tuple[Settings, Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(users, "_start", lambda owner: 7)  # all of them look at the same place first
+    monkeypatch.setattr(id_ranges, "_start", lambda owner: 7)  # all of them look at the same place first
     engines = [NativeEngine(settings) for settings in pair]
     boxes = [(engine, AsyncSandbox(engine=engine, settings=of)) for engine, of in zip(engines, pair, strict=True)] + [
         (engine, AsyncSandbox(engine=engine, settings=of)) for engine, of in zip(engines, pair, strict=True)
@@ -56,7 +56,7 @@ async def test_sandboxes_of_two_installations_share_no_ids(
         await asyncio.gather(*(box.create() for _, box in boxes))
         firsts = [await ids_of(engine, box) for engine, box in boxes]
         assert len(set(firsts)) == 4
-        assert not set(engines[0]._places.ids.owners()) & set(engines[1]._places.ids.owners())
+        assert not set(engines[0].layout.ids.owners()) & set(engines[1].layout.ids.owners())
         claimed = Claims("ids", pair[0].data_dir)
         assert all(claimed.find(str(first)) is not None for first in firsts)
     finally:
@@ -70,7 +70,7 @@ async def test_sandboxes_of_two_installations_share_no_ids(
 
 def test_many_installations_at_once_never_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although their sandboxes have the same names."""
-    monkeypatch.setattr(users, "_start", lambda owner: 5)
+    monkeypatch.setattr(id_ranges, "_start", lambda owner: 5)
     together = threading.Barrier(4)
 
     def claim_some(number: int) -> list[int]:
@@ -112,7 +112,7 @@ def test_a_young_claim_one_in_use_and_one_from_elsewhere_are_kept(
     assert here.collect() == [], "its sandbox may just be being made"
     monkeypatch.setattr(claims, "_YOUNG_S", -1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(users, "uids_in_use", lambda: {first + RANGE - 1})
+        patch.setattr(id_ranges, "uids_in_use", lambda: {first + RANGE - 1})
         assert here.collect() == [], "its sandbox runs"
     with monkeypatch.context() as patch:
         patch.setattr(claims, "_pid_namespace", lambda: "[elsewhere]")
@@ -171,7 +171,7 @@ def test_processes_of_a_sandbox_are_seen_by_their_ids() -> None:
 def test_when_all_seem_taken_those_of_the_dead_are_used(
     tmp_path: Path, old: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(users, "COUNT", 2)
+    monkeypatch.setattr(id_ranges, "COUNT", 2)
     gone, here = ranges_of(tmp_path, "gone"), ranges_of(tmp_path, "here")
     first = here.claim("a").first
     gone.claim("b")
@@ -180,7 +180,7 @@ def test_when_all_seem_taken_those_of_the_dead_are_used(
 
 
 def test_a_claim_of_an_earlier_version_is_kept_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "_start", lambda owner: 3)
+    monkeypatch.setattr(id_ranges, "_start", lambda owner: 3)
     (tmp_path / "a").mkdir()
     before = IdRanges(tmp_path / "a" / "ids").claim("running").first
     upgraded = ranges_of(tmp_path, "a")
@@ -201,12 +201,12 @@ def test_half_of_a_claim_is_found_and_given_back(tmp_path: Path) -> None:
 
 def test_a_copy_of_a_data_directory_is_refused(pair: tuple[Settings, Settings]) -> None:
     first, second = pair
-    mine = NativeEngine(first)._places.slice
+    mine = NativeEngine(first).layout.slice
     shutil.copytree(first.data_dir, second.data_dir)
     with pytest.raises(EngineUnavailableError, match="is a copy of"):
-        _ = NativeEngine(second)._places.slice
+        _ = NativeEngine(second).layout.slice
     shutil.rmtree(first.data_dir)
-    assert NativeEngine(second)._places.slice == mine, "one that was moved is the same installation"
+    assert NativeEngine(second).layout.slice == mine, "one that was moved is the same installation"
 
 
 def test_links_of_two_installations_have_different_addresses(pair: tuple[Settings, Settings]) -> None:
@@ -221,9 +221,9 @@ def test_links_of_two_installations_have_different_addresses(pair: tuple[Setting
         slots = {record.slot for record in records if record is not None}
         assert len(slots) == 2
         for gateway in gateways:
-            assert gateway.places.link_claims().own()
+            assert gateway.files.link_claims().own()
             gateway.detach("same")
-            assert gateway.places.link_claims().own() == {}
+            assert gateway.files.link_claims().own() == {}
     finally:
         for gateway, fd in zip(gateways, networks, strict=True):
             os.close(fd)
@@ -232,7 +232,7 @@ def test_links_of_two_installations_have_different_addresses(pair: tuple[Setting
 
 def test_users_of_engine_process_are_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter((5, 5, 6))
-    monkeypatch.setattr("atoll.engines.process.users.secrets.randbelow", lambda count: next(numbers))
+    monkeypatch.setattr("atoll.engines.bubblewrap.users.secrets.randbelow", lambda count: next(numbers))
     made = [Users(tmp_path / name, Claims("users", tmp_path, tmp_path / "machine")) for name in "ab"]
     assert made[0].claim("one") != made[1].claim("two")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.command import AsyncCommand
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.command import AsyncCommand
+from atoll.sandbox.sandbox import AsyncSandbox
 from security.conftest import Target, inside
 
 PROCESS = pytest.mark.parametrize("target", ["process"], indirect=True)

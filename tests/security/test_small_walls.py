@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux import host_view
-from atoll.engines.linux.oci import OciEngine
+from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.host_image import host_view
 from atoll.errors import SandboxError
 from security.conftest import Target, inside
 
@@ -111,8 +111,8 @@ for pid in filter(str.isdecimal, os.listdir("/proc")):
 
 @pytest.mark.parametrize("target", ["native", "runc", "process"], indirect=True)
 async def test_local_users_find_no_list_of_sandboxes(target: Target) -> None:
-    if isinstance(target.engine, OciEngine):
-        groups = [str(path) for path in target.engine._places.hierarchy.controllers.values()]
+    if isinstance(target.engine, LinuxEngine):
+        groups = [str(path) for path in target.engine.layout.hierarchy.controllers.values()]
     else:
         groups = []
     async with target.sandbox() as sandbox:

@@ -19,7 +19,7 @@ import pytest
 from atoll.errors import EngineError, ImageError, SandboxError, SpecError
 from atoll.images import Image, ImageConfig, Kind
 from atoll.model import SandboxSpec, Volume
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from needs import need, not_applicable
 from security.conftest import EVERY, IDS, NAMESPACES, OCI, PRELUDE, PYTHON, RUNC, WITH_GVISOR, Target, inside
 from security.weak import Weak
@@ -59,7 +59,7 @@ def put_in_place_of_any_image(target: Target, root: Path, monkeypatch: pytest.Mo
     async def acquire(reference: str, sandbox_id: str) -> Image:
         return image
 
-    monkeypatch.setattr(target.oci._places.images, "acquire", acquire)
+    monkeypatch.setattr(target.linux.layout.images, "acquire", acquire)
 
 
 def names_and_times(root: Path) -> list[tuple[str, int, int, int]]:
@@ -245,7 +245,7 @@ async def test_b04_descriptors_of_the_maker_do_not_get_in(target: Target, host_s
             shown = b"".join([piece async for piece in terminal]).split()
             assert set(shown) <= {b"0", b"1", b"2", b"3"}, "3 is the directory that ls reads"
             if target.name != "process":
-                assert held_by(target.oci._places.group(sandbox.id).pids(), host_secret.parent) == []
+                assert held_by(target.linux.layout.group(sandbox.id).pids(), host_secret.parent) == []
     finally:
         for leak in leaks:
             os.close(leak)
@@ -271,11 +271,11 @@ async def test_b04_what_a_runtime_is_started_with_stays_the_hosts(target: Target
     """A runtime gives its standard streams to the sandbox's root. They must be no files that the host goes on using."""
     nodes = [os.stat(f"/dev/{name}") for name in ("null", "zero", "full", "tty", "ptmx")]
     async with target.sandbox() as sandbox:
-        (first,) = [first for first, owner in target.oci._places.ids.owners().items() if owner == sandbox.id]
+        (first,) = [first for first, owner in target.linux.layout.ids.owners().items() if owner == sandbox.id]
         owners = {os.stat(f"/dev/{name}").st_uid for name in ("null", "zero", "full", "tty", "ptmx")}
         assert owners & set(range(first, first + 65536)) == set()
         if not target.is_virtual:  # gVisor's own processes, outside of the sandbox, may hold what they like
-            for pid in target.oci._places.group(sandbox.id).pids():
+            for pid in target.linux.layout.group(sandbox.id).pids():
                 streams = [os.stat(f"/proc/{pid}/fd/{number}") for number in range(3)]
                 assert not any(os.path.samestat(stream, node) for stream in streams for node in nodes)
 
@@ -368,8 +368,8 @@ async def test_b08_variables_reach_no_program_of_the_host(target: Target, trap: 
         result = await sandbox.exec("echo $BASH_ENV $NOTIFY_SOCKET", env=trap, timeout=20)
         assert str(place / "notify") in result.stdout, "they do appear inside"
         if target.name != "process":
-            await target.oci.pause(sandbox._created())
-            await target.oci.resume(sandbox._created())
+            await target.linux.pause(sandbox.access.handle())
+            await target.linux.resume(sandbox.access.handle())
     assert not (place / "mark").exists()
 
 
@@ -456,7 +456,7 @@ LABELS = {
 async def test_b11_labels_and_annotations_are_data_only(target: Target) -> None:
     marker = Path("/srv/p")
     async with target.sandbox(labels=LABELS) as sandbox:
-        bundle = json.loads((target.oci._places.run(sandbox.id) / "config.json").read_text())
+        bundle = json.loads((target.linux.layout.run(sandbox.id) / "config.json").read_text())
         assert {"annotations", "hooks"} & bundle.keys() == set()
         assert "sysctl" not in bundle["linux"]
         text = json.dumps(bundle)
@@ -530,7 +530,7 @@ async def test_b12_no_control_socket_can_be_reached(target: Target) -> None:
         beacon.bind(beacon_name)
         beacon.listen()
         async with target.sandbox() as sandbox:
-            agent = str(target.oci._places.socket(sandbox.id))
+            agent = str(target.linux.layout.socket(sandbox.id))
             given = [beacon_name, agent, "/run/docker.sock", "/run/containerd/containerd.sock"]
             found, said = await inside(sandbox, SOCKETS.replace("GIVEN", repr(given)))
             assert set(said) <= {"ECONNREFUSED", "ENOENT"}

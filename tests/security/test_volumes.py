@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.native import NativeEngine
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.users import VOLUME_IDS
-from atoll.engines.local.waiting import Deadline, readable
+from atoll.engines.host.deadline import Deadline, readable
+from atoll.engines.linux import materials
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.plan.id_ranges import VOLUME_IDS
 from atoll.errors import SandboxError, SpecError
 from security.conftest import Target, inside
 
@@ -190,8 +191,7 @@ async def test_a_volume_that_becomes_roots_after_it_was_looked_at_is_refused(
 ) -> None:
     """The launcher looks at what it has opened."""
     volume = volume_of(place, 0, 0)
-    for module in ("oci.building", "native.building"):
-        monkeypatch.setattr(f"atoll.engines.linux.{module}.check_volumes", lambda spec: None)
+    monkeypatch.setattr(materials, "check_volumes", lambda spec: None)
     with pytest.raises(SandboxError, match=r"volume .*Operation not permitted"):
         async with target.sandbox(volumes={str(volume): "/v"}):
             pass
@@ -347,7 +347,7 @@ async def test_what_a_supervisor_does_counts_for_its_sandbox(target: Target, pla
     async with target.sandbox(volumes={str(volume_of(place)): "/v"}) as sandbox:
         assert (await sandbox.exec("touch /v/x && chmod 4755 /v/x")).success
         (supervisor,) = supervisors(sandbox.id)
-        record = target.engine._places.records.read(sandbox.id)
+        record = target.engine.layout.records.read(sandbox.id)
         assert record is not None
         assert record.init is not None
         assert groups(supervisor) == groups(record.init.pid)
@@ -383,7 +383,7 @@ async def test_a_supervisor_ends_with_its_sandbox_however_that_ends(target: Targ
     await sandbox.create()
     (supervisor,) = supervisors(sandbox.id)
     ended = os.pidfd_open(supervisor)
-    record = target.engine._places.records.read(sandbox.id)
+    record = target.engine.layout.records.read(sandbox.id)
     assert record is not None
     assert record.init is not None
     os.kill(record.init.pid, 9)

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.linux import host_view
-from atoll.engines.linux.cgroups import Group, Hierarchy
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux.host_image import host_view
 
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",

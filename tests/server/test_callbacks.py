@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from atoll.server.exposed.way import Way
+from atoll.server.ports.port_request import PortRequest
 from server.conftest import new_user
 from server.running import RunningServer
 from server.waiting import WEB, events, launch, run, start, until
@@ -122,8 +122,9 @@ def test_messages_are_bounded_in_size_number_and_rate(api: httpx.Client, made: d
     assert "…" in json.dumps(deep["data"], ensure_ascii=False)
     answers = [post(made, "/events/c", [{"kind": "x"}] * 200) for _ in range(4)]
     assert [each.status_code for each in answers].count(200) <= 2
-    assert int(answers[-1].headers["Retry-After"]) >= 1
-    assert answers[-1].status_code == 429
+    refused = [each for each in answers if each.status_code == 429]
+    assert len(refused) >= 2
+    assert all(int(each.headers["Retry-After"]) >= 1 for each in refused)
     assert any(event["after"] == "RUNNING" for event in events(api, made["id"], "state")), "they displace no changes"
 
 
@@ -165,7 +166,7 @@ def test_our_session_key_stays_outside_and_the_one_inside_goes_in_its_place(
 
 def test_a_key_goes_inside_once() -> None:
     sent = [(b"X-Session-API-Key", b"one"), (b"x-session-api-key", b"two"), (b"accept", b"*/*")]
-    found = Way("id", 8000, b"/", session_key="three").inwards(sent)
+    found = PortRequest("id", 8000, b"/", session_key="three").inwards(sent)
     assert [value for name, value in found if name.lower() == HEADER.lower().encode()] == [b"three"]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engines import registry
-from atoll.engines.base import Collecting
+from atoll.engines.contract import GarbageCollecting
 from atoll.settings import Settings
 from leftovers import leftovers
 from server.killing import Client, Follower, RestFollower, SdkFollower, Worker
@@ -78,7 +78,7 @@ def test_nothing_acknowledged_is_lost_however_often_the_server_is_killed(session
 async def swept(settings: Settings) -> None:
     """What a killed program was just writing is removed by `gc`; of sandboxes nothing may be left for it."""
     engine = registry.get(ENGINE, settings)
-    if isinstance(engine, Collecting):
+    if isinstance(engine, GarbageCollecting):
         assert not [each for each in await engine.gc() if "sandbox" in each or "leftovers" in each]
     await engine.aclose()
 

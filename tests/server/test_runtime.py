@@ -286,4 +286,4 @@ def test_limits_are_those_of_any_sandbox(server: RunningServer, admin: httpx.Cli
 def test_a_label_cannot_make_a_sandbox_a_runtime(client: httpx.Client) -> None:
     refused = client.post("/sandboxes", json={"labels": {"runtime_session_id": "x"}})
     assert refused.status_code == 422
-    assert "own" in json.dumps(refused.json())
+    assert "reserved" in json.dumps(refused.json())

@@ -215,4 +215,4 @@ def test_figures_are_for_administrators(client: httpx.Client, admin: httpx.Clien
     assert 'atoll_http_requests_total{method="POST",route="/sandboxes",status="200"}' in text
     with server.client("") as nobody:
         assert nobody.get("/health").json()["status"] == "ok"
-    assert client.get("/info").json()["engine"] == "process"
+    assert client.get("/info").json()["engine"] == "bubblewrap"

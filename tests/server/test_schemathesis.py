@@ -20,6 +20,8 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 from schemathesis.core.result import Ok
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.pytest._test_builder import build_operation_test
 
 from server.conftest import Person
 from server.running import SCHEMA, RunningServer
@@ -27,6 +29,11 @@ from server.running import SCHEMA, RunningServer
 ENDLESS = frozenset(("stream_events", "watch_files", "follow_command"))
 """They go on for as long as somebody reads. A command of their own would end, but random ids name none."""
 schema = schemathesis.openapi.from_dict(SCHEMA)
+OPERATIONS = {
+    str(found.ok().definition.raw["operationId"]): found.ok()
+    for found in schema.get_all_operations()
+    if isinstance(found, Ok)
+}
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 QUICK = settings(
     max_examples=int(os.environ.get("ATOLL_EXAMPLES", "2")),
@@ -46,30 +53,38 @@ def as_it_is(_: object, value: object) -> bytes:
 
 def test_every_operation_is_asked() -> None:
     """So that leaving one out is a decision that somebody sees."""
-    operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
-    asked = {operation.definition.raw["operationId"] for operation in operations}
     known = {found["operationId"] for path in SCHEMA["paths"].values() for found in path.values()}
-    assert asked == known
+    assert set(OPERATIONS) == known
     assert known >= ENDLESS
 
 
 @pytest.mark.filterwarnings("default")
-@schema.parametrize()
-@QUICK
-def test_random_requests(
-    case: schemathesis.Case[Any], server: RunningServer, schema_user: Person, schema_sandbox: str
-) -> None:
-    operation = case.operation.definition.raw["operationId"]
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_random_requests(operation: str, server: RunningServer, schema_user: Person, schema_sandbox: str) -> None:
+    """Requests are made up here: `schema.parametrize` makes up those of all operations whenever tests are collected."""
     headers = {"Authorization": f"Bearer {schema_user.key}"}
-    if "sandbox_id" in (case.path_parameters or {}):
-        # A random one only ever leads to 404. One that is to be deleted is made for it.
-        case.path_parameters["sandbox_id"] = schema_sandbox if operation != "delete_sandbox" else fresh(server, headers)
-    if operation in ENDLESS:
-        first_byte(case, server, headers)
-        return
-    response = case.call(base_url=server.url, headers=headers, timeout=30)
-    is_port = "/ports/" in case.operation.path
-    case.validate_response(response, checks=[not_a_server_error] if is_port else CHECKS)
+
+    @QUICK
+    def ask(case: schemathesis.Case[Any]) -> None:
+        if "sandbox_id" in (case.path_parameters or {}):
+            # A random one only ever leads to 404. One that is to be deleted is made for it.
+            case.path_parameters["sandbox_id"] = (
+                schema_sandbox if operation != "delete_sandbox" else fresh(server, headers)
+            )
+        if operation in ENDLESS:
+            first_byte(case, server, headers)
+            return
+        response = case.call(base_url=server.url, headers=headers, timeout=30)
+        is_port = "/ports/" in case.operation.path
+        case.validate_response(response, checks=[not_a_server_error] if is_port else CHECKS)
+
+    build_operation_test(
+        config=schema.config,
+        operation=OPERATIONS[operation],
+        test_func=ask,
+        given_kwargs={},
+        feedback=FeedbackSources(),
+    )()
 
 
 def fresh(server: RunningServer, headers: dict[str, str]) -> str:

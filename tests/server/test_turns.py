@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from atoll.server.turns import ACTIVE_S, BYTE_S, CREDIT_S, MOST_DEBT_S, PART, Turns, Weighing, take_turns, turns_of
+from atoll.server.middleware.turns import (
+    ACTIVE_S,
+    BYTE_S,
+    CREDIT_S,
+    MAX_DEBT_S,
+    PART,
+    BodyWeight,
+    Turns,
+    take_turns,
+    turns_of,
+)
 from atoll.store import Store
 from atoll.workers import account
 
@@ -73,7 +83,7 @@ async def test_what_was_used_is_paid_by_time_and_no_debt_is_without_bound() -> N
     first, second = turns.wait("mallory"), turns.wait("mallory")
     assert first is not None
     assert second is not None
-    paid_at = clock.now + MOST_DEBT_S / PART
+    paid_at = clock.now + MAX_DEBT_S / PART
     while clock.now < paid_at:
         await asyncio.sleep(0)
         assert not first.done()
@@ -228,7 +238,7 @@ async def test_the_bytes_of_bodies_count(direction: str) -> None:
         pass
 
     async def ask() -> None:
-        await Weighing(app)({"type": "http"}, receive, send)
+        await BodyWeight(app)({"type": "http"}, receive, send)
 
     await start("mallory", ask())
     assert turns.usages == {}, "she is alone"

@@ -23,7 +23,7 @@ async def test_a_caller_who_goes_before_the_answer(
     settings = ServerSettings.model_validate({"state_dir": tmp_path, "engine": "process"})
     async with services(settings, session_settings) as made:
         service, told = made.sandboxes, asyncio.Event()
-        ids = [(await service.start_sandbox(ANN, SandboxStart())).id] if what == "fork" else []
+        ids = [(await service.creation.start(ANN, SandboxStart())).id] if what == "fork" else []
 
         async def fork(*_: object, **__: object) -> list[str]:
             return [await made.manager.create_sandbox(owner="ann") for _ in range(2)]
@@ -33,11 +33,11 @@ async def test_a_caller_who_goes_before_the_answer(
             await asyncio.sleep(1000)
 
         monkeypatch.setattr(made.manager, "fork_sandbox", fork)
-        monkeypatch.setattr(service, "describe", describe)
+        monkeypatch.setattr(service.creation, "_shown", describe)
         if what == "fork":
-            work = asyncio.ensure_future(service.fork_sandbox(ANN, ids[0], ForkStart(count=2), key=key))
+            work = asyncio.ensure_future(service.creation.fork(ANN, ids[0], ForkStart(count=2), key=key))
         else:
-            work = asyncio.ensure_future(service.start_sandbox(ANN, SandboxStart(), key=key))  # type: ignore[arg-type]
+            work = asyncio.ensure_future(service.creation.start(ANN, SandboxStart(), key=key))  # type: ignore[arg-type]
         await told.wait()
         work.cancel()
         await asyncio.wait({work})

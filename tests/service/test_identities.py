@@ -19,11 +19,11 @@ from jwt.algorithms import RSAAlgorithm
 from atoll.errors import SpecError
 from atoll.manager import LimitReachedError
 from atoll.model import Limits
+from atoll.server.admission import RateLimiter
 from atoll.server.settings import ServerSettings
-from atoll.service import Caller, Identities, NotAuthenticatedError, RateLimitedError, Scope
-from atoll.service.keys import TokenRules
+from atoll.service import Caller, Identities, NotAuthenticatedError, RateLimitedError, Scope, UserService
+from atoll.service.credentials import TokenRules
 from atoll.service.quotas import Reservations
-from atoll.service.rate import RateLimiter
 from atoll.store import Quotas, Role, Store, User
 
 SECRET = b"s" * 32
@@ -64,8 +64,8 @@ async def test_a_user_of_the_provider_is_a_user_here(store: Store, private_key: 
 async def test_no_name_of_the_provider_is_a_user_of_ours(store: Store, private_key: rsa.RSAPrivateKey) -> None:
     """Least of all the administrator of the first run."""
     identities = Identities(store, SECRET, TokenRules("RS256", issuer="idp", public_key=public_pem(private_key)))
-    await identities.first_run()
-    await identities.create_user("ann", Role.USER, Quotas())
+    await UserService(store, identities).first_run()
+    await UserService(store, identities).create("ann", Role.USER, Quotas())
     for name in ("admin", "ann"):
         caller = await identities.caller(jwt.encode(claims(iss="idp", sub=name, scope="admin"), private_key, "RS256"))
         assert caller.user_id == f"idp|{name}"
@@ -98,8 +98,8 @@ async def test_a_user_of_the_provider_from_before_keeps_the_record(
 
 async def test_an_administrator_links_a_user_to_the_provider(store: Store, private_key: rsa.RSAPrivateKey) -> None:
     identities = Identities(store, SECRET, TokenRules("RS256", issuer="idp", public_key=public_pem(private_key)))
-    await identities.create_user("root", Role.ADMIN, Quotas())
-    await identities.link_user("root", "idp|zoe")
+    await UserService(store, identities).create("root", Role.ADMIN, Quotas())
+    await UserService(store, identities).link("root", "idp|zoe")
     caller = await identities.caller(jwt.encode(claims(iss="idp", scope="admin"), private_key, "RS256"))
     assert (caller.user_id, caller.is_admin) == ("root", True)
 
@@ -163,10 +163,10 @@ async def test_keys_are_found_at_the_provider(store: Store, private_key: rsa.RSA
 
 async def test_the_first_key_is_made_once(store: Store) -> None:
     identities = Identities(store, SECRET)
-    key = await identities.first_run()
+    key = await UserService(store, identities).first_run()
     assert key is not None
     assert (await identities.caller(key)).is_admin
-    assert await identities.first_run() is None
+    assert await UserService(store, identities).first_run() is None
 
 
 def test_a_rate_lets_saved_requests_through_and_then_waits() -> None:

@@ -15,8 +15,8 @@ from atoll.model import Handle, SandboxSpec
 from atoll.server.services import Services, services
 from atoll.server.settings import ServerSettings
 from atoll.service import Caller, ForkStart, Scope
-from atoll.service.refusals import SessionNotFoundError
-from atoll.service.runtime_models import RuntimeInfo, RuntimeStart
+from atoll.service.failures import SessionNotFoundError
+from atoll.service.models.runtime import RuntimeInfo, RuntimeStart
 from atoll.service.runtimes import RuntimeService
 from atoll.settings import Settings
 from needs import needs
@@ -112,7 +112,8 @@ async def test_a_server_that_ends_gives_up_what_it_starts(
     assert await made.manager.list_sandboxes() == []
 
 
-async def test_a_user_has_room_for_a_few_failures(runtimes: RuntimeService) -> None:
+async def test_a_user_has_room_for_a_few_failures(made: Services) -> None:
+    runtimes = RuntimeService(made.sandboxes, network="none", origin="http://h", patience_s=30)
     for number in range(40):
         with pytest.raises(SandboxError):
             await runtimes.start(ANN, wanted(f"s{number}", image="no-such:image"))
@@ -137,7 +138,7 @@ async def test_resources_and_users_where_the_engine_has_them(
         assert (held[2].cpus, held[2].pids) == (2 * (held[1].cpus or 0), 2 * (held[1].pids or 0))
         with pytest.raises(SandboxError, match="ceiling"):
             await made.runtimes.start(BOB, wanted(resource_factor=64))
-        [twin] = await made.sandboxes.fork_sandbox(ANN, info.runtime_id, ForkStart())
+        [twin] = await made.sandboxes.creation.fork(ANN, info.runtime_id, ForkStart())
         assert (await made.runtimes.get(ANN, "x2")).runtime_id == info.runtime_id, "a fork is no session"
         assert twin.id not in {each.runtime_id for each in await made.runtimes.running(ANN)}
         command = ["sh", "-c", "id -u > mine; id -g >> mine; sleep 1000"]

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, text
 
 from atoll.errors import LimitReachedError
 from atoll.store import AlreadyThereError, ApiKey, Quotas, Role, Store, StoredSpec, StoreError, User
-from atoll.store.store import _MIGRATIONS, LATEST
+from atoll.store.database import LATEST, MIGRATIONS
 from atoll.store.tables import metadata
 from needs import missing
 
@@ -193,7 +193,7 @@ async def test_a_database_of_before_goes_on(url: str) -> None:
         for table in ("users", "specs", "alembic_version"):
             connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
         config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS))
+        config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         for user, role in (("admin", "admin"), ("zoe", "user"), ("root", "admin")):
@@ -231,7 +231,7 @@ async def test_the_migrations_lead_to_the_tables(store: Store) -> None:
     async with store._engine.connect() as connection:
         changes = await connection.run_sync(lambda raw: compare_metadata(MigrationContext.configure(raw), metadata))
     assert changes == []
-    assert ScriptDirectory(str(_MIGRATIONS)).get_current_head() == LATEST
+    assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == LATEST
 
 
 async def test_two_servers_may_start_at_once(url: str) -> None:

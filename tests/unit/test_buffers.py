@@ -34,7 +34,7 @@ def test_everybody_gets_a_little_however_much_others_hold() -> None:
 
 def test_an_output_without_room_is_cut_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = Budgets(5000, 1 << 30)
-    token = buffers.holding.set(budgets.open("mallory"))
+    token = buffers.reservation.set(budgets.open("mallory"))
     try:
         captures = [Capture(4000), Capture(4000)]
         for capture in captures:
@@ -50,5 +50,5 @@ def test_an_output_without_room_is_cut_where_it_is(monkeypatch: pytest.MonkeyPat
         with pytest.raises(SandboxResourceError):
             buffers.need(1)
     finally:
-        buffers.holding.reset(token)
+        buffers.reservation.reset(token)
     buffers.need(1 << 40)  # nobody counts

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from atoll import Sandbox, manus
+from atoll import Sandbox
 from atoll.cli import spec_file
 from atoll.cli.target import called
-from atoll.engines.unsafe import UnsafeEngine
+from atoll.engines.unsafe_none import UnsafeEngine
 from atoll.errors import ConflictError, SandboxNotFoundError, SpecError
-from atoll.export import Export
 from atoll.manager.request import Request
-from atoll.model import Cause, ExecutionResult, Handle, SandboxSpec
-from atoll.network.decision import Judge
-from atoll.network.policy import NetworkRules
-from atoll.service.models import ForkStart, SandboxSettings, SandboxStart
+from atoll.model import Cause, ExecutionResult, Handle, SandboxSpec, manus_names
+from atoll.model.network_policy import NetworkRules
+from atoll.network.decision import PolicyEvaluator
+from atoll.sandbox.export import Export
+from atoll.service.models.sandbox_request import ForkStart, SandboxSettings, SandboxStart
 
 GIB = 1 << 30
 REST: dict[str, Any] = dict.fromkeys(("labels", "env", "name", "owner", "key", "lifetime", "timeout", "engine"))
@@ -137,7 +137,7 @@ def test_requests_are_refused_with_a_hint(
 
 
 def test_a_star_allows_every_domain_and_nothing_else() -> None:
-    judge = Judge(SandboxSpec.of(allowedDomains=["*"]).network)
+    judge = PolicyEvaluator(SandboxSpec.of(allowedDomains=["*"]).network)
     assert judge.name("any.example", 443, "web")
     assert judge.lookup("any.example")
     assert not judge.name("any.example", 22, "tcp")
@@ -172,9 +172,9 @@ def test_an_error_is_short_however_much_was_written() -> None:
 @pytest.mark.parametrize("names", [{"captureOutpt": True}, {"captureOutput": "no"}, {"cwd": "/"}])
 def test_wrong_names_of_a_command_are_refused(names: dict[str, object]) -> None:
     with pytest.raises(SpecError):
-        manus.captures(names, None)
+        manus_names.captures(names, None)
     with pytest.raises(SpecError, match="capture_output is given twice"):
-        manus.captures({"captureOutput": True}, True)
+        manus_names.captures({"captureOutput": True}, True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
-from atoll.network.policy import NetworkRules
+from atoll.model.network_policy import NetworkRules
 
 
 @pytest.mark.parametrize(

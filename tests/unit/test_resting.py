@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from atoll import workers
-from atoll.engines.local.line_diff import unified_diff
+from atoll.engines.host.line_diff import unified_diff
 from atoll.workers import Cancellation, WorkCancelledError, account
 
 PATIENCE_S = 30
@@ -47,7 +47,7 @@ def test_a_rest_ends_when_nobody_waits_any_more(monkeypatch: pytest.MonkeyPatch)
         return True
 
     monkeypatch.setattr(workers, "others_are_active", others_are_active)
-    monkeypatch.setattr(workers, "_LONGEST_REST_S", 1000.0)
+    monkeypatch.setattr(workers, "_MAX_REST_S", 1000.0)
     monkeypatch.setattr(workers, "_REST", 1e6)
     cancellation = Cancellation()
 

@@ -14,7 +14,7 @@ def test_a_good_message_is_taken_once() -> None:
     verifier = Verifier(SECRET, lambda: 1000.0)
     signature = sign(SECRET, BODY, 1000.0)
     verifier.check(signature, BODY)
-    with pytest.raises(SignatureError, match="before"):
+    with pytest.raises(SignatureError, match="already received"):
         verifier.check(signature, BODY)
     verifier.check(sign(SECRET, BODY, 1000.0), BODY)
 
@@ -31,7 +31,7 @@ def test_what_was_seen_is_remembered_for_as_long_as_it_would_be_good() -> None:
     signature = sign(SECRET, BODY, 1000.0)
     verifier.check(signature, BODY)
     now = 1000.0 + WINDOW_S
-    with pytest.raises(SignatureError, match="before"):
+    with pytest.raises(SignatureError, match="already received"):
         verifier.check(signature, BODY)
     now += 1
     with pytest.raises(SignatureError, match="too old"):
@@ -55,8 +55,8 @@ def test_every_part_is_signed() -> None:
         f"{signature}\n",
         signature.upper(),
     ):
-        with pytest.raises(SignatureError, match="not good"):
+        with pytest.raises(SignatureError, match="invalid signature"):
             verifier.check(forged, BODY)
-    with pytest.raises(SignatureError, match="not good"):
+    with pytest.raises(SignatureError, match="invalid signature"):
         verifier.check(signature, BODY + b" ")
     verifier.check(signature, BODY)

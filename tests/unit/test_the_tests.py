@@ -60,18 +60,52 @@ def test_bad():
 """
 
 
+def run_in_a_small_tree(tree: Path, test: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The runner with a tree of its own, which has one file of tests."""
+    (tree / "tests").mkdir()
+    shutil.copytree(TREE / "scripts", tree / "scripts")
+    shutil.copy(TREE / "tests" / "progress.py", tree / "tests")
+    (tree / ".venv").symlink_to(TREE / ".venv")
+    markers = "markers =\n slow: .\n again: .\n docker: ."
+    (tree / "pytest.ini").write_text(f"[pytest]\ntestpaths = tests\npythonpath = tests\n{markers}\n")
+    (tree / "tests" / "conftest.py").write_text('pytest_plugins = ["progress"]\n')
+    (tree / "tests" / "test_small.py").write_text(test)
+    command = [sys.executable, str(tree / "scripts/run_tests.py"), *arguments]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+
+
 def test_what_was_tried_twice_is_listed_with_its_first_reason(tmp_path: Path) -> None:
-    """In a small tree of its own."""
-    shutil.copytree(TREE / "scripts", tmp_path / "scripts")
-    (tmp_path / ".venv").symlink_to(TREE / ".venv")
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_flaky.py").write_text(FLAKY)
-    done = subprocess.run([tmp_path / "scripts/run-tests"], env=ENVIRONMENT, capture_output=True, text=True)
+    done = run_in_a_small_tree(tmp_path, FLAKY)
     assert done.returncode == 1, done.stdout + done.stderr
-    listed = done.stdout.partition("run-tests: tried twice")[2]
+    failed, _, listed = done.stdout.partition("Tried twice, and why the first time failed:")
+    assert "FAILED: tests/test_small.py::test_bad\n" in failed
+    assert "FAILED: tests/test_small.py::test_race\n" not in failed
     assert re.search(r"::test_race: passed the second time\n +E .*assert 'mark' == 'the first reason'", listed)
-    assert re.search(r"::test_bad: failed again\n +E +ValueError: the second reason\n +test_flaky.py:\d+:", listed)
+    assert re.search(
+        r"::test_bad: failed again\n +E +ValueError: the second reason\n +tests/test_small.py:\d+:", listed
+    )
     assert "test_good" not in listed
+    assert "1 failed, 2 passed in 0:" in listed
+
+
+def test_what_the_time_was_too_short_for_is_named(tmp_path: Path) -> None:
+    test = "def test_first(): pass\ndef test_second(): pass\n"
+    done = run_in_a_small_tree(tmp_path, test, "--minutes", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Not run:\n  most: no time was left\n" in done.stdout
+    assert "no tests in 0:" in done.stdout
+    late = ("-p", "no:cacheprovider", "--until", "0", "--events", "1")
+    command = [sys.executable, "-m", "pytest", *late]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '["tests/test_small.py::test_first", "tests/test_small.py::test_second"]' in done.stdout
+    assert '"outcome"' not in done.stdout, "no test began"
+
+
+def test_what_breaks_pytest_itself_is_a_failure_told_in_full(tmp_path: Path) -> None:
+    done = run_in_a_small_tree(tmp_path, "import no_such_module\n")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "No module named 'no_such_module'" in done.stdout
 
 
 def test_the_tests_may_be_started_with_interrupts_ignored() -> None:

@@ -1,4 +1,5 @@
-"""The `atoll` command. Each subcommand is a module; this one puts them together and turns errors into messages."""
+"""The `atoll` command. Each group of subcommands is a module; this one puts them together and turns errors into
+messages."""
 
 from __future__ import annotations
 
@@ -8,19 +9,18 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import checkpoints, words
+from atoll.cli import checkpoints, key, network, snapshot, spec
+from atoll.cli.activity import events, logs, stats
+from atoll.cli.copy import copy
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
-from atoll.cli.life import copy, create, execute, keep_alive, logs, pause, resume, stats
-from atoll.cli.network import app as network_app
-from atoll.cli.network import port_forward
-from atoll.cli.ports import expose, ports
-from atoll.cli.run import run
-from atoll.cli.sandboxes import gc, list_sandboxes, remove
-from atoll.cli.serve import serve
-from atoll.cli.server import config, events, key_app, spec_app
+from atoll.cli.ports import expose, port_forward, ports
+from atoll.cli.run import execute, run
+from atoll.cli.sandboxes import create, gc, keep_alive, list_sandboxes, pause, remove, resume
+from atoll.cli.serve import config, serve
 from atoll.cli.shell import shell
 from atoll.errors import SandboxError, SetupError
+from atoll.printable import printable_lines
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +43,7 @@ for command in (
     checkpoints.fork,
 ):
     app.command()(command)
-app.add_typer(checkpoints.snapshots, name="snapshot")
+app.add_typer(snapshot.app, name="snapshot")
 app.command()(demo)
 app.command()(serve)
 app.command()(create)
@@ -59,9 +59,9 @@ app.command()(config)
 app.command("port-forward")(port_forward)
 app.command("ports")(ports)
 app.command("expose")(expose)
-app.add_typer(network_app, name="network")
-app.add_typer(spec_app, name="spec")
-app.add_typer(key_app, name="key")
+app.add_typer(network.app, name="network")
+app.add_typer(spec.app, name="spec")
+app.add_typer(key.app, name="key")
 
 
 @app.callback()
@@ -87,7 +87,7 @@ def main() -> None:
         app()
     except SandboxError as error:
         if isinstance(error, SetupError):
-            print(words.printable(error.output), file=sys.stderr)
+            print(printable_lines(error.output), file=sys.stderr)
         print(f"atoll: {error}", *([error.hint] if error.hint else []), sep="\n", file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except OSError as error:

@@ -15,8 +15,8 @@ from atoll.errors import SandboxTimeoutError
 _PRIMES = "print([n for n in range(2, 50) if all(n % d for d in range(2, n))])"
 
 
-def demo(engine: Annotated[str, typer.Option("--engine", help="Which engine makes the sandbox.")] = "auto") -> None:
-    """Show a sandbox working: commands, a shell that remembers, files, walls and a timeout."""
+def demo(engine: Annotated[str, typer.Option("--engine", help="The engine that makes the sandbox.")] = "auto") -> None:
+    """Show a sandbox at work: commands, a persistent shell, files, isolation and a timeout."""
     console = Console(highlight=False)
     started = time.perf_counter()
     with Sandbox(engine=engine) as sandbox:

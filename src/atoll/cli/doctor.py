@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.engines.availability import Availability
-from atoll.engines.doctor import Diagnosis, diagnose
-from atoll.engines.machine import Machine
+from atoll.engines.diagnosis import Diagnosis, diagnose
+from atoll.engines.host.machine import Machine
 from atoll.model import EffectiveLimits
 from atoll.settings import Settings
 
 
 def doctor() -> None:
-    """Say what works on this machine, what is missing, and what to install."""
+    """Show what works on this machine, what is missing, and what to install."""
     console = Console(highlight=False)
     found = diagnose(Settings.load())
     console.print(_machine(found.machine))

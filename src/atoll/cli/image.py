@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from atoll.cli import words
+from atoll.cli import human_units
 from atoll.images import Image, Images, ProgressCallback, Recipe
 from atoll.images import Progress as Step
 from atoll.settings import Settings
@@ -37,7 +37,7 @@ def list_images() -> None:
     table.add_row("host", "", "", "this machine's own /usr")
     stored = asyncio.run(images.ls())
     for image in stored:
-        table.add_row(image.reference, image.digest[:19], words.size(image.size_bytes), image.kind)
+        table.add_row(image.reference, image.digest[:19], human_units.size(image.size_bytes), image.kind)
     built = {image.reference for image in stored}
     for name, recipe in images.recipes.all().items():
         if name not in built and f"recipe:{name}" not in built:
@@ -47,7 +47,8 @@ def list_images() -> None:
 
 @app.command()
 def pull(
-    reference: Reference, plain_http: Annotated[list[str] | None, typer.Option(help="A registry without TLS.")] = None
+    reference: Reference,
+    plain_http: Annotated[list[str] | None, typer.Option(help="Allow a registry without TLS.")] = None,
 ) -> None:
     """Fetch an image from a registry, or from the local Docker engine, as it is now."""
     images = Images(Settings.load().data_dir, plain_http_registries=plain_http or ())
@@ -58,7 +59,9 @@ def pull(
 def build(
     name: Annotated[str, typer.Argument(help="debian:SUITE, a recipe's name, or a new name with --package.")],
     suite: Annotated[str, typer.Option(help="The Debian suite of a new recipe.")] = "bookworm",
-    package: Annotated[list[str] | None, typer.Option("--package", "-p", help="A package; makes a new recipe.")] = None,
+    package: Annotated[
+        list[str] | None, typer.Option("--package", "-p", help="A package to install; makes a new recipe.")
+    ] = None,
 ) -> None:
     """Build an image from Debian packages."""
     images = _images()
@@ -69,9 +72,9 @@ def build(
 @app.command("import")
 def import_image(
     file: Annotated[Path, typer.Argument(help="A tar file of a root file system.", exists=True, dir_okay=False)],
-    name: Annotated[str, typer.Option(help="What to call it; default: tar:FILE.")] = "",
+    name: Annotated[str, typer.Option(help="The name of the image; default: tar:FILE.")] = "",
 ) -> None:
-    """Make an image of a tar file."""
+    """Make an image from a tar file."""
     images = _images()
     _make(f"importing {file}", lambda progress: images.import_tar(file, name, progress))
 
@@ -82,7 +85,7 @@ def rm(reference: Reference) -> None:
     images = _images()
     asyncio.run(images.remove(reference))
     freed = asyncio.run(images.gc())
-    print(f"removed {reference}, {words.size(freed.size_bytes)} freed")
+    print(f"removed {reference}, {human_units.size(freed.size_bytes)} freed")
 
 
 @app.command()
@@ -107,7 +110,7 @@ def _make(title: str, work: Callable[[ProgressCallback], Awaitable[Image]]) -> N
             return await work(lambda step: _advance(bars, bar, title, step))
 
         image = asyncio.run(run())
-    print(f"{image.reference}  {image.digest}  {words.size(image.size_bytes)}")
+    print(f"{image.reference}  {image.digest}  {human_units.size(image.size_bytes)}")
 
 
 def _advance(bars: Progress, bar: TaskID, title: str, step: Step) -> None:

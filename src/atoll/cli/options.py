@@ -2,88 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from atoll.cli import spec_file
 from atoll.cli.network import read_policy
 from atoll.errors import SpecError
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 
-EngineOption = Annotated[str, typer.Option("--engine", help="Which engine makes the sandbox; see `atoll doctor`.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="The engine that makes the sandbox; `atoll doctor` lists them.")
+]
 ImageOption = Annotated[str, typer.Option("--image", help="The root file system; `host` is this machine's own /usr.")]
 MemoryOption = Annotated[
-    str | None, typer.Option("--memory", "-m", help="Most memory, for example 512m; default: see `atoll doctor`.")
+    str | None,
+    typer.Option("--memory", "-m", help="The memory limit, for example 512m; `atoll doctor` shows the default."),
 ]
 CpusOption = Annotated[
-    float | None, typer.Option("--cpus", help="Most CPUs, for example 1.5; default: see `atoll doctor`.")
+    float | None, typer.Option("--cpus", help="The CPU limit, for example 1.5; `atoll doctor` shows the default.")
 ]
 PidsOption = Annotated[
-    int | None, typer.Option("--pids", help="Most processes and threads; default: see `atoll doctor`.")
+    int | None, typer.Option("--pids", help="The limit of processes and threads; `atoll doctor` shows the default.")
 ]
-EnvOption = Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable; may be repeated.")]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="An environment variable; may be repeated.")
+]
 VolumeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--volume",
         "-v",
         metavar="HOST:PATH[:ro]",
-        help="Share a directory or file, read-only with `:ro`; may be repeated.",
+        help="Mount a directory or file of this machine, read-only with `:ro`; may be repeated.",
     ),
 ]
 
 DiskOption = Annotated[
-    str | None, typer.Option("--disk", help="Most disk, for example 2g; default: see `atoll doctor`.")
+    str | None, typer.Option("--disk", help="The disk limit, for example 2g; `atoll doctor` shows the default.")
 ]
 SetupOption = Annotated[
     list[str] | None,
     typer.Option(
         "--setup",
         metavar="COMMAND",
-        help="Run this in it before anything else, for example 'pip install numpy'; may be repeated.",
+        help="A setup command to run first, for example 'pip install numpy'; may be repeated.",
     ),
 ]
 TaskOption = Annotated[
-    str | None, typer.Option("--task", metavar="ID", help="The task that it is for, which can stand for its id.")
+    str | None,
+    typer.Option("--task", metavar="ID", help="The task that the sandbox is for; it can be used in place of the id."),
 ]
 NetworkOption = Annotated[
     str,
-    typer.Option("--network", help="What it may reach: none, all, domains with commas between, or a policy in JSON."),
+    typer.Option(
+        "--network", help="What the sandbox may reach: none, all, domains separated by commas, or a policy in JSON."
+    ),
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """What a new sandbox should be. Each field is an option of every command that makes one."""
+
+    engine: EngineOption = "auto"
+    image: ImageOption = "host"
+    memory: MemoryOption = None
+    cpus: CpusOption = None
+    pids: PidsOption = None
+    env: EnvOption = None
+    volume: VolumeOption = None
+    network: NetworkOption = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class FullSandboxOptions(SandboxOptions):
+    disk: DiskOption = None
+    setup: SetupOption = None
+
+
+def with_sandbox_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn the parameter `wanted` of a command into options: one for each field of its class."""
+    signature = inspect.signature(command, eval_str=True)
+    kind = signature.parameters["wanted"].annotation
+    hints = get_type_hints(kind, include_extras=True)
+    options = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(kind)
+    ]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        wanted = kind(**{option.name: given.pop(option.name) for option in options})
+        command(wanted=wanted, **given)
+
+    shown: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        shown += options if name == "wanted" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return call
+
+
 def make_sandbox(
-    engine: str,
-    image: str,
-    memory: str | None,
-    cpus: float | None,
-    pids: int | None,
-    env: Sequence[str] | None,
-    volume: Sequence[str] | None,
-    network: str = "none",
+    wanted: SandboxOptions,
     *,
-    disk: str | None = None,
-    setup: Sequence[str] | None = None,
     task: str | None = None,
     file: Path | None = None,
     ports: Mapping[str, int] | None = None,
 ) -> AsyncSandbox:
+    full = wanted if isinstance(wanted, FullSandboxOptions) else FullSandboxOptions()
     return AsyncSandbox(
         None if file is None else spec_file.read(file),
-        engine=engine,
-        image=image if file is None or image != "host" else None,
-        memory=memory,
-        cpus=cpus,
-        pids=pids,
-        disk=disk,
-        setup=setup or None,
+        engine=wanted.engine,
+        image=wanted.image if file is None or wanted.image != "host" else None,
+        memory=wanted.memory,
+        cpus=wanted.cpus,
+        pids=wanted.pids,
+        disk=full.disk,
+        setup=full.setup or None,
         task_id=task,
-        network=None if network == "none" else read_policy(network),
-        env=dict(_variable(text) for text in env or ()) or None,
-        volumes=[_absolute(text) for text in volume or ()] or None,
+        network=None if wanted.network == "none" else read_policy(wanted.network),
+        env=dict(_variable(text) for text in wanted.env or ()) or None,
+        volumes=[_absolute(text) for text in wanted.volume or ()] or None,
         ports=ports,
     )
 

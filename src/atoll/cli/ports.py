@@ -1,4 +1,4 @@
-"""`atoll ports`, `atoll expose`: what listens in a sandbox, and where it can be reached."""
+"""`atoll ports`, `expose`, `port-forward`: what listens in a sandbox, and where it can be reached."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.target import JsonOption, SandboxArgument, attach, print_json, server_url, show, the_server
+from atoll.cli.target import JsonOption, SandboxArgument, on_sandbox, print_json, server_url, show, the_server
 from atoll.errors import SpecError
+from atoll.sandbox.sandbox import AsyncSandbox
 
 PortOption = Annotated[
     list[str] | None,
@@ -21,27 +22,22 @@ PortOption = Annotated[
 def ports(sandbox_id: SandboxArgument, as_json: JsonOption = False) -> None:
     """List what listens in a sandbox, with its process and, on a server, its URL."""
 
-    async def work() -> list[dict[str, object]]:
-        sandbox = await attach(sandbox_id)
-        try:
-            if server_url() is None:
-                return [asdict(each) for each in await sandbox.ports()]
-            server = the_server()
-            id = sandbox._created().details.get("remote_id", sandbox.id)
-            found = await server.call("GET", f"/sandboxes/{id}/ports")
-            await server.aclose()
-            return [{**each, "exposed": [url["host_url"] or url["url"] for url in each["exposed"]]} for each in found]
-        finally:
-            await sandbox.detach()
+    async def work(sandbox: AsyncSandbox) -> list[dict[str, object]]:
+        if server_url() is None:
+            return [asdict(each) for each in await sandbox.ports()]
+        server = the_server()
+        found = await server.call("GET", f"/sandboxes/{sandbox.access.listed_id()}/ports")
+        await server.aclose()
+        return [{**each, "exposed": [url["host_url"] or url["url"] for url in each["exposed"]]} for each in found]
 
-    show(asyncio.run(work()), as_json)
+    show(on_sandbox(sandbox_id, work), as_json)
 
 
 def expose(
     sandbox_id: SandboxArgument,
     port: Annotated[str, typer.Argument(help="PORT, or NAME=PORT.", metavar="[NAME=]PORT")],
-    public: Annotated[bool, typer.Option("--public", help="Whoever has the URL reaches it.")] = False,
-    lifetime: Annotated[int, typer.Option(help="Seconds that the link is good for.", min=1)] = 3600,
+    public: Annotated[bool, typer.Option("--public", help="Let anybody who has the URL reach the port.")] = False,
+    lifetime: Annotated[int, typer.Option(help="Seconds until the link expires.", min=1)] = 3600,
     as_json: JsonOption = False,
 ) -> None:
     """Expose a port of a sandbox on the server, and print a link to it."""
@@ -64,6 +60,29 @@ def expose(
             print(made["host_url"] or made["url"])
 
     asyncio.run(work())
+
+
+def port_forward(
+    sandbox_id: SandboxArgument,
+    ports: Annotated[
+        str, typer.Argument(help="LOCAL:PORT, or PORT for the same number on both sides.", metavar="LOCAL:PORT")
+    ],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Forward a local port to a port in the sandbox, until Ctrl-C. The sandbox needs no network."""
+    local, _, inside = ports.rpartition(":")
+    if not inside.isdigit() or not (local or inside).isdigit():
+        raise SpecError(f"'{ports}' are not ports", hint="Write LOCAL:PORT, for example 8080:80.")
+
+    async def work(sandbox: AsyncSandbox) -> None:
+        async with await sandbox.expose(int(inside), int(local or inside), host=host) as forward:
+            print(f"{forward.address[0]}:{forward.address[1]} -> {inside}", flush=True)
+            await asyncio.Event().wait()
+
+    try:
+        on_sandbox(sandbox_id, work)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def named_port(text: str) -> tuple[str, int]:

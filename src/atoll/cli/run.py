@@ -1,4 +1,4 @@
-"""`atoll run`: one command in a fresh sandbox, as if it ran here."""
+"""`atoll run` and `atoll exec`: one command in a sandbox, as if it ran here."""
 
 from __future__ import annotations
 
@@ -14,58 +14,60 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import (
-    CpusOption,
-    DiskOption,
-    EngineOption,
-    EnvOption,
-    ImageOption,
-    MemoryOption,
-    NetworkOption,
-    PidsOption,
-    SetupOption,
-    VolumeOption,
-    make_sandbox,
-)
-from atoll.command import AsyncCommand
+from atoll.cli.options import EnvOption, FullSandboxOptions, make_sandbox, with_sandbox_options
+from atoll.cli.target import SandboxArgument, attached
 from atoll.model import Cause
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.command import AsyncCommand
+from atoll.sandbox.sandbox import AsyncSandbox
 
 _CHUNK = 65536
+CommandArgument = Annotated[
+    list[str], typer.Argument(help="The program and its arguments, after `--`.", metavar="-- COMMAND...")
+]
 
 
+@with_sandbox_options
 def run(
-    command: Annotated[
-        list[str], typer.Argument(help="The program and its arguments, after `--`.", metavar="-- COMMAND...")
-    ],
-    engine: EngineOption = "auto",
-    image: ImageOption = "host",
-    memory: MemoryOption = None,
-    cpus: CpusOption = None,
-    pids: PidsOption = None,
+    command: CommandArgument,
+    wanted: FullSandboxOptions,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="Seconds until it is killed (exit code 124).")
+        float | None, typer.Option("--timeout", help="Seconds after which the command is killed (exit code 124).")
     ] = None,
-    env: EnvOption = None,
-    volume: VolumeOption = None,
-    network: NetworkOption = "none",
-    disk: DiskOption = None,
-    setup: SetupOption = None,
 ) -> None:
-    """Run one command in a fresh sandbox: its input, output, errors and exit code are this program's own."""
-    sandbox = make_sandbox(engine, image, memory, cpus, pids, env, volume, network, disk=disk, setup=setup)
-    raise SystemExit(asyncio.run(_run(sandbox, command, timeout)))
+    """Run one command in a new sandbox. Its input, output, errors and exit code are those of this program."""
+    raise SystemExit(asyncio.run(_run(make_sandbox(wanted), command, timeout)))
+
+
+def execute(
+    sandbox_id: SandboxArgument,
+    command: CommandArgument,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds after which the command is killed.")
+    ] = None,
+    cwd: Annotated[str | None, typer.Option("--cwd", help="The directory to start in.")] = None,
+    env: EnvOption = None,
+) -> None:
+    """Run a command in an existing sandbox. Its input, output and exit code are those of this program."""
+    variables = dict(text.partition("=")[::2] for text in env or ())
+
+    async def work() -> int:
+        async with attached(sandbox_id) as sandbox:
+            seconds = math.inf if timeout is None else timeout
+            running = await sandbox.start(command, timeout=seconds, cwd=cwd, env=variables, stdin=True)
+            return await _until_stopped(running)
+
+    raise SystemExit(asyncio.run(work()))
 
 
 async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None) -> int:
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
-    with stopped_by_signals(task, received):
+    with _stopped_by_signals(task, received):
         try:
             async with sandbox:
                 running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)
-                code = await relay(running)
+                code = await _relay(running)
                 if code in (1, 2, 126, 127):
                     await _hint(sandbox, command)
                 return code
@@ -75,7 +77,22 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
             return 128 + received[0]
 
 
-async def relay(running: AsyncCommand) -> int:
+async def _until_stopped(running: AsyncCommand) -> int:
+    """Its exit code. The sandbox goes on without us, so a command that is given up is ended."""
+    task = asyncio.current_task()
+    assert task is not None
+    received: list[int] = []
+    with _stopped_by_signals(task, received):
+        try:
+            return await _relay(running)
+        except asyncio.CancelledError:
+            await running.kill()
+            if not received:
+                raise
+            return 128 + received[0]
+
+
+async def _relay(running: AsyncCommand) -> int:
     """Our input to the command, its output to ours; its exit code."""
     feeding = asyncio.create_task(_feed(running))
     try:
@@ -121,7 +138,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
+def _stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
     """The first Ctrl-C or TERM cancels, so that everything is cleaned up; the next ones change nothing.
 
     A signal that our parent has us ignore stays ignored: `nohup` does that, and so do scripts that start us with `&`.

@@ -1,4 +1,5 @@
-"""`atoll ls`, `atoll rm`, `atoll gc`: what exists on this machine, also what a program that died has left."""
+"""`atoll create`, `ls`, `rm`, `gc`, `pause`, `resume`, `keep-alive`: sandboxes that stay, also those that a program has
+left behind."""
 
 from __future__ import annotations
 
@@ -13,16 +14,61 @@ from typing import Annotated
 
 import typer
 
-from atoll import manus
-from atoll.cli import words
-from atoll.cli.target import JsonOption, attach, called, server_url, show, the_server
-from atoll.engines import registry, shared
-from atoll.engines.base import Collecting, Engine
+from atoll.cli import human_units
+from atoll.cli.options import FullSandboxOptions, TaskOption, make_sandbox, with_sandbox_options
+from atoll.cli.ports import PortOption, named_ports
+from atoll.cli.spec_file import FileOption
+from atoll.cli.target import (
+    JsonOption,
+    SandboxArgument,
+    attach,
+    called,
+    on_sandbox,
+    print_json,
+    server_url,
+    show,
+    the_server,
+)
+from atoll.engines import leases, registry
+from atoll.engines.contract import Engine, GarbageCollecting
 from atoll.errors import EngineUnavailableError
-from atoll.export import Export
-from atoll.model import Handle
-from atoll.sandbox import AsyncSandbox
+from atoll.model import Handle, manus_names
+from atoll.sandbox.export import Export
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
+
+
+@with_sandbox_options
+def create(
+    wanted: FullSandboxOptions,
+    task: TaskOption = None,
+    port: PortOption = None,
+    spec: Annotated[str | None, typer.Option(help="Make the sandbox from this spec of the server's catalogue.")] = None,
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a sandbox that stays until it is removed, and print its id."""
+    ports = named_ports(port)
+
+    async def work() -> None:
+        if spec is not None:
+            server = the_server()
+            listed = [{"name": name, "port": number} for name, number in ports.items()]
+            body = {"sandbox_spec_id": spec, "exposed_ports": listed, **({"task_id": task} if task is not None else {})}
+            info = await server.call("POST", "/sandboxes", safe=False, json=body)
+            await server.aclose()
+            id = str(info["id"])
+        else:
+            made = make_sandbox(wanted, task=task, file=file, ports=ports)
+            sandbox = await made.create()
+            id = sandbox.access.listed_id()
+            await sandbox.detach()
+        if as_json:
+            print_json({"id": id})
+        else:
+            print(id)
+
+    asyncio.run(work())
 
 
 def list_sandboxes(as_json: JsonOption = False) -> None:
@@ -31,15 +77,23 @@ def list_sandboxes(as_json: JsonOption = False) -> None:
 
 
 def remove(
-    sandbox_ids: Annotated[list[str] | None, typer.Argument(help="Their ids, names or tasks.", metavar="ID...")] = None,
-    all_of_them: Annotated[bool, typer.Option("--all", help="Every sandbox of this installation.")] = False,
+    sandbox_ids: Annotated[
+        list[str] | None, typer.Argument(help="The ids, names or tasks of the sandboxes.", metavar="ID...")
+    ] = None,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Delete every sandbox of this installation.")] = False,
     export: Annotated[
         Path | None,
-        typer.Option(help="Copy the results of each to DIRECTORY/ID first.", metavar="DIRECTORY", file_okay=False),
+        typer.Option(
+            help="Before deleting, copy the results of each sandbox to DIRECTORY/ID.",
+            metavar="DIRECTORY",
+            file_okay=False,
+        ),
     ] = None,
-    export_from: Annotated[str, typer.Option(help="Where the results are in the sandbox.", metavar="PATH")] = "/output",
+    export_from: Annotated[
+        str, typer.Option(help="The path of the results inside the sandbox.", metavar="PATH")
+    ] = "/output",
 ) -> None:
-    """Delete sandboxes and everything in them. One whose files cannot be exported stays."""
+    """Delete sandboxes and everything in them. A sandbox whose files cannot be exported is kept."""
     if not sandbox_ids and not all_of_them:
         raise typer.BadParameter("name the sandboxes to delete, or give --all")
     wanted = None if all_of_them else sandbox_ids
@@ -48,16 +102,42 @@ def remove(
 
 
 def gc() -> None:
-    """Remove what nobody owns any more: remains of programs that were killed, and images that no name points to."""
+    """Remove what nobody owns any more: remains of killed programs, and images without a name."""
     asyncio.run(_gc())
+
+
+def pause(
+    sandbox_id: SandboxArgument,
+    disk: Annotated[
+        bool,
+        typer.Option(
+            "--disk", help="Save the memory to disk, so that the sandbox uses none; needs --isolation gvisor."
+        ),
+    ] = False,
+) -> None:
+    """Pause a sandbox: stop its processes where they are."""
+    on_sandbox(sandbox_id, lambda sandbox: sandbox.pause(memory="disk" if disk else "ram"))
+
+
+def resume(sandbox_id: SandboxArgument) -> None:
+    """Resume a paused sandbox."""
+    on_sandbox(sandbox_id, lambda sandbox: sandbox.resume())
+
+
+def keep_alive(
+    sandbox_id: SandboxArgument,
+    seconds: Annotated[float, typer.Argument(help="How long, counted from now; at most one day.", min=1, max=86400)],
+) -> None:
+    """Count a sandbox as in use for a while, so that it is neither ended nor paused for being idle."""
+    on_sandbox(sandbox_id, lambda sandbox: sandbox.keep_alive(seconds))
 
 
 async def _gc() -> None:
     settings = Settings.load()
     removed: list[str] = []
     for name in registry.names():
-        engine = (await shared.acquire(name, settings)).engine
-        if isinstance(engine, Collecting):
+        engine = (await leases.acquire(name, settings)).engine
+        if isinstance(engine, GarbageCollecting):
             with suppress(EngineUnavailableError):  # an engine that is not here has nothing of ours
                 removed += [f"{name}: {text}" for text in await engine.gc()]
     from atoll.images import Images
@@ -69,7 +149,7 @@ async def _gc() -> None:
 
 async def _everything() -> list[tuple[Engine, Handle]]:
     settings = Settings.load()
-    engines = [(await shared.acquire(name, settings)).engine for name in registry.names()]
+    engines = [(await leases.acquire(name, settings)).engine for name in registry.names()]
     found: list[tuple[Engine, Handle]] = []
     for engine in engines:
         try:
@@ -90,7 +170,7 @@ async def _list_server() -> list[dict[str, object]]:
         answer = await server.call("GET", "/sandboxes/search", params=query)
         for info in answer["items"]:
             state = f"{info['state']} ({info['cause']})" if info["cause"] else info["state"]
-            age = words.age(datetime.fromisoformat(info["created_at"]).timestamp())
+            age = human_units.age(datetime.fromisoformat(info["created_at"]).timestamp())
             rows.append(
                 {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state, "age": age}
             )
@@ -105,7 +185,7 @@ async def _list() -> list[dict[str, object]]:
     for engine, handle in await _everything():
         seen = await engine.inspect(handle)
         state = f"{seen.state} ({seen.cause})" if seen.cause else str(seen.state)
-        age = words.age(handle.created_at)
+        age = human_units.age(handle.created_at)
         image = handle.spec.image
         rows.append({"id": handle.sandbox_id, "engine": engine.name, "image": image, "state": state, "age": age})
     return rows
@@ -137,7 +217,7 @@ async def _remove(ids: list[str] | None, export: Export | None) -> None:
 async def _export(sandbox: AsyncSandbox, export: Export, id: str) -> None:
     try:
         # A label may be any text: only a plain name becomes part of a path here.
-        folder = id if manus.is_plain(id) else sandbox.id
+        folder = id if manus_names.is_plain(id) else sandbox.id
         await dataclasses.replace(export, target=Path(export.target, folder)).run(sandbox)
     finally:
         await sandbox.detach()

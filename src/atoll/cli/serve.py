@@ -1,23 +1,25 @@
-"""`atoll serve`: sandboxes for many users, over HTTP."""
+"""`atoll serve`, `atoll config`: sandboxes for many users, over HTTP."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from atoll.cli.target import JsonOption, print_json, show
 from atoll.errors import EngineUnavailableError
 
 
 def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port; 0: any that is free.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Which engine makes the sandboxes.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; 0: any free port.")] = None,
+    engine: Annotated[str | None, typer.Option(help="The engine that makes the sandboxes.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; see `atoll config`.")] = None,
 ) -> None:
     """Serve sandboxes over HTTP until SIGTERM. State is kept in ATOLL_STATE_DIR."""
-    from atoll.server.listening import listen
+    from atoll.server.connections.listening_socket import listen
     from atoll.server.settings import ServerSettings
 
     settings = ServerSettings.load(file=config, host=host, port=port, engine=engine)
@@ -29,6 +31,28 @@ def serve(
                 f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
             ) from error
         run(settings, sock, _ready)
+
+
+def config(as_json: JsonOption = False) -> None:
+    """Show every setting of `atoll serve`: its value here, and how to set it."""
+    try:
+        from atoll.server.settings import PREFIX, ServerSettings
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
+        ) from error
+    settings = ServerSettings.load()
+    values = json.loads(settings.model_dump_json())
+    if as_json:
+        print_json(values)
+        return
+    show(
+        [
+            {"setting": name, "value": values[name], "variable": PREFIX + name.upper(), "meaning": field.description}
+            for name, field in ServerSettings.model_fields.items()
+        ],
+        False,
+    )
 
 
 def _ready(url: str, first_key: str | None) -> None:

@@ -15,50 +15,26 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import (
-    CpusOption,
-    EngineOption,
-    EnvOption,
-    ImageOption,
-    MemoryOption,
-    NetworkOption,
-    PidsOption,
-    VolumeOption,
-    make_sandbox,
-)
-from atoll.cli.target import attach
+from atoll.cli.options import SandboxOptions, make_sandbox, with_sandbox_options
+from atoll.cli.target import on_sandbox
 from atoll.errors import SandboxError
-from atoll.sandbox import AsyncSandbox
-from atoll.terminal import AsyncTerminal
+from atoll.sandbox.sandbox import AsyncSandbox
+from atoll.sandbox.terminal import AsyncTerminal
 
 
+@with_sandbox_options
 def shell(
+    wanted: SandboxOptions,
     sandbox_id: Annotated[
-        str | None, typer.Argument(help="One that exists; default: a fresh one, deleted at the end.", metavar="[ID]")
+        str | None, typer.Argument(help="An existing sandbox; default: a new one, deleted at the end.", metavar="[ID]")
     ] = None,
-    engine: EngineOption = "auto",
-    image: ImageOption = "host",
-    memory: MemoryOption = None,
-    cpus: CpusOption = None,
-    pids: PidsOption = None,
-    env: EnvOption = None,
-    volume: VolumeOption = None,
-    network: NetworkOption = "none",
 ) -> None:
-    """Open an interactive shell in a fresh sandbox, which is deleted when the shell ends, or in one that exists."""
+    """Open an interactive shell in a new sandbox, which is deleted when the shell ends, or in an existing one."""
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise SandboxError("`atoll shell` needs a terminal", hint="For scripts use: atoll run -- sh -c '...'")
     if sandbox_id is not None:
-        raise SystemExit(asyncio.run(_visit(sandbox_id)))
-    raise SystemExit(asyncio.run(_shell(make_sandbox(engine, image, memory, cpus, pids, env, volume, network))))
-
-
-async def _visit(sandbox_id: str) -> int:
-    sandbox = await attach(sandbox_id)
-    try:
-        return await _interact(sandbox)
-    finally:
-        await sandbox.detach()
+        raise SystemExit(on_sandbox(sandbox_id, _interact))
+    raise SystemExit(asyncio.run(_shell(make_sandbox(wanted))))
 
 
 async def _interact(sandbox: AsyncSandbox) -> int:

@@ -12,10 +12,10 @@ import typer
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
 
-_MOST = 1 << 20
+_MAX_BYTES = 1 << 20
 FileOption = Annotated[
     Path | None,
-    typer.Option("--file", "-f", help="Describe the sandbox by this file, JSON or TOML, instead.", metavar="FILE"),
+    typer.Option("--file", "-f", help="A JSON or TOML file that describes the sandbox.", metavar="FILE"),
 ]
 
 
@@ -23,9 +23,9 @@ def read(path: Path) -> dict[str, Any]:
     """What the file says, checked as far as that is possible here. Raises SpecError."""
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST + 1)
-        if len(text) > _MOST:
-            raise SpecError(f"'{path}' is larger than {_MOST:,} bytes")
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise SpecError(f"'{path}' is larger than {_MAX_BYTES:,} bytes")
         found = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, SpecError):

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from atoll.engines import registry, shared
-from atoll.engines.base import Engine
+from atoll.engines import leases, registry
+from atoll.engines.contract import Engine
 from atoll.errors import ConflictError, EngineUnavailableError, SandboxError, SandboxNotFoundError
-from atoll.manus import TASK_LABEL
 from atoll.model import Handle
-from atoll.sandbox import AsyncSandbox
+from atoll.model.manus_names import TASK_LABEL
+from atoll.printable import printable
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
+T = TypeVar("T")
 _LISTED = "`atoll ls` lists them."
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 SandboxArgument = Annotated[
@@ -41,6 +44,19 @@ def the_server() -> Any:
     return registry.remote(Settings.load(), None, None)
 
 
+def ask_server(method: str, path: str, **options: Any) -> Any:
+    """The answer to one request. SandboxError if no server is named."""
+
+    async def ask() -> Any:
+        server = the_server()
+        try:
+            return await server.call(method, path, **options)
+        finally:
+            await server.aclose()
+
+    return asyncio.run(ask())
+
+
 async def attach(sandbox_id: str) -> AsyncSandbox:
     """An existing sandbox of the server, or of whichever engine of this machine has it."""
     if server_url() is not None:
@@ -51,6 +67,26 @@ async def attach(sandbox_id: str) -> AsyncSandbox:
             raise
     engine, handle = called(sandbox_id, await everything())
     return await AsyncSandbox.attach(handle.sandbox_id, engine=engine)
+
+
+@asynccontextmanager
+async def attached(sandbox_id: str) -> AsyncIterator[AsyncSandbox]:
+    """An existing sandbox, as `attach` finds it. It goes on after the block."""
+    sandbox = await attach(sandbox_id)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.detach()
+
+
+def on_sandbox(sandbox_id: str, work: Callable[[AsyncSandbox], Awaitable[T]]) -> T:
+    """Do this with an existing sandbox, in an event loop of its own."""
+
+    async def whole() -> T:
+        async with attached(sandbox_id) as sandbox:
+            return await work(sandbox)
+
+    return asyncio.run(whole())
 
 
 def called(text: str, found: Sequence[tuple[Engine, Handle]]) -> tuple[Engine, Handle]:
@@ -76,7 +112,7 @@ async def everything() -> list[tuple[Engine, Handle]]:
     found: list[tuple[Engine, Handle]] = []
     for name in registry.names():
         with suppress(EngineUnavailableError):  # one that is not here has nothing here
-            engine = (await shared.acquire(name, settings)).engine
+            engine = (await leases.acquire(name, settings)).engine
             found += [(engine, handle) for handle in await engine.list()]
     return found
 
@@ -89,12 +125,17 @@ def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
     if not rows:
         print("nothing there", file=sys.stderr)
         return
-    table = Table(box=None, padding=(0, 2))
-    for column in rows[0] if rows else ():
-        table.add_column(column.replace("_", " "), header_style="bold")
+    table = plain_table(*(column.replace("_", " ") for column in rows[0]))
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def plain_table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2))
+    for column in columns:
+        table.add_column(column, header_style="bold")
+    return table
 
 
 def print_json(value: object) -> None:
@@ -107,4 +148,4 @@ def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
     # What comes from a sandbox or a server is shown, never obeyed by the terminal.
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(value))
+    return printable(str(value))

@@ -5,29 +5,29 @@ that imports still point one way: engines know nothing of the law that they are 
 """
 
 # Importing a module enters its checks into the list, in this order.
-from atoll.conformance import life  # isort: skip
-from atoll.conformance import commands, process_trees, background, shells, terminals  # isort: skip
-from atoll.conformance import files, special_files, watching, trees, ports  # isort: skip
-from atoll.conformance import isolation, limits, recovery, saved_states  # isort: skip
+from atoll.conformance import life_cycle  # isort: skip
+from atoll.conformance import exec, process_trees, background, shells, terminals  # isort: skip
+from atoll.conformance import files, special_files, watches, copied_trees, port_connections  # isort: skip
+from atoll.conformance import isolation, controls, adoption, saved_states  # isort: skip
 from atoll.conformance.bench import Bench
 from atoll.conformance.check import CHECKS, Check
-from atoll.conformance.running import CheckResult, Outcome, run, run_one
+from atoll.conformance.runner import CheckResult, Outcome, run, run_one
 
 _MODULES = (
-    life,
-    commands,
+    life_cycle,
+    exec,
     process_trees,
     background,
     shells,
     terminals,
     files,
     special_files,
-    watching,
-    trees,
-    ports,
+    watches,
+    copied_trees,
+    port_connections,
     isolation,
-    limits,
-    recovery,
+    controls,
+    adoption,
     saved_states,
 )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.command import AsyncCommand, Output
 from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
+from atoll.conformance.findings import must, must_equal, refusal, until
 from atoll.conformance.inside import WAIT_FOR_GO, running, until_running
-from atoll.conformance.saying import must, must_equal, refusal, until
 from atoll.model import Cause
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.command import AsyncCommand, Output
+from atoll.sandbox.sandbox import AsyncSandbox
 
 
 async def _attach(bench: Bench, sandbox: AsyncSandbox) -> AsyncSandbox:

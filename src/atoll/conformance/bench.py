@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.engines import registry
-from atoll.engines.base import Engine
+from atoll.engines.contract import Engine
 from atoll.model import Handle, SandboxSpec
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 _OTHER = """

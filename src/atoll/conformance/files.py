@@ -7,7 +7,7 @@ import os
 
 from atoll.conformance.bench import Bench
 from atoll.conformance.check import check
-from atoll.conformance.saying import SkippedError, must, must_equal, refusal, until
+from atoll.conformance.findings import SkippedError, must, must_equal, refusal, until
 
 ODD_NAMES = (
     "with space",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.conformance.saying import until
-from atoll.sandbox import AsyncSandbox
+from atoll.conformance.findings import until
+from atoll.sandbox.sandbox import AsyncSandbox
 
 # Everything in one process, with a line between: `cat` would not tell where one ends.
 _COMMAND_LINES = "tail -n +1 /proc/[0-9]*/cmdline 2>/dev/null"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
+from atoll.conformance.findings import must, must_equal, refusal
 from atoll.conformance.inside import running
-from atoll.conformance.saying import must, must_equal, refusal
 from atoll.model import Capability
 
 _WALL = {Capability.ISOLATION}

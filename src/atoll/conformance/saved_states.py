@@ -7,9 +7,9 @@ from typing import cast
 
 from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
+from atoll.conformance.findings import must, must_equal, refusal
 from atoll.conformance.inside import until_running
-from atoll.conformance.saying import must, must_equal, refusal
-from atoll.engines.base import Checkpointing
+from atoll.engines.contract import Checkpointing
 from atoll.errors import CheckpointNotFoundError, ConflictError, ImageError, UnsupportedError
 from atoll.model import Capability
 

@@ -8,11 +8,11 @@ import asyncio
 from atoll.conformance import host
 from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
+from atoll.conformance.findings import must, must_equal, refusal
 from atoll.conformance.inside import until_gone, until_running
-from atoll.conformance.saying import must, must_equal, refusal
 from atoll.errors import SandboxError, SandboxTimeoutError
 from atoll.model import Cause
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 
 
 async def _still_works(sandbox: AsyncSandbox, after: str) -> None:

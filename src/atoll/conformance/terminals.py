@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check
+from atoll.conformance.findings import must, must_equal, refusal
 from atoll.conformance.inside import until_gone, until_running
-from atoll.conformance.saying import must, must_equal, refusal
-from atoll.sandbox import AsyncSandbox
-from atoll.terminal import AsyncTerminal
+from atoll.sandbox.sandbox import AsyncSandbox
+from atoll.sandbox.terminal import AsyncTerminal
 
 
 class _Screen:

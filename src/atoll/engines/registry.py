@@ -6,7 +6,7 @@ import importlib
 from typing import Protocol, cast
 
 from atoll.engines.availability import Availability
-from atoll.engines.base import Engine
+from atoll.engines.contract import Engine
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
 from atoll.settings import Settings
 
@@ -21,21 +21,33 @@ class EngineClass(Protocol):
 
 
 _STRONGEST_FIRST = {
-    "native": "atoll.engines.linux.native:NativeEngine",
-    "oci": "atoll.engines.linux.oci:OciEngine",
-    "process": "atoll.engines.process:ProcessEngine",
+    "native": "atoll.engines.linux.native_engine:NativeEngine",
+    "oci": "atoll.engines.linux.oci_engine:OciEngine",
+    "bubblewrap": "atoll.engines.bubblewrap.engine:BubblewrapEngine",
 }
 _ONLY_BY_NAME = {
-    "docker": "atoll.engines.docker:DockerEngine",
-    "unsafe-none": "atoll.engines.unsafe:UnsafeEngine",
+    "docker": "atoll.engines.docker.engine:DockerEngine",
+    "unsafe-none": "atoll.engines.unsafe_none:UnsafeEngine",
 }
+_ALIASES = {"process": "bubblewrap"}
+"""Other names of engines, which work wherever an engine is named."""
 _BY_ISOLATION = {"gvisor": "oci", "vm": "oci"}
 """Which of those that `auto` may pick can give more than namespaces."""
 _ENGINES = _STRONGEST_FIRST | _ONLY_BY_NAME
 _ELSEWHERE = {
-    "remote": "atoll.engines.remote:RemoteEngine",
+    "remote": "atoll.engines.remote.engine:RemoteEngine",
 }
 """Those that are not of this machine are found by name alone."""
+
+
+def canonical(name: str) -> str:
+    """The engine's own name, if this is another name of it."""
+    return _ALIASES.get(name, name)
+
+
+def oldest_name(name: str) -> str:
+    """The engine's first name, which earlier versions wrote where this one has to find the same text."""
+    return next((alias for alias, engine in _ALIASES.items() if engine == name), name)
 
 
 def names() -> list[str]:
@@ -50,7 +62,7 @@ def get(name: str, settings: Settings) -> Engine:
 def remote(settings: Settings, url: str | None, api_key: str | None, **options: float) -> Engine:
     """The sandboxes of a server; what is not given comes from ATOLL_URL and ATOLL_API_KEY."""
     try:
-        from atoll.engines.remote import RemoteEngine
+        from atoll.engines.remote.engine import RemoteEngine
     except ImportError as error:
         raise EngineUnavailableError(
             f"using a server needs more packages: {error}", hint="pip install 'atoll[client]'"
@@ -95,7 +107,7 @@ def probe_all(settings: Settings, *, thorough: bool = True) -> list[Availability
 
 
 def _engine_class(name: str) -> EngineClass:
-    location = (_ENGINES | _ELSEWHERE).get(name)
+    location = (_ENGINES | _ELSEWHERE).get(canonical(name))
     if location is None:
         raise EngineNotFoundError(
             f"there is no engine '{name}'",

@@ -4,40 +4,40 @@ Knows no engine: all it needs is a function that gives a connected socket to the
 is trusted.
 """
 
-from atoll.guest.channel import Channel
+from atoll.guest.connection import Connection
 from atoll.guest.dial import Connect
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo, Files, Watch
 from atoll.guest.guest import AgentStats, Guest, Hello
-from atoll.guest.ports import Ports, PortStream
+from atoll.guest.port_streams import Ports, PortStream
 from atoll.guest.processes import (
     Capture,
-    Completed,
-    Output,
+    CompletedProcess,
+    FollowedProcess,
+    OutputPiece,
     Processes,
     ProcessExit,
     ProcessInfo,
-    ProcessStream,
     StartRequest,
 )
 
 __all__ = [
     "AgentStats",
     "Capture",
-    "Channel",
-    "Completed",
+    "CompletedProcess",
     "Connect",
+    "Connection",
     "FileEvent",
     "FileEventKind",
     "FileInfo",
     "Files",
+    "FollowedProcess",
     "Guest",
     "Hello",
-    "Output",
+    "OutputPiece",
     "PortStream",
     "Ports",
     "ProcessExit",
     "ProcessInfo",
-    "ProcessStream",
     "Processes",
     "StartRequest",
     "Watch",

@@ -1,7 +1,7 @@
 """A blocking connection of its own for bulk data, used by a worker thread.
 
 Megabytes never pass through the event loop: they would delay every other user of it. One stream is open at a time. The
-same distrust applies as on a channel: lengths, numbers and directions are checked.
+same distrust applies as on a shared connection: lengths, numbers and directions are checked.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from atoll.guest.frames import (
     Fields,
     FrameType,
     Op,
-    Tag,
     agent_error,
     decode_credit,
     decode_fields,
+    encode_credit,
     encode_frame,
-    encode_u16,
-    encode_u32,
-    printable,
+    encode_open,
+    message_of,
 )
 
 _BUFFER = 4 * (HEADER.size + MAX_PAYLOAD)
@@ -88,10 +87,7 @@ class BulkConnection:
         self._number += 1
         self._send_credit = WINDOW
         self._window, self._consumed = window, 0
-        frames = encode_frame(FrameType.OPEN, self._number, encode_u16(op) + fields)
-        if window > WINDOW:
-            frames += encode_frame(FrameType.CREDIT, self._number, encode_u32(window - WINDOW))
-        self._send(memoryview(frames))
+        self._send(memoryview(encode_open(op, self._number, fields, window)))
 
     def request(self, op: Op, fields: bytes) -> Fields:
         self.open(op, fields)
@@ -129,7 +125,7 @@ class BulkConnection:
         """The next piece, valid until `before_reuse` is called; None after the last. Raises Refused."""
         if self._consumed * 2 >= self._window:
             credit, self._consumed = self._consumed, 0
-            self._send(memoryview(encode_frame(FrameType.CREDIT, self._number, encode_u32(credit))))
+            self._send(memoryview(encode_credit(self._number, credit)))
         frame = self._next()
         if frame.kind == FrameType.END:
             decode_fields(frame.payload)
@@ -229,5 +225,5 @@ class BulkConnection:
 
 def _refusal(number: int, fields: Fields) -> ProtocolError | Refused:
     if number == 0:
-        return ProtocolError(f"the agent refused what it was sent: {printable(fields.bytes(Tag.MESSAGE, b''))}")
+        return ProtocolError(f"the agent refused what it was sent: {message_of(fields)}")
     return Refused(agent_error(fields))

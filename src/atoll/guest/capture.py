@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.buffers import holding
+from atoll.buffers import reservation
 
 _SLACK = 4096
 
@@ -13,14 +13,14 @@ class Capture:
     The limit shrinks to what is kept already when the request that it is for may hold no more in memory.
     """
 
-    __slots__ = ("_head", "_head_limit", "_holding", "_tail", "_tail_limit", "missing", "total")
+    __slots__ = ("_head", "_head_limit", "_reservation", "_tail", "_tail_limit", "missing", "total")
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit - limit // 2
         self._tail_limit = limit // 2
         self._head = bytearray()
         self._tail = bytearray()
-        self._holding = holding.get()
+        self._reservation = reservation.get()
         self.total = 0
         """Bytes that were written, kept or not."""
         self.missing = 0
@@ -50,7 +50,7 @@ class Capture:
             del self._tail[: -self._tail_limit]
 
     def _granted(self, size: int) -> int:
-        return size if self._holding is None else self._holding.take(size)
+        return size if self._reservation is None else self._reservation.take(size)
 
     def miss(self, size: int) -> None:
         self.missing += size

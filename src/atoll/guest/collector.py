@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from atoll.errors import ProtocolError
 from atoll.guest.capture import Capture
+from atoll.guest.followed_process import ProcessExit, dropped_at_attach
 from atoll.guest.frames import EventKind, Fields
-from atoll.guest.process_stream import ProcessExit, dropped_at_attach
 from atoll.guest.stream import Stream
 
 

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import operator
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from atoll import buffers, workers
 from atoll.errors import ProtocolError, SandboxResourceError
-from atoll.guest.channel import Channel
-from atoll.guest.contents import fits, read_pieces, write_pieces, write_whole
+from atoll.guest.connection import Connection
+from atoll.guest.file_contents import fits, read_pieces, write_pieces, write_whole
+from atoll.guest.file_records import ERROR, KINDS, LINK, FileInfo, FileRecord, FileRecordParser, Kind, check_relative
+from atoll.guest.file_watch import FileEvent, FileEventKind, Watch
 from atoll.guest.frames import Fields, Op, Tag, decode_text, encode_fields
 from atoll.guest.inbox import Inbox
-from atoll.guest.paths import GuestPath, check_path, naming, os_error, text
-from atoll.guest.records import ERROR, KINDS, LINK, FileInfo, Kind, Record, RecordParser, check_relative
-from atoll.guest.watch import FileEvent, FileEventKind, Watch
+from atoll.guest.sandbox_paths import GuestPath, check_path, naming, os_error, text
 
 if TYPE_CHECKING:
     from atoll.guest.guest import Guest
@@ -35,6 +35,16 @@ _FOLLOW = _PARENTS = _RECURSIVE = 1
 _MISSING_OK = _IN_PLACE = 2
 _EXCLUSIVE = 4
 _APPEND = 8
+
+
+class WriteOptions(TypedDict, total=False):
+    """What a write may be asked for. By default the whole file is replaced, and missing parents are made."""
+
+    mode: int | None
+    parents: bool
+    in_place_offset: int | None
+    exclusive: bool
+    append: bool
 
 
 class Files:
@@ -123,46 +133,30 @@ class Files:
     ) -> bytes:
         """OSError (EFBIG) for more than `limit_bytes`, or 1 GiB: whatever is larger is for `read_stream` or a copy."""
         limit = _READ_LIMIT if limit_bytes is None else limit_bytes
-        pieces = self._read(await self._guest.channel(), path, offset, length, limit)
+        pieces = self._read(await self._guest.connection(), path, offset, length, limit)
         async with contextlib.aclosing(pieces):
             return b"".join([piece async for piece in pieces])
 
     async def read_stream(self, path: GuestPath, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        pieces = self._read(await self._guest.channel(), path, offset, length, None)
+        pieces = self._read(await self._guest.connection(), path, offset, length, None)
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 yield piece
 
-    async def write(
-        self,
-        path: GuestPath,
-        data: bytes,
-        mode: int | None = None,
-        parents: bool = True,
-        in_place_offset: int | None = None,
-        exclusive: bool = False,
-        append: bool = False,
-    ) -> int:
+    async def write(self, path: GuestPath, data: bytes, **options: Unpack[WriteOptions]) -> int:
         """All or nothing unless in place or appended: readers see the old content or the new. Returns the size."""
-        fields = self._write_fields(path, mode, parents, in_place_offset, exclusive, append)
-        channel = await self._guest.channel()
+        fields = self._write_fields(path, options)
+        connection = await self._guest.connection()
         if fits(data):
-            return await write_whole(channel, fields, path, data)
-        return await write_pieces(channel, fields, path, [data])
+            return await write_whole(connection, fields, path, data)
+        return await write_pieces(connection, fields, path, [data])
 
     async def write_stream(
-        self,
-        path: GuestPath,
-        pieces: AsyncIterable[bytes] | Iterable[bytes],
-        mode: int | None = None,
-        parents: bool = True,
-        in_place_offset: int | None = None,
-        exclusive: bool = False,
-        append: bool = False,
+        self, path: GuestPath, pieces: AsyncIterable[bytes] | Iterable[bytes], **options: Unpack[WriteOptions]
     ) -> int:
         """As `write`. If `pieces` fails or the call is cancelled, the file is as before."""
-        fields = self._write_fields(path, mode, parents, in_place_offset, exclusive, append)
-        return await write_pieces(await self._guest.channel(), fields, path, pieces)
+        fields = self._write_fields(path, options)
+        return await write_pieces(await self._guest.connection(), fields, path, pieces)
 
     def watch(self, path: GuestPath, recursive: bool = True) -> Watch:
         return Watch(self._guest, self._fields(path, (Tag.FLAGS, _RECURSIVE if recursive else 0)), text(path))
@@ -174,10 +168,10 @@ class Files:
             where.append((Tag.CWD, self.work_dir))
         return encode_fields([*where, *more])
 
-    def _write_fields(
-        self, path: GuestPath, mode: int | None, parents: bool, offset: int | None, exclusive: bool, append: bool
-    ) -> bytes:
-        flags = (_PARENTS if parents else 0) | (_EXCLUSIVE if exclusive else 0) | (_APPEND if append else 0)
+    def _write_fields(self, path: GuestPath, options: WriteOptions) -> bytes:
+        mode, offset = options.get("mode"), options.get("in_place_offset")
+        flags = _PARENTS if options.get("parents", True) else 0
+        flags |= (_EXCLUSIVE if options.get("exclusive") else 0) | (_APPEND if options.get("append") else 0)
         more: list[tuple[Tag, int | bytes | str]] = [] if mode is None else [(Tag.MODE, mode)]
         if offset is not None:
             flags |= _IN_PLACE
@@ -188,24 +182,24 @@ class Files:
         self, op: Op, path: GuestPath, *more: tuple[Tag, int | bytes | str], second: GuestPath | None = None
     ) -> Fields:
         fields = self._fields(path, *more)
-        channel = await self._guest.channel()
+        connection = await self._guest.connection()
         with naming(path, second):
-            return await channel.request(op, fields)
+            return await connection.request(op, fields)
 
     def _read(
-        self, channel: Channel, path: GuestPath, offset: int, length: int | None, limit: int | None
+        self, connection: Connection, path: GuestPath, offset: int, length: int | None, limit: int | None
     ) -> AsyncGenerator[bytes, None]:
         part: list[tuple[Tag, int | bytes | str]] = [(Tag.OFFSET, offset)] if offset else []
         if length is not None:
             part.append((Tag.LENGTH, length))
-        return read_pieces(channel, self._fields(path, *part), path, offset, length, limit)
+        return read_pieces(connection, self._fields(path, *part), path, offset, length, limit)
 
     async def _records(
         self, op: Op, path: GuestPath, *more: tuple[Tag, int | bytes | str]
-    ) -> AsyncGenerator[Record, None]:
+    ) -> AsyncGenerator[FileRecord, None]:
         """Records are taken as the consumer goes on, so a list without an end costs no memory."""
-        inbox, parser = Inbox(), RecordParser()
-        inbox.open(await self._guest.channel(), op, self._fields(path, *more))
+        inbox, parser = Inbox(), FileRecordParser()
+        inbox.open(await self._guest.connection(), op, self._fields(path, *more))
         try:
             with naming(path), inbox.parsing():
                 while (piece := await inbox.take()) is not None:
@@ -221,7 +215,7 @@ class Files:
             inbox.close()
 
 
-def _check_record(record: Record, *, plain_name: bool) -> None:
+def _check_record(record: FileRecord, *, plain_name: bool) -> None:
     components = check_relative(record.path)
     if plain_name and len(components) != 1:
         raise ProtocolError("the agent sent a path where a name is due")

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable
 
 from atoll.errors import ProtocolError
+from atoll.printable import printable
 
 VERSION = 1
 MAX_PAYLOAD = 262_144
@@ -173,6 +174,16 @@ def encode_u32(value: int) -> bytes:
     return _U32.pack(value)
 
 
+def encode_open(op: Op, stream: int, fields: bytes, window: int) -> bytes:
+    """The frames that begin a stream: the request, and the credit beyond what every stream has."""
+    frames = encode_frame(FrameType.OPEN, stream, encode_u16(op) + fields)
+    return frames + encode_credit(stream, window - WINDOW) if window > WINDOW else frames
+
+
+def encode_credit(stream: int, size: int) -> bytes:
+    return encode_frame(FrameType.CREDIT, stream, encode_u32(size))
+
+
 def encode_fields(fields: Iterable[tuple[Tag, int | bytes | str]]) -> bytes:
     parts: list[bytes] = []
     for tag, value in fields:
@@ -258,13 +269,12 @@ def agent_error(fields: Fields) -> OSError:
     number = fields.int(Tag.ERRNO)
     if number not in errno.errorcode:
         number = errno.EIO
-    return OSError(number, printable(fields.bytes(Tag.MESSAGE, b"")) or errno.errorcode[number])
+    return OSError(number, message_of(fields) or errno.errorcode[number])
 
 
-def printable(raw: bytes) -> str:
-    """Text out of a sandbox that may be shown: short, and without anything that could steer a terminal."""
-    text = raw[:_MAX_MESSAGE].decode("utf-8", "replace")
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+def message_of(fields: Fields) -> str:
+    """The text of a frame, as it may be shown."""
+    return printable(fields.bytes(Tag.MESSAGE, b""), _MAX_MESSAGE)
 
 
 def _name(tag: int) -> str:

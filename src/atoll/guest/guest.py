@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from atoll.errors import AgentUnreachableError
 from atoll.guest.answering import Diagnose, answered
-from atoll.guest.channel import Channel
+from atoll.guest.connection import Connection
 from atoll.guest.dial import Connect, dial
 from atoll.guest.files import Files
 from atoll.guest.frames import Op, Tag
-from atoll.guest.ports import Ports
+from atoll.guest.port_streams import Ports
 from atoll.guest.processes import Processes
 
 _LEAST_S = 1.0
@@ -55,31 +55,31 @@ class Guest:
         self._connect = connect
         self._connect_timeout_s = connect_timeout_s
         self._diagnose = diagnose
-        self._channel: Channel | None = None
-        self._connecting: asyncio.Task[Channel] | None = None
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
 
     @property
     def instance(self) -> bytes:
         """Which run of the agent this is; empty before the first connection."""
-        return self._channel.instance if self._channel is not None else b""
+        return self._connection.instance if self._connection is not None else b""
 
-    def current_channel(self) -> Channel | None:
+    def current_connection(self) -> Connection | None:
         """The open connection of the running event loop, if there is one."""
-        channel = self._channel
-        if channel is not None and not channel.closed and channel.loop is asyncio.get_running_loop():
-            return channel
+        connection = self._connection
+        if connection is not None and not connection.closed and connection.loop is asyncio.get_running_loop():
+            return connection
         return None
 
-    async def channel(self) -> Channel:
+    async def connection(self) -> Connection:
         """The connection, made if there is none. Raises AgentUnreachableError, or what the engine says."""
-        channel = self.current_channel()
-        if channel is not None:
+        connection = self.current_connection()
+        if connection is not None:
             try:
-                await channel.alive()
-                return channel
+                await connection.alive()
+                return connection
             except AgentUnreachableError as error:
-                if not channel.closed:
-                    channel.fail(error)
+                if not connection.closed:
+                    connection.fail(error)
                     raise
         task = self._connecting
         if task is None or task.get_loop() is not asyncio.get_running_loop():
@@ -101,7 +101,7 @@ class Guest:
         task = self._connecting
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([task])
-        await self.channel()
+        await self.connection()
 
     async def present(self, seconds: float) -> None:
         """Return when the agent answers. Raises AgentUnreachableError after so long, or the reason why it cannot. A
@@ -109,14 +109,14 @@ class Guest:
         seconds = max(seconds, _LEAST_S)
         try:
             async with asyncio.timeout(seconds if math.isfinite(seconds) else None):
-                await self.channel()
+                await self.connection()
         except TimeoutError as error:
             raise AgentUnreachableError(f"the sandbox did not answer within {seconds:g} s") from error
 
     def doubt(self) -> None:
         """The agent may not answer any more, though it was heard just now."""
-        if (channel := self.current_channel()) is not None:
-            channel.doubt()
+        if (connection := self.current_connection()) is not None:
+            connection.doubt()
 
     async def diagnose(self) -> None:
         """Raises the reason why the sandbox cannot answer, if there is one."""
@@ -124,13 +124,13 @@ class Guest:
             await self._diagnose()
 
     async def hello(self) -> Hello:
-        fields = await (await self.channel()).request(Op.HELLO)
+        fields = await (await self.connection()).request(Op.HELLO)
         return Hello(
             pid=fields.int(Tag.PID), uptime_s=fields.int(Tag.UPTIME_NS) / 1e9, instance=fields.bytes(Tag.INSTANCE)
         )
 
     async def stats(self) -> AgentStats:
-        fields = await (await self.channel()).request(Op.STATS)
+        fields = await (await self.connection()).request(Op.STATS)
         return AgentStats(
             rss_bytes=fields.int(Tag.RSS_BYTES),
             processes=fields.int(Tag.PROCESSES),
@@ -146,30 +146,30 @@ class Guest:
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             await asyncio.wait([task])
-        if self._channel is not None:
-            self._channel.close()
+        if self._connection is not None:
+            self._connection.close()
 
-    async def _open(self) -> Channel:
+    async def _open(self) -> Connection:
         me = asyncio.current_task()
         try:
-            if self._channel is not None:
-                self._channel.close()
-            self._channel = await self._greet(await dial(self._connect, self._connect_timeout_s))
-            return self._channel
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = await self._greet(await dial(self._connect, self._connect_timeout_s))
+            return self._connection
         finally:
             if self._connecting is me:
                 self._connecting = None
 
-    async def _greet(self, sock: socket.socket) -> Channel:
+    async def _greet(self, sock: socket.socket) -> Connection:
         if self._diagnose is None:
-            return await Channel.open(sock)
+            return await Connection.open(sock)
         try:
-            channel = await answered(Channel.open(sock), self._diagnose)
+            connection = await answered(Connection.open(sock), self._diagnose)
         except AgentUnreachableError:
             await self._diagnose()
             raise
-        channel.diagnose = _asking(self)
-        return channel
+        connection.diagnose = _asking(self)
+        return connection
 
 
 def _asking(guest: Guest) -> Diagnose:
@@ -183,6 +183,6 @@ def _asking(guest: Guest) -> Diagnose:
     return diagnose
 
 
-def _retrieve(task: asyncio.Task[Channel]) -> None:
+def _retrieve(task: asyncio.Task[Connection]) -> None:
     if not task.cancelled():
         task.exception()

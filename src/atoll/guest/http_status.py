@@ -9,7 +9,7 @@ _MAX_LINE = 4096
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r|\n)")
 
 
-class Stream(Protocol):
+class PortConnection(Protocol):
     """A connection to a port of a sandbox."""
 
     async def read(self, size: int, /) -> bytes: ...
@@ -17,13 +17,13 @@ class Stream(Protocol):
     async def write(self, data: bytes, /) -> None: ...
 
 
-async def http_status(stream: Stream, port: int, path: str) -> int | None:
+async def http_status(connection: PortConnection, port: int, path: str) -> int | None:
     """The status of the answer; None if it is none. The caller bounds the time."""
     request = f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nAccept: */*\r\nConnection: close\r\n\r\n"
-    await stream.write(request.encode())
+    await connection.write(request.encode())
     line = b""
     while len(line) < _MAX_LINE and b"\n" not in line:
-        data = await stream.read(_MAX_LINE)
+        data = await connection.read(_MAX_LINE)
         if not data:
             break
         line += data

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Collection, Iterator
 
 from atoll.errors import ProtocolError
-from atoll.guest.channel import Channel
+from atoll.event_signal import EventSignal
+from atoll.guest.connection import Connection
 from atoll.guest.frames import WINDOW, Fields, Op
-from atoll.guest.stream import Signal, Stream
+from atoll.guest.stream import Stream
 
 _COALESCE = 16 * 1024
 
@@ -30,12 +31,12 @@ class Inbox:
         self._channels = channels
         self._expected = events
         self._queue: deque[tuple[int, bytearray]] = deque()
-        self._changed = Signal()
+        self._changed = EventSignal()
 
     def open(
-        self, channel: Channel, op: Op, fields: bytes, *, window: int = WINDOW, data: bytes | None = None
+        self, connection: Connection, op: Op, fields: bytes, *, window: int = WINDOW, data: bytes | None = None
     ) -> Stream:
-        self.stream = channel.open_stream(op, fields, self, window=window, data=data)
+        self.stream = connection.open_stream(op, fields, self, window=window, data=data)
         return self.stream
 
     @property

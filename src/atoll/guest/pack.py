@@ -11,9 +11,9 @@ import os
 import stat
 
 from atoll.guest.bulk import FILE_CHUNK, BulkConnection
-from atoll.guest.failures import Failures
-from atoll.guest.records import DIRECTORY, FILE, LINK, encode_record
-from atoll.walking import Way
+from atoll.guest.file_records import DIRECTORY, FILE, LINK, encode_record
+from atoll.guest.partial_copy import Failures
+from atoll.walking import OpenPath
 
 CHUNK = FILE_CHUNK
 _SMALL = 64 * 1024
@@ -50,7 +50,7 @@ class TreePacker:
             self._filled = 0
 
     def _tree(self, top: int) -> None:
-        way = Way(top)
+        way = OpenPath(top)
         # Of each directory on the way: its path, and which directories in it are still to be sent.
         waiting = [(b"", self._directory(top, b""))]
         try:
@@ -68,7 +68,7 @@ class TreePacker:
         finally:
             way.close()
 
-    def _enter(self, way: Way, name: str, path: bytes) -> bool:
+    def _enter(self, way: OpenPath, name: str, path: bytes) -> bool:
         try:
             if way.depth >= MAX_DEPTH:
                 raise OSError(errno.ENAMETOOLONG, "too deep")

@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING
 
 from atoll.errors import AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
 from atoll.guest.capture import Capture
-from atoll.guest.channel import Channel
 from atoll.guest.collector import Collector
+from atoll.guest.connection import Connection
+from atoll.guest.followed_process import FollowedProcess, OutputPiece, ProcessExit
 from atoll.guest.frames import WINDOW, Fields, Op, Tag, encode_fields
 from atoll.guest.inbox import Inbox
-from atoll.guest.process_stream import Output, ProcessExit, ProcessStream
 from atoll.guest.start_request import StartRequest
 from atoll.guest.stream import Stream
 
 if TYPE_CHECKING:
     from atoll.guest.guest import Guest
 
-__all__ = ["Capture", "Completed", "Output", "ProcessExit", "ProcessInfo", "ProcessStream", "Processes", "StartRequest"]
+__all__ = [
+    "Capture",
+    "CompletedProcess",
+    "FollowedProcess",
+    "OutputPiece",
+    "ProcessExit",
+    "ProcessInfo",
+    "Processes",
+    "StartRequest",
+]
 
 _LISTED_HEAD = struct.Struct("<H")
 _LISTED_REST = struct.Struct("<QBQ")
@@ -33,7 +42,7 @@ _KILL = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class CompletedProcess:
     """A process that has ended, and what was kept of its output."""
 
     exit: ProcessExit
@@ -60,16 +69,16 @@ class Processes:
         limit_bytes: int,
         on_output: Callable[[int, bytes], None] | None = None,
         stdin: bytes | None = None,
-    ) -> Completed:
+    ) -> CompletedProcess:
         """Run to the end, keeping at most `limit_bytes` of each output. Cancelling kills the process and its tree.
 
         If the connection is lost the process goes on: asking again with the same id gives the answer that was missed.
         """
         payload = request.encode(stdin=stdin is not None)
-        channel = await self._guest.channel()
-        collector = Collector(channel.loop, limit_bytes, on_output)
+        connection = await self._guest.connection()
+        collector = Collector(connection.loop, limit_bytes, on_output)
         whole = stdin if stdin is not None and len(stdin) <= WINDOW else None
-        stream = collector.stream = channel.open_stream(Op.START, payload, collector, data=whole, live=True)
+        stream = collector.stream = connection.open_stream(Op.START, payload, collector, data=whole, live=True)
         try:
             if stdin is not None and whole is None:
                 await _feed(stream, stdin)
@@ -78,29 +87,29 @@ class Processes:
         except BaseException:
             # Cancelled, or the caller's own callback failed: nobody will ever want this process again.
             if not stream.ended:
-                self._abandon(channel, stream, request.id)
+                self._abandon(connection, stream, request.id)
             raise
-        return Completed(exit, collector.stdout, collector.stderr)
+        return CompletedProcess(exit, collector.stdout, collector.stderr)
 
-    async def start(self, request: StartRequest) -> ProcessStream:
+    async def start(self, request: StartRequest) -> FollowedProcess:
         """Returns once it runs. A program that cannot be executed ends with 127 or 126. Cancelling kills it."""
-        channel = await self._guest.channel()
-        process = ProcessStream.open(channel, Op.START, request.encode(started=True))
+        connection = await self._guest.connection()
+        process = FollowedProcess.open(connection, Op.START, request.encode(started=True))
         try:
             with _naming_the_limit():
                 await process.ready()
         except asyncio.CancelledError:
             process.detach()
-            _send_unanswered(channel, Op.KILL, _kill_fields(request.id))
+            _send_unanswered(connection, Op.KILL, _kill_fields(request.id))
             raise
         process.detached = request.detach
         return process
 
-    async def attach(self, id: bytes, offsets: tuple[int, int, int] = (0, 0, 0)) -> ProcessStream:
+    async def attach(self, id: bytes, offsets: tuple[int, int, int] = (0, 0, 0)) -> FollowedProcess:
         """Follow a process that runs or has ended, from these positions. FileNotFoundError if there is none."""
         tags = (Tag.OFFSET_1, Tag.OFFSET_2, Tag.OFFSET_3)
         fields = encode_fields([(Tag.ID, id), *zip(tags, offsets, strict=True)])
-        process = ProcessStream.open(await self._guest.channel(), Op.ATTACH, fields, offsets)
+        process = FollowedProcess.open(await self._guest.connection(), Op.ATTACH, fields, offsets)
         try:
             await process.ready()
         except BaseException:
@@ -110,20 +119,20 @@ class Processes:
 
     async def kill(self, id: bytes, signal: int = _KILL, spare: bool = False) -> None:
         """With 9 the whole tree, returning when it is gone. `spare` kills only what the process started."""
-        await (await self._guest.channel()).request(Op.KILL, _kill_fields(id, signal, spare))
+        await (await self._guest.connection()).request(Op.KILL, _kill_fields(id, signal, spare))
 
     async def release(self, id: bytes) -> None:
         """Let the agent forget an ended process and its output."""
-        await (await self._guest.channel()).request(Op.RELEASE, encode_fields([(Tag.ID, id)]))
+        await (await self._guest.connection()).request(Op.RELEASE, encode_fields([(Tag.ID, id)]))
 
     def release_soon(self, id: bytes) -> None:
         """As `release`, without waiting for the answer and without complaint if it fails."""
-        _send_unanswered(self._guest.current_channel(), Op.RELEASE, encode_fields([(Tag.ID, id)]))
+        _send_unanswered(self._guest.current_connection(), Op.RELEASE, encode_fields([(Tag.ID, id)]))
 
     async def list(self) -> list[ProcessInfo]:
         """All that the agent knows, running or ended."""
         inbox = Inbox()
-        inbox.open(await self._guest.channel(), Op.PROCESSES, b"")
+        inbox.open(await self._guest.connection(), Op.PROCESSES, b"")
         data = bytearray()
         try:
             with inbox.parsing():
@@ -135,9 +144,9 @@ class Processes:
         finally:
             inbox.close()
 
-    def _abandon(self, channel: Channel, stream: Stream, id: bytes) -> None:
+    def _abandon(self, connection: Connection, stream: Stream, id: bytes) -> None:
         stream.close()
-        _send_unanswered(channel, Op.KILL, _kill_fields(id))
+        _send_unanswered(connection, Op.KILL, _kill_fields(id))
 
 
 @contextlib.contextmanager
@@ -152,7 +161,7 @@ def _naming_the_limit() -> Iterator[None]:
         ) from error
 
 
-class _Unanswered:
+class _NoAnswer:
     """Handler of a request whose answer nobody waits for."""
 
     def on_data(self, channel: int, data: memoryview) -> None:
@@ -166,10 +175,10 @@ class _Unanswered:
     def on_error(self, error: Exception) -> None: ...
 
 
-def _send_unanswered(channel: Channel | None, op: Op, fields: bytes) -> None:
-    if channel is not None:
+def _send_unanswered(connection: Connection | None, op: Op, fields: bytes) -> None:
+    if connection is not None:
         with contextlib.suppress(SandboxError):
-            channel.open_stream(op, fields, _Unanswered(), live=True)
+            connection.open_stream(op, fields, _NoAnswer(), live=True)
 
 
 async def _feed(stream: Stream, data: bytes) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.errors import AgentUnreachableError, ProtocolError
-from atoll.guest.frames import HEADER, WINDOW, Fields, FrameType, Verb, encode_frame, encode_u16, encode_u32
+from atoll.event_signal import EventSignal
+from atoll.guest.frames import HEADER, WINDOW, Fields, FrameType, Verb, encode_credit, encode_frame, encode_u16
 
 if TYPE_CHECKING:
-    from atoll.guest.channel import Channel
+    from atoll.guest.connection import Connection
 
 _CHUNK = 64 * 1024
 """Small enough that a flood on one stream delays the frames of another by microseconds only."""
@@ -33,35 +33,11 @@ class StreamHandler(Protocol):
     def on_error(self, error: Exception) -> None: ...
 
 
-class Signal:
-    """Wakes everyone who waits. Bound to no event loop until somebody does."""
-
-    __slots__ = ("_waiters",)
-
-    def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
-
-    async def wait(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-    def notify(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-
 class Stream:
-    """Made by `Channel.open_stream`. The channel delivers frames; this side sends."""
+    """Made by `Connection.open_stream`. The connection delivers frames; this side sends."""
 
     __slots__ = (
-        "_channel",
+        "_connection",
         "_consumed",
         "_sendable",
         "closed",
@@ -75,8 +51,8 @@ class Stream:
         "write_ended",
     )
 
-    def __init__(self, channel: Channel, number: int, handler: StreamHandler, window: int) -> None:
-        self._channel = channel
+    def __init__(self, connection: Connection, number: int, handler: StreamHandler, window: int) -> None:
+        self._connection = connection
         self.number = number
         self.handler = handler
         self.window = max(window, WINDOW)
@@ -91,7 +67,7 @@ class Stream:
         self.live = False
         """Nothing need come. All others wait for an answer, and somebody sees to it that they get one."""
         self._consumed = 0
-        self._sendable = Signal()
+        self._sendable = EventSignal()
 
     async def send_data(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of it, as fast as the agent takes it. BrokenPipeError once the agent has ended the stream."""
@@ -100,33 +76,33 @@ class Stream:
             self._check_sendable()
             if self.send_credit == 0:
                 await self._sendable.wait()
-            elif self._channel.congested:
-                await self._channel.drained.wait()
+            elif self._connection.congested:
+                await self._connection.drained.wait()
             else:
                 chunk = view[: min(self.send_credit, _CHUNK)]
                 self.send_credit -= len(chunk)
-                self._channel.send(HEADER.pack(len(chunk), self.number, FrameType.DATA, 0, 0) + chunk)
+                self._connection.send(HEADER.pack(len(chunk), self.number, FrameType.DATA, 0, 0) + chunk)
                 view = view[len(chunk) :]
 
     async def alive(self) -> None:
         """Return when the agent was heard lately. Raises the reason why it cannot answer."""
-        await self._channel.alive()
+        await self._connection.alive()
 
     def end(self) -> None:
         """No more data from this side. May be repeated."""
         if not (self.write_ended or self.closed or self.ended):
             self.write_ended = True
-            self._channel.send(encode_frame(FrameType.END, self.number))
+            self._connection.send(encode_frame(FrameType.END, self.number))
 
     def control(self, verb: Verb, fields: bytes) -> None:
         self._check_sendable(ended_by_us=False)
-        self._channel.send(encode_frame(FrameType.CONTROL, self.number, encode_u16(verb) + fields))
+        self._connection.send(encode_frame(FrameType.CONTROL, self.number, encode_u16(verb) + fields))
 
     def close(self) -> None:
-        """Stop listening. The agent's last frame is awaited by the channel, not by the caller. May be repeated."""
+        """Stop listening. The agent's last frame is awaited by the connection, not by the caller. May be repeated."""
         if not (self.closed or self.ended):
             self.closed = True
-            self._channel.send(encode_frame(FrameType.CLOSE, self.number))
+            self._connection.send(encode_frame(FrameType.CLOSE, self.number))
             self.wake()
 
     def grant(self, size: int) -> None:
@@ -135,18 +111,18 @@ class Stream:
         if self._consumed * 2 >= self.window and not (self.closed or self.ended):
             self.receive_credit += self._consumed
             credit, self._consumed = self._consumed, 0
-            self._channel.send(encode_frame(FrameType.CREDIT, self.number, encode_u32(credit)))
+            self._connection.send(encode_credit(self.number, credit))
 
     def refuse(self, error: ProtocolError) -> None:
         """What came on this stream breaks the protocol: the whole connection is not to be trusted."""
-        self._channel.fail(error)
+        self._connection.fail(error)
 
     def wake(self) -> None:
         """Something changed for those who want to send."""
         self._sendable.notify()
 
     def _check_sendable(self, ended_by_us: bool = True) -> None:
-        if self._channel.closed:
+        if self._connection.closed:
             raise AgentUnreachableError("the connection to the agent was lost")
         if self.ended or self.closed or (ended_by_us and self.write_ended):
             raise BrokenPipeError(errno.EPIPE, "the stream has ended")

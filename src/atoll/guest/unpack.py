@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from atoll.errors import ProtocolError, SandboxResourceError
-from atoll.guest.failures import Failures
+from atoll.guest.file_records import DIRECTORY, ERROR, FILE, LINK, RECORD, FileRecord, check_relative, parse_record
 from atoll.guest.frames import MAX_PATH
-from atoll.guest.hostdir import HostDirectories
-from atoll.guest.hostfile import HostFile, make_link
-from atoll.guest.records import DIRECTORY, ERROR, FILE, LINK, RECORD, Record, check_relative, parse_record
+from atoll.guest.host_directories import HostDirectories
+from atoll.guest.host_file import HostFile, make_link
+from atoll.guest.partial_copy import Failures
 
-_LONGEST_RECORD = RECORD.size + 2 * MAX_PATH
+_MAX_RECORD = RECORD.size + 2 * MAX_PATH
 
 
 class TreeUnpacker:
@@ -93,7 +93,7 @@ class TreeUnpacker:
     def _complete(self, data: memoryview) -> int:
         """A record that began in the frame before. Returns where it stops in this one."""
         known = len(self._partial)
-        joined = self._partial + bytes(data[: _LONGEST_RECORD - known])
+        joined = self._partial + bytes(data[: _MAX_RECORD - known])
         found = parse_record(joined, 0)
         if found is None:
             self._partial = joined
@@ -102,7 +102,7 @@ class TreeUnpacker:
         self._item(found[0])
         return found[1] - known
 
-    def _item(self, record: Record) -> None:
+    def _item(self, record: FileRecord) -> None:
         if record.kind == ERROR:
             path = os.fsdecode(record.path)
             self._failures.add(f"{self._source.rstrip('/')}/{path}" if path else self._source, _errno(record.size))
@@ -117,7 +117,7 @@ class TreeUnpacker:
         else:
             self._make(*self._directories.locate(record.path), record)
 
-    def _begin(self, record: Record) -> None:
+    def _begin(self, record: FileRecord) -> None:
         """The first item says whether the destination is a directory or one file."""
         if not record.path and record.kind == DIRECTORY:
             self._directories = HostDirectories(self._destination, record.mode, record.mtime_ns)
@@ -132,7 +132,7 @@ class TreeUnpacker:
             self._directories = HostDirectories(directory or ".")
             self._make(self._directories.top, check_relative(os.fsencode(name))[0], record)
 
-    def _make(self, parent: int, name: bytes, record: Record) -> None:
+    def _make(self, parent: int, name: bytes, record: FileRecord) -> None:
         if record.kind == FILE:
             self._file = HostFile(parent, name, record.mode, record.mtime_ns)
             self._remaining = record.size
@@ -142,7 +142,7 @@ class TreeUnpacker:
         elif self._directories is not None:
             self._directories.make(name, record.mode, record.mtime_ns)
 
-    def _count(self, record: Record) -> None:
+    def _count(self, record: FileRecord) -> None:
         self.items += 1
         self._bytes += record.size if record.kind == FILE else 0
         if self._max_items is not None and self.items > self._max_items:

@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable
 
 from atoll.errors import AgentError, AgentUnreachableError, ProtocolError
+from atoll.event_signal import EventSignal
 from atoll.guest.frames import HEADER, MAX_PAYLOAD
-from atoll.guest.stream import Signal
 
 _BUFFER = 2 * (HEADER.size + MAX_PAYLOAD)
 _FIRST_BUFFER = 4096
@@ -40,7 +40,7 @@ class Wire:
         self.closed = False
         self.heard = loop.time()
         """When the other side last sent anything."""
-        self.drained = Signal()
+        self.drained = EventSignal()
         self._sock = sock
         self._loop = loop
         self._on_frame = on_frame

@@ -3,13 +3,13 @@
 Everything here is written for archives and registries of strangers; `Images` is the way in, `Image.root` the way out.
 """
 
-from atoll.images.facade import Images
-from atoll.images.limits import ImageLimits
-from atoll.images.oci import ImageConfig
+from atoll.archive.archive_limits import ImageLimits
+from atoll.archive.work import Progress, ProgressCallback
+from atoll.images.image_store import Collected, Image
+from atoll.images.images import Images
+from atoll.images.oci_documents import ImageConfig
 from atoll.images.recipes import Recipe
 from atoll.images.reference import Kind, Reference, parse
-from atoll.images.store import Collected, Image
-from atoll.images.work import Progress, ProgressCallback
 
 __all__ = [
     "Collected",

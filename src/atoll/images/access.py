@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from atoll.errors import ImageError, SpecError
-from atoll.images.credentials import Credentials, credentials_for
-from atoll.network.names import Address, Network, is_public
+from atoll.images.registry_login import Credentials, credentials_for
+from atoll.model.addresses import Address, Network, is_public
 
 
 class UnreachableError(ImageError):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 
+from atoll.archive.archive_limits import ImageLimits
+from atoll.archive.extract import Extraction
+from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
-from atoll.images.extract import Extraction
-from atoll.images.limits import ImageLimits
-from atoll.images.oci import ImageConfig
-from atoll.images.program import Program, running
+from atoll.images.archive_program import Program, running
+from atoll.images.image_store import Draft
+from atoll.images.oci_documents import ImageConfig
 from atoll.images.reference import DEFAULT_REGISTRY, Kind, Reference
-from atoll.images.saved import import_stream
-from atoll.images.store import Draft
-from atoll.images.work import Work
+from atoll.images.tar_import import import_stream
 
 _HINT = "Install Docker's command line tool, or pull the image from its registry."
 

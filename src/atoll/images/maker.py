@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 
+from atoll.archive.archive_limits import ImageLimits
+from atoll.archive.extract import Extraction
+from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images.access import Access
-from atoll.images.build import build
+from atoll.images.debian import build
 from atoll.images.docker_import import import_from_docker
-from atoll.images.extract import Extraction
-from atoll.images.limits import ImageLimits
-from atoll.images.oci import ImageConfig
+from atoll.images.image_store import Draft, Image, Store
+from atoll.images.oci_documents import ImageConfig
+from atoll.images.pull import Registry
 from atoll.images.recipes import Recipe, Recipes, suite_recipe
 from atoll.images.reference import Kind, Reference
-from atoll.images.registry import Registry
-from atoll.images.saved import import_stream
-from atoll.images.store import Draft, Image, Store
-from atoll.images.work import Work
+from atoll.images.tar_import import import_stream
 
 
-class Maker:
+class ImageMaker:
     """Blocking. What it is told to make it makes whole or not at all."""
 
     def __init__(

@@ -13,8 +13,8 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from atoll import durable
 from atoll.errors import ImageNotFoundError, SpecError
-from atoll.images.files import write_atomically
 from atoll.images.reference import SUITES, valid_recipe_name
 
 _PACKAGE = re.compile(r"^[a-z0-9][a-z0-9+.-]{1,99}(?::[a-z0-9]+)?\Z")
@@ -93,7 +93,8 @@ class Recipes:
     def add(self, recipe: Recipe) -> None:
         """Keep a recipe under its name, in place of an older one."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._directory / f"{recipe.name}.json", json.dumps(asdict(recipe), indent=1).encode())
+        path = self._directory / f"{recipe.name}.json"
+        durable.write(path, json.dumps(asdict(recipe), indent=1), sync=True)
 
     def remove(self, name: str) -> None:
         """Forget a user's recipe. May be repeated."""

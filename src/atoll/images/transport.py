@@ -14,11 +14,11 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from atoll.archive.work import Work
 from atoll.errors import ImageError
 from atoll.images.access import Access, UnreachableError
-from atoll.images.credentials import Credentials
 from atoll.images.reference import is_loopback
-from atoll.images.work import Work
+from atoll.images.registry_login import Credentials
 
 HTTP_ERRORS = (OSError, http.client.HTTPException)
 """What a network can do to us. All of it may pass."""
@@ -170,8 +170,9 @@ class Transport:
 def _connection(url: str, access: Access) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     """A connection not yet made, what to ask on it, and headers for a proxy."""
     connection, target, extra = _route(url)
+    # http.client has no other way to choose the address that is connected to.
     if access.guarded and connection.host == (urllib.parse.urlsplit(url).hostname or ""):
-        connection._create_connection = access.connect  # type: ignore[attr-defined]  # the one way to choose the address
+        connection._create_connection = access.connect  # type: ignore[attr-defined]  # noqa: SLF001
     elif access.guarded:
         _check_proxied(url, access)
     return connection, target, extra

@@ -10,20 +10,18 @@ from atoll.errors import (
     StateError,
     StateInUseError,
 )
-from atoll.manager.clock import Clock, SystemClock
-from atoll.manager.core import Rules
+from atoll.manager.managed_sandbox import ManagedSandbox
 from atoll.manager.manager import SandboxManager
 from atoll.manager.pool import PoolSettings
-from atoll.manager.record import Act, CommandEnd, Event, OnIdle, PausedBy, Record
+from atoll.manager.record import CommandEnd, Event, OnIdle, Operation, PausedBy, Record
 from atoll.manager.recovery import Recovered
-from atoll.manager.request import fork_key
-from atoll.manager.retention import Retention
-from atoll.manager.sandbox import ManagedSandbox
-from atoll.manager.shutdown import Shutdown
+from atoll.manager.request import SandboxOptions, fork_key
+from atoll.manager.rules import Retention, Rules
 from atoll.manager.usage import Usage
+from atoll.manager.wiring import Shutdown
+from atoll.timer import Clock, SystemClock
 
 __all__ = [
-    "Act",
     "Clock",
     "CommandEnd",
     "ConflictError",
@@ -32,6 +30,7 @@ __all__ = [
     "ManagedSandbox",
     "ManagerClosedError",
     "OnIdle",
+    "Operation",
     "PausedBy",
     "PoolSettings",
     "Record",
@@ -39,6 +38,7 @@ __all__ = [
     "Retention",
     "Rules",
     "SandboxManager",
+    "SandboxOptions",
     "Shutdown",
     "StateError",
     "StateInUseError",

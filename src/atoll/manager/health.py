@@ -1,34 +1,46 @@
-"""What the engine sees of a member becomes what the manager knows."""
+"""How sandboxes are, seen without using them: what their engine says, and what their agent answers on a connection of
+its own."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from atoll.errors import SandboxError
-from atoll.guest import connections
+from atoll.engines.contract import ByteStream
+from atoll.errors import SandboxError, SandboxGoneError
+from atoll.guest import open_connections
 from atoll.guest.guest import Guest
-from atoll.manager.core import Core
+from atoll.manager.context import ManagerContext
 from atoll.manager.members import Background, Member
 from atoll.model import Cause, Observation, State
 
+T = TypeVar("T")
+_CONNECT_S = 5.0
 _QUIET_PIDS = 2
-"""So many processes has a sandbox in which nothing runs but its agent, on every engine."""
+"""A sandbox in which nothing runs but its agent has this many processes, on every engine."""
+_BUSY_SHARE = 0.01
+"""Share of one processor, over the time between two looks. Waiting for something to happen takes less."""
+_BUSY_SHARE_VIRTUAL = 0.1
+"""A kernel in user space takes some hundredths of a processor by itself, also when nothing runs on it."""
+_BUSY_LEAST_S = 0.04
 _log = logging.getLogger(__name__)
 
 
 class Health:
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, context: ManagerContext) -> None:
+        self._context = context
 
     async def look(self, member: Member) -> None:
         """Ask the engine, and believe it. Never raises: an engine that cannot say makes the state ERROR."""
+        context = self._context
         try:
-            work = self._core.engine_of(member).inspect(member.record.handle())
-            seen = await self._core.tasks.bounded(work, self._core.rules.inspect_s, f"inspect {member.id}")
+            work = context.engine_of(member).inspect(member.record.handle())
+            seen = await context.tasks.bounded(work, context.rules.inspect_s, f"inspect {member.id}")
         except SandboxError as error:
-            self._core.metrics.failures["inspect"] += 1
+            context.metrics.failures["inspect"] += 1
             seen = Observation(State.ERROR, None, f"the engine cannot say how it is: {error.reason}")
-        if not member.free or self._core.members.find(member.id) is not member:
+        if not member.free or context.members.find(member.id) is not member:
             return  # meanwhile something is being done to it, which decides
         try:
             await self._believe(member, seen)
@@ -36,46 +48,77 @@ class Health:
             _log.warning("what became of sandbox %s is not written down: %s", member.id, error)
 
     async def _believe(self, member: Member, seen: Observation) -> None:
-        ledger, before = self._core.ledger, member.record.state
+        transitions, before = self._context.transitions, member.record.state
         if seen.state is State.MISSING:
-            self._core.metrics.deaths[Cause.LOST] += 1
-            await ledger.end(member, Cause.LOST, "it was removed by somebody else")
+            self._context.metrics.deaths[Cause.LOST] += 1
+            await transitions.end(member, Cause.LOST, "it was removed by somebody else")
         elif before is State.STOPPED or seen.state is before:
             return
         elif seen.state is State.STOPPED:
             cause = seen.cause or Cause.LOST
-            self._core.metrics.deaths[cause] += 1
-            await ledger.change(member, State.STOPPED, cause=cause, reason=seen.reason)
+            self._context.metrics.deaths[cause] += 1
+            await transitions.change(member, State.STOPPED, cause=cause, reason=seen.reason)
             await member.sandbox.let_go()
         elif seen.state is State.STARTING:
             return  # somebody is just starting it again, and knows best what comes of that
         else:
             awake = {"paused_by": None, "paused_at": None} if seen.state is State.RUNNING else {}
-            await ledger.change(member, seen.state, cause=seen.cause, reason=seen.reason, update=awake)
+            await transitions.change(member, seen.state, cause=seen.cause, reason=seen.reason, update=awake)
+
+    async def ask(self, member: Member, question: Callable[[Guest], Awaitable[T]], seconds: float) -> T:
+        """What its agent answers on a connection of its own, within this time. Asking is not a use, and wakes nobody:
+        SandboxGoneError if the sandbox does not run."""
+
+        async def connect() -> ByteStream:
+            if not member.usable:
+                raise SandboxGoneError(f"sandbox {member.id} does not run")
+            return await self._context.engine_of(member).connect(member.record.handle())
+
+        async def answer() -> T:
+            guest = Guest(connect, connect_timeout_s=_CONNECT_S)
+            member.observers.add(guest)
+            try:
+                return await question(guest)
+            finally:
+                member.observers.discard(guest)
+                await guest.aclose()
+
+        if not member.usable:
+            raise SandboxGoneError(f"sandbox {member.id} does not run")
+        return await self._context.tasks.bounded(answer(), seconds, f"ask {member.id}")
 
     async def background(self, member: Member) -> Background | None:
-        """What goes on in it without us. Asking is not a use. None: it cannot say."""
-        core = self._core
-        guest = Guest(lambda: self._core.engine_of(member).connect(member.record.handle()), connect_timeout_s=5.0)
+        """What goes on in it that nobody waits for. None: it cannot say."""
+        engine, handle = self._context.engine_of(member), member.record.handle()
 
-        async def ask() -> Background:
-            before = await core.engine_of(member).stats(member.record.handle())
+        async def figures(guest: Guest) -> Background:
+            before = await engine.stats(handle)
             processes, stats = await guest.processes.list(), await guest.stats()
-            tables = [await connections.table(guest, path) for path in connections.TABLES if member.record.services]
-            used = await core.engine_of(member).stats(member.record.handle())
+            tables = [
+                await open_connections.table(guest, path) for path in open_connections.TABLES if member.record.services
+            ]
+            used = await engine.stats(handle)
             return Background(
-                at=core.clock.now(),
+                at=self._context.clock.now(),
                 running=any(process.running for process in processes) or (used.pids or 0) > _QUIET_PIDS,
                 output_bytes=stats.output_bytes,
-                sent_bytes=connections.sent_bytes(await connections.table(guest, connections.DEVICES)),
+                sent_bytes=open_connections.sent_bytes(await open_connections.table(guest, open_connections.DEVICES)),
                 cpu_s=before.cpu_s or 0.0,
                 cpu_after_s=used.cpu_s or 0.0,
-                listens=frozenset(port for table in tables for port in connections.listening(table)),
+                listens=frozenset(port for table in tables for port in open_connections.listening(table)),
             )
 
         try:
-            return await core.tasks.bounded(ask(), core.rules.inspect_s, f"ask {member.id}")
+            return await self.ask(member, figures, self._context.rules.inspect_s)
         except (SandboxError, OSError):
             return None
-        finally:
-            await guest.aclose()
+
+
+def is_busy(member: Member, before: Background, seen: Background) -> bool:
+    """Whether it used the processor, wrote or sent anything between two looks."""
+    if seen.output_bytes != before.output_bytes or seen.sent_bytes > before.sent_bytes:
+        return True
+    record = member.record
+    isolation = record.details.get("isolation") or record.spec.isolation or "namespaces"
+    share = _BUSY_SHARE if isolation == "namespaces" else _BUSY_SHARE_VIRTUAL
+    return seen.cpu_s - before.cpu_after_s > max(_BUSY_LEAST_S, share * (seen.at - before.at))

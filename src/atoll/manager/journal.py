@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from atoll.errors import StateError
 from atoll.manager import journal_tables
 from atoll.manager.journal_tables import Search
-from atoll.manager.record import Act, Event, Record
-from atoll.manager.retention import Retention
+from atoll.manager.record import Event, Operation, Record
+from atoll.manager.rules import Retention
 from atoll.model import Cause, State
 from atoll.workers import in_portions
 
@@ -145,7 +145,15 @@ class Journal:
         rows = await self._ask(lambda database: journal_tables.events(database, after, sandbox_id, owner, limit, kind))
         return [
             Event(
-                *(at, id, State(old), State(new), Act(act) if act else None, Cause(cause) if cause else None, why),
+                *(
+                    at,
+                    id,
+                    State(old),
+                    State(new),
+                    Operation(act) if act else None,
+                    Cause(cause) if cause else None,
+                    why,
+                ),
                 *(number, kind or "state", data or ""),
             )
             for at, id, old, new, act, cause, why, number, kind, data in rows

@@ -13,12 +13,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from atoll.manager.record import Event, Record
-from atoll.manager.retention import Retention
+from atoll.manager.rules import Retention
 
 VERSION = 3
 Row = tuple[str, str, int]
 """The id of a record, what was written of it, and the checksum of both."""
-_MOST_REASON = 2_000
+_MAX_REASON = 2_000
 _PAGE_BYTES = 1 << 20
 """The most data of reports in one page of events."""
 _FREED_PAGES = 256
@@ -68,7 +68,7 @@ def add(database: sqlite3.Connection, event: Event | None, owner: str | None) ->
     """The number that the event has; 0 without one."""
     if event is None:
         return 0
-    reason = event.reason[:_MOST_REASON]
+    reason = event.reason[:_MAX_REASON]
     kind = None if event.kind == "state" else event.kind
     change = (event.at, event.sandbox_id, event.before, event.after, event.act, event.cause, reason, owner)
     row = (*change, kind, event.data or None)

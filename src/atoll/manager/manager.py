@@ -4,35 +4,178 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import functools
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from types import TracebackType
+from typing import Literal, Self, TypeVar, Unpack
 
-from atoll.engines.base import Checkpointing, LimitDefaults, OnImageProgress
-from atoll.errors import SandboxNotFoundError
-from atoll.export import Export
+from atoll.engines.contract import Engine
+from atoll.errors import ManagerClosedError, SandboxError
 from atoll.guest.guest import Guest
-from atoll.manager.forking import checkpointing
-from atoll.manager.journal_tables import Search
-from atoll.manager.lookup import called
-from atoll.manager.members import Member
-from atoll.manager.opening import Opening
-from atoll.manager.record import Event, OnIdle, Record
-from atoll.manager.request import Config, Request, expiry, fork_key
-from atoll.manager.sandbox import ManagedSandbox
-from atoll.model import Cause, Limits, SandboxSpec, State, Stats
-from atoll.sandbox import lease_seconds
+from atoll.manager.managed_sandbox import ManagedSandbox
+from atoll.manager.pool import PoolSettings
+from atoll.manager.queries import Queries
+from atoll.manager.record import OnIdle, Record
+from atoll.manager.recovery import Recovered
+from atoll.manager.request import Config, Request, SandboxOptions, SharedOptions
+from atoll.manager.rules import Retention, Rules
+from atoll.manager.transitions import OnEvent
+from atoll.manager.wiring import Shutdown, Wiring
+from atoll.model import Cause
+from atoll.sandbox.export import Export
+from atoll.sandbox.sandbox import lease_seconds
+from atoll.settings import Settings
+from atoll.timer import Clock, SystemClock
 
 T = TypeVar("T")
+_CHANGEABLE = frozenset(("labels", "services", "env"))
 
 
-class SandboxManager(Opening):
+class SandboxManager(Queries):
     """The sandboxes of one state directory.
 
     Belongs to one event loop; use it as an async context manager. The first use opens the state directory and recovers
     what an earlier manager left. All times are in seconds.
     """
+
+    def __init__(
+        self,
+        max_sandboxes: int = 100,
+        idle_timeout: float = 3600,
+        cleanup_interval: float = 300,
+        *,
+        engine: str | Engine = "auto",
+        settings: Settings | None = None,
+        state_dir: Path | None = None,
+        at_cap: Literal["refuse", "pause", "pause-any"] = "refuse",
+        on_idle: OnIdle = "end",
+        disk_timeout: float | None = None,
+        paused_timeout: float = 7 * 86400.0,
+        max_per_owner: int | None = None,
+        max_paused: int | None = None,
+        max_lifetime: float | None = None,
+        pools: Iterable[PoolSettings] = (),
+        at_exit: Literal["delete", "keep"] = "delete",
+        power_safe: bool = False,
+        on_event: OnEvent | None = None,
+        retention: Retention | None = None,
+        clock: Clock | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self._rules = rules or Rules(
+            max_sandboxes,
+            idle_timeout,
+            cleanup_interval,
+            at_cap,
+            max_per_owner,
+            max_paused,
+            max_lifetime,
+            on_idle=on_idle,
+            disk_timeout=disk_timeout,
+            paused_timeout=paused_timeout,
+        )
+        settings = settings or Settings.load()
+        self._open_wiring = functools.partial(
+            Wiring.open,
+            engine=engine,
+            settings=settings,
+            clock=clock or SystemClock(),
+            state_dir=state_dir or settings.data_dir / "manager",
+            pools=list(pools),
+            power_safe=power_safe,
+            retention=retention,
+            on_event=on_event,
+        )
+        self._at_exit = at_exit
+        self._on_use: Callable[[str], None] = lambda sandbox_id: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[Wiring] | None = None
+        self._closing: asyncio.Task[Shutdown] | None = None
+        self._reaping: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Recovered:
+        """Take the state directory and settle what an earlier manager left. May be repeated; any other use does it too.
+
+        Raises StateInUseError, StateError, or what the engine says.
+        """
+        return (await self._open()).recovered
+
+    def start_cleanup_task(self) -> None:
+        """End idle sandboxes from now on. Done by `start` as well; may be repeated."""
+        if self._wiring is not None and self._closing is None and (self._reaping is None or self._reaping.done()):
+            self._reaping = self._wiring.context.tasks.spawn(self._wiring.reaper.run(), "reaper")
+
+    async def cleanup(self, *, keep: bool | None = None, timeout: float = 30.0, drain: float = 0.0) -> Shutdown:
+        """Shut down: delete every sandbox, or keep them for the next start. Says what it could not do in time.
+
+        New work is refused at once. What is under way has `drain` seconds to end. May be repeated; cancelling the
+        caller does not stop it.
+        """
+        if self._closing is None:
+            keep = self._at_exit == "keep" if keep is None else keep
+            self._closing = asyncio.create_task(self._close(keep, timeout, drain), name="atoll-shutdown")
+            self._stop.set()
+        return await asyncio.shield(self._closing)
+
+    def stop_on_signals(self, *signals: signal.Signals, drain: float = 10.0) -> None:
+        """Shut down, after draining, on SIGTERM or the given signals. `closed` returns when that is over."""
+        loop = asyncio.get_running_loop()
+        stopping: set[asyncio.Task[Shutdown]] = set()
+
+        def stop() -> None:
+            task = loop.create_task(self.cleanup(drain=drain))
+            stopping.add(task)
+            task.add_done_callback(stopping.discard)
+
+        for number in signals or (signal.SIGTERM,):
+            loop.add_signal_handler(number, stop)
+
+    async def closed(self) -> Shutdown:
+        """Wait until the manager has shut down, for whatever reason."""
+        await self._stop.wait()
+        return await self.cleanup()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.cleanup()
+
+    async def _open(self) -> Wiring:
+        if self._closing is not None:
+            raise ManagerClosedError("the manager was shut down", hint="Make a new SandboxManager.")
+        if self._wiring is not None:
+            if self._loop is not asyncio.get_running_loop():
+                raise SandboxError("this manager belongs to another event loop", hint="Make one for each event loop.")
+            return self._wiring
+        if self._starting is None:
+            self._loop = asyncio.get_running_loop()
+            opening = self._open_wiring(rules=self._rules, on_use=self._on_use)
+            self._starting = asyncio.create_task(opening, name="atoll-manager-start")
+            self._starting.add_done_callback(self._opened)
+        return await asyncio.shield(self._starting)
+
+    def _opened(self, task: asyncio.Task[Wiring]) -> None:
+        self._starting = None
+        if not task.cancelled() and task.exception() is None:
+            self._wiring = task.result()
+            self.start_cleanup_task()
+
+    async def _close(self, keep: bool, timeout: float, drain: float) -> Shutdown:
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
+        if self._wiring is None:
+            return Shutdown()
+        return await self._wiring.shut_down(keep=keep, timeout=timeout, drain=drain)
 
     # --- sandboxes ------------------------------------------------------------------------------------------------
 
@@ -40,83 +183,27 @@ class SandboxManager(Opening):
         self,
         config: Config = None,
         volume_bindings: Mapping[str, str] | None = None,
-        *,
-        name: str | None = None,
-        owner: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        env: Mapping[str, str] | None = None,
-        lifetime: float | None = None,
-        timeout: float | None = None,
-        key: str | None = None,
-        engine: str | None = None,
-        idle_timeout: float | None = None,
-        on_idle: OnIdle | None = None,
-        services: Sequence[int] = (),
-        task_id: str | None = None,
-        setup: Sequence[str] | None = None,
-        ports: Mapping[str, int] | None = None,
+        **options: Unpack[SandboxOptions],
     ) -> str:
         """Make a sandbox, or claim one from a pool; returns its id when it answers.
 
-        A name is taken once for each owner: ConflictError. Asking again with the same idempotency `key` and the same
-        request gives the same sandbox. LimitReachedError when there is no room. `timeout` is how long a command may
-        take by default; `engine` the name of another engine than the manager's own. `idle_timeout` and `on_idle`
-        default to those of the manager; while something listens on one of the ports `services`, the sandbox is not
-        ended for being idle. Named `ports` are services too, and variables inside: `NAME=PORT`. `task_id` is the task
-        that it is for, and stands for its id as a name does. `setup` are command lines that run before it is given out.
-        Cancelling leaves nothing behind.
-
-        `config` may be an object with the names of a spec, or as the Manus example has it.
+        `config` may be an object with the names of a spec, or as the Manus example has it; `SandboxOptions` says what
+        else can be asked for. LimitReachedError when there is no room, ConflictError when the owner has a sandbox of
+        that name. Cancelling leaves nothing behind.
         """
-        if ports:
-            env = {**{name: str(port) for name, port in ports.items()}, **(env or {})}
-            services = (*services, *ports.values())
-        request = Request.of(
-            config,
-            volume_bindings,
-            labels=labels,
-            env=env,
-            name=name,
-            owner=owner,
-            key=key,
-            lifetime=lifetime,
-            timeout=timeout,
-            engine=engine,
-            idle_timeout=idle_timeout,
-            on_idle=on_idle,
-            services=services,
-            task_id=task_id,
-            setup=setup,
-        )
-        return await self._create(request, or_get=False)
+        request = Request.of(config, volume_bindings, **options)
+        return await (await self._open()).creator.create(request)
 
     async def get_or_create(
         self,
         name: str,
         config: Config = None,
         volume_bindings: Mapping[str, str] | None = None,
-        *,
-        owner: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        env: Mapping[str, str] | None = None,
-        lifetime: float | None = None,
-        timeout: float | None = None,
-        engine: str | None = None,
+        **options: Unpack[SharedOptions],
     ) -> str:
         """The id of the owner's sandbox of that name, whatever it was made from; if there is none it is made."""
-        request = Request.of(
-            config,
-            volume_bindings,
-            labels=labels,
-            env=env,
-            name=name,
-            owner=owner,
-            key=None,
-            lifetime=lifetime,
-            timeout=timeout,
-            engine=engine,
-        )
-        return await self._create(request, or_get=True)
+        request = Request.of(config, volume_bindings, name=name, **options)
+        return await (await self._open()).creator.create(request, or_get=True)
 
     async def get_sandbox(self, sandbox_id: str, *, owner: str | None = None) -> ManagedSandbox:
         """The sandbox of that id, or the owner's of that name, or of the task of that id. SandboxNotFoundError (a
@@ -127,11 +214,6 @@ class SandboxManager(Opening):
         it; using one that was paused by `pause_sandbox` raises SandboxPausedError.
         """
         return (await self._called(sandbox_id, owner)).sandbox
-
-    async def find_sandbox(self, name: str, *, owner: str | None = None) -> Record | None:
-        """The owner's sandbox of that name, or of the task of that id. None: there is none."""
-        member = called((await self._open()).core.members, name, owner)
-        return None if member is None else member.record
 
     @contextlib.asynccontextmanager
     async def sandbox_operation(self, sandbox_id: str, *, exclusive: bool = False) -> AsyncIterator[ManagedSandbox]:
@@ -157,17 +239,18 @@ class SandboxManager(Opening):
         `sandbox_id` and `owner` are as for `get_sandbox`. With `grace` what is under way inside has so long to end by
         itself. With `export` what is in `/output` is copied to that directory first; if that fails, the sandbox stays.
         """
-        core = (await self._open()).core
-        member = core.members.find(sandbox_id) or called(core.members, sandbox_id, owner)
+        wiring = await self._open()
+        members = wiring.context.members
+        member = members.find(sandbox_id) or members.called(owner, sandbox_id)
         if member is None or member.waits_in_pool or owner not in (None, member.record.owner):
             return False
-        if export is not None and not member.doomed:
+        if export is not None and not member.is_being_deleted:
             await Export.of(export).run(member.sandbox)
         if grace > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace):
                     await member.usage.quiet()
-        await core.ending.delete(member, Cause.USER, "it was deleted")
+        await wiring.deleter.delete(member, Cause.USER, "it was deleted")
         return True
 
     async def fork_sandbox(
@@ -190,25 +273,12 @@ class SandboxManager(Opening):
         if count < 1 or any(len(each) not in (0, count) for each in (names, labels)):
             raise ValueError("count is at least 1, and names and labels are one for each")
         member = await self._member(sandbox_id)
-        requests = [
-            Request.twin(
-                member.record,
-                checkpoint,
-                memory,
-                name=names[number] if names else None,
-                labels=labels[number] if labels else None,
-                key=fork_key(key, number) if key is not None else None,
-                lifetime=lifetime,
-            )
-            for number in range(count)
-        ]
-        forking = (await self._open()).core.forking
-        made = await forking.fork(member, requests, checkpoint, memory=memory, drop_connections=drop_connections)
+        requests = Request.for_forks(
+            member.record, count, checkpoint, memory, names=names, labels=labels, lifetime=lifetime, key=key
+        )
+        forker = (await self._open()).forker
+        made = await forker.fork(member, requests, checkpoint, memory=memory, drop_connections=drop_connections)
         return [each.id for each in made]
-
-    async def saved_states(self) -> Checkpointing:
-        """Where the snapshots of its engine are kept. UnsupportedError if it cannot keep any."""
-        return checkpointing((await self._open()).core.engine)
 
     async def pause_sandbox(
         self, sandbox_id: str, *, memory: Literal["ram", "disk"] = "ram", drop_connections: bool = False
@@ -218,36 +288,35 @@ class SandboxManager(Opening):
         With memory="disk" they take no memory meanwhile; connections to the outside are then in the way, or dropped.
         """
         member = await self._member(sandbox_id)
-        pausing = (await self._open()).core.pausing
-        await pausing.pause(member, disk=memory == "disk", drop_connections=drop_connections)
+        pauser = (await self._open()).pauser
+        await pauser.pause(member, disk=memory == "disk", drop_connections=drop_connections)
 
     async def resume_sandbox(self, sandbox_id: str) -> None:
         """Let its processes go on. LimitReachedError when there is no room for it."""
         member = await self._member(sandbox_id)
-        await (await self._open()).core.pausing.wake(member)
+        await (await self._open()).pauser.resume(member)
 
     async def extend_lifetime(self, sandbox_id: str, seconds: float) -> Record:
         """It may live so long from now on, but never longer than `max_lifetime` from now."""
         if not seconds > 0:
             raise ValueError(f"a lifetime must be more than 0 seconds, not {seconds!r}")
-        member, parts = await self._member(sandbox_id), await self._open()
-        most = self._rules.max_lifetime
-        times = expiry(parts.core, seconds if most is None else min(seconds, most))
-        await parts.core.ledger.change(member, act=member.record.act, update=times)
-        parts.reaper.hurry()
+        member, wiring = await self._member(sandbox_id), await self._open()
+        times = wiring.context.expiry(wiring.context.shortened(seconds))
+        await wiring.context.transitions.change(member, act=member.record.act, update=times)
+        wiring.schedule.hurry()
         return member.record
 
     async def keep_alive(self, sandbox_id: str, seconds: float) -> Record:
         """Count the sandbox as in use for this many seconds from now, at most a day. Its lifetime still ends it."""
-        wanted = lease_seconds(seconds)
+        lease_seconds(seconds)
         member = await self._member(sandbox_id)
-        await (await self._open()).core.lease(member, wanted)
+        await member.sandbox.keep_alive(seconds)
         return member.record
 
     async def watch_command(self, sandbox_id: str, command_id: str) -> None:
         """Report the end of this command of the sandbox, as an event and as `command_end` of its record."""
         member = await self._member(sandbox_id)
-        await (await self._open()).watching.begin(member, command_id)
+        await (await self._open()).commands.begin(member, command_id)
 
     def on_use(self, listener: Callable[[str], None]) -> None:
         """Call it with the id of a sandbox whenever a use of it begins. It must be quick. Before the first use only."""
@@ -256,106 +325,30 @@ class SandboxManager(Opening):
     async def observe(self, sandbox_id: str, question: Callable[[Guest], Awaitable[T]], timeout: float) -> T:
         """What the sandbox's agent answers. Not a use of the sandbox; SandboxGoneError if it does not run."""
         member = await self._member(sandbox_id)
-        return await (await self._open()).observing.ask(member, question, timeout)
+        return await (await self._open()).health.ask(member, question, timeout)
 
     async def update(self, sandbox_id: str, change: Callable[[Record], Mapping[str, object]]) -> Record:
         """Change `labels`, `services` or `env` of its record. `change` gets the record and returns what is new; nothing
         comes in between. Variables hold for commands that are started afterwards."""
-        member = await self._member(sandbox_id)
-        return await (await self._open()).observing.update(member, change)
+        member, context = await self._member(sandbox_id), await self._context()
+        update = change(member.record)
+        assert update.keys() <= _CHANGEABLE
+        if any(getattr(member.record, name) != value for name, value in update.items()):
+            written = context.transitions.correct(member, update)
+            member.sandbox.configure(member.record.env, member.record.timeout_s)
+            await written
+        return member.record
 
     async def report(self, sandbox_id: str, kind: str, messages: Sequence[tuple[str, str]]) -> None:
         """Add events of this kind that change nothing: each has a reason, and data as JSON."""
         member = await self._member(sandbox_id)
-        await (await self._open()).observing.report(member, kind, messages)
-
-    async def recall(self, sandbox_id: str) -> Record | None:
-        """What is written down of a sandbox that exists, without asking its engine."""
-        member = (await self._open()).core.members.find(sandbox_id)
-        return None if member is None or member.waits_in_pool else member.record
+        await (await self._context()).transitions.report(member, kind, messages)
 
     async def cleanup_idle(self) -> None:
         """Do now what the cleanup task does from time to time, and wait until it is done."""
         await asyncio.gather(*await (await self._open()).reaper.sweep(), return_exceptions=True)
 
-    async def ensure_image(self, image: str, *, engine: str | None = None) -> bool:
-        """Whether sandboxes can be made from this image. One that is missing is pulled or built now."""
-        return await (await self._open()).queries.ensure_image(image, engine)
-
-    async def default_image(self) -> str:
-        """The image of a sandbox that names none."""
-        return (await self._open()).queries.default_image()
-
-    async def fetch_image(
-        self, image: str, *, engine: str | None = None, on_progress: OnImageProgress | None = None
-    ) -> None:
-        """As `ensure_image`, but says how far it is, and raises ImageError with the reason if it cannot be had."""
-        await (await self._open()).queries.fetch_image(image, engine, on_progress)
-
-    # --- knowing --------------------------------------------------------------------------------------------------
-
-    async def default_limits(self, spec: SandboxSpec, *, engine: str | None = None) -> Limits:
-        """The limits of a sandbox of this spec where it asks for none. SandboxError if its engine cannot say."""
-        parts = await self._open()
-        found = parts.core.engines.get(engine or parts.core.engines.name_for(spec))
-        return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
-
-    async def list_sandboxes(
-        self,
-        *,
-        state: State | None = None,
-        owner: str | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        ended: bool = False,
-    ) -> list[Record]:
-        """Sandboxes that match, the newest first; with `ended`, those that have ended, at most 1,000 of them."""
-        queries = (await self._open()).queries
-        return await queries.list(state=state, owner=owner, name=name, labels=labels, ended=ended)
-
-    async def describe(self, sandbox_id: str) -> Record:
-        """What is known of it, after asking the engine; also of one that has ended. SandboxNotFoundError otherwise."""
-        return await (await self._open()).queries.describe(sandbox_id)
-
-    async def wait_until(self, sandbox_id: str, state: State, timeout: float = 60.0) -> Record:
-        """Wait until it is in that state (MISSING: gone). SandboxTimeoutError if it is not in time."""
-        return await (await self._open()).queries.wait_until(sandbox_id, state, timeout)
-
-    async def search_ended(
-        self,
-        *,
-        owner: str | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        after: tuple[float, str] | None = None,
-        limit: int = 100,
-    ) -> list[Record]:
-        """One page of sandboxes that have ended, the newest first. `after` is the creation time and the id of the last
-        sandbox on the previous page."""
-        journal = (await self._open()).core.journal
-        return await journal.ended(Search(owner, name, labels or {}, after, limit))
-
-    async def events(
-        self,
-        *,
-        after: int = 0,
-        sandbox_id: str | None = None,
-        owner: str | None = None,
-        limit: int = 1000,
-        kind: str | None = None,
-    ) -> list[Event]:
-        """Events after that number, oldest first: those of one sandbox, of one owner's sandboxes, or of all; of one
-        kind, or of any."""
-        journal = (await self._open()).core.journal
-        return await journal.events(after=after, sandbox_id=sandbox_id, owner=owner, limit=limit, kind=kind)
-
-    async def latest_event(self) -> int:
-        """The number of the last event."""
-        return await (await self._open()).core.journal.latest()
-
-    async def resources(self) -> dict[str, Stats]:
-        """What each running sandbox uses."""
-        return await (await self._open()).queries.resources()
+    # --- its rules ------------------------------------------------------------------------------------------------
 
     @property
     def max_sandboxes(self) -> int:
@@ -386,47 +379,17 @@ class SandboxManager(Opening):
 
     def get_stats(self) -> dict[str, object]:
         """Figures about all of them."""
-        counted = self._parts.queries.figures() if self._parts else {"total_sandboxes": 0, "active_operations": 0}
         return {
-            **counted,
+            **self._figures(),
             "max_sandboxes": self._rules.max_sandboxes,
             "idle_timeout": self._rules.idle_timeout,
             "cleanup_interval": self._rules.cleanup_interval,
             "is_shutting_down": self._closing is not None,
         }
 
-    def metrics(self) -> str:
-        """The same for Prometheus, as text."""
-        return self._parts.queries.exposition() if self._parts else ""
-
-    # --- inside ---------------------------------------------------------------------------------------------------
-
     def _change_rules(self, **changes: float) -> None:
-        """ValueError for what makes no sense. What they are now holds for sandboxes that are there already too."""
+        """Raises ValueError. What the rules are now holds for sandboxes that are there already too."""
         self._rules = replace(self._rules, **changes)  # type: ignore[arg-type]
-        if self._parts is not None:
-            self._parts.core.rules = self._rules
-            self._parts.reaper.rules_changed()
-
-    async def _create(self, request: Request, *, or_get: bool) -> str:
-        parts = await self._open()
-        return await parts.creating.create(request, or_get=or_get)
-
-    async def _called(self, text: str, owner: str | None) -> Member:
-        members = (await self._open()).core.members
-        found = members.find(text)
-        if found is None or owner not in (None, found.record.owner):
-            found = called(members, text, owner)
-        if found is not None:
-            return await self._member(found.id)
-        if owner is not None:
-            raise SandboxNotFoundError(f"Sandbox {text} not found")
-        return await self._member(text)
-
-    async def _member(self, sandbox_id: str) -> Member:
-        parts = await self._open()
-        try:
-            return parts.core.members.get(sandbox_id)
-        except SandboxNotFoundError as error:
-            await parts.queries.explain(sandbox_id, error)
-            raise
+        if self._wiring is not None:
+            self._wiring.context.rules = self._rules
+            self._wiring.schedule.rules_changed()

@@ -1,4 +1,4 @@
-"""The sandboxes that a manager has right now, and who is counted against which limit.
+"""The sandboxes that a manager has right now, who finds them, and who is counted against which limit.
 
 Everything here happens between two awaits, so what it says is exact however calls interleave.
 """
@@ -9,22 +9,26 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.errors import SandboxNotFoundError
+from atoll.errors import ConflictError, SandboxNotFoundError
+from atoll.event_signal import EventSignal
 from atoll.guest.guest import Guest
-from atoll.manager.record import Act, Record
-from atoll.manager.sandbox import ManagedSandbox
+from atoll.manager.managed_sandbox import ManagedSandbox
+from atoll.manager.record import Operation, Record
 from atoll.manager.usage import Usage
 from atoll.model import State
+from atoll.model.manus_names import TASK_LABEL
+
+_SHOWN = 5
 
 
-class Making:
+class Creation:
     """A sandbox on its way. Several callers may wait for one; it is given up when the last of them is gone."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
         self.waiters = 0
         self.acknowledged = False
-        """Somebody was told that it is there."""
+        """Somebody knows that it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Background:
 
 
 class Member:
+    """One sandbox of a manager: its record, the object that users hold, and what is being done to it."""
+
     sandbox: ManagedSandbox
 
     def __init__(self, record: Record, usage: Usage) -> None:
@@ -55,14 +61,14 @@ class Member:
         self.since = usage.last
         """When we began to have it."""
         self.usage = usage
-        self.making: Making | None = None
-        self.ending: asyncio.Task[None] | None = None
-        self.doomed = False
+        self.creation: Creation | None = None
+        self.deletion: asyncio.Task[None] | None = None
+        self.is_being_deleted = False
         """It is being deleted, or will be as soon as what is being done to it is over. Nobody gets it any more."""
         self.exclusive = asyncio.Lock()
         """For callers who want their operations one after another."""
-        self.why = ""
-        """The reason why it is being deleted. Its record may say what went wrong with that."""
+        self.deletion_reason = ""
+        """Why it is being deleted. Its record may say what went wrong with that."""
         self.next_try = 0.0
         self.tries = 0
         """Of deleting it, after which the next one waits longer."""
@@ -78,7 +84,7 @@ class Member:
         """It need not be checked for idleness before then."""
         self.observers: set[Guest] = set()
         """Connections of those who look at it without using it."""
-        self._changes: list[asyncio.Future[None]] = []
+        self._changed = EventSignal()
 
     @property
     def id(self) -> str:
@@ -91,32 +97,37 @@ class Member:
 
     @property
     def free(self) -> bool:
-        return self.record.act is None and self.making is None and not self.doomed
+        return self.record.act is None and self.creation is None and not self.is_being_deleted
 
     @property
     def waits_for_deletion(self) -> bool:
         """It could not be deleted, and nobody is trying to just now."""
-        return self.record.act is Act.DELETE and self.ending is None and self.making is None
+        return self.record.act is Operation.DELETE and self.deletion is None and self.creation is None
 
     @property
     def waits_in_pool(self) -> bool:
         return self.record.pool is not None
 
+    @property
+    def available(self) -> bool:
+        """Somebody can use it, or wait for it."""
+        return not self.waits_in_pool and not self.is_being_deleted
+
     def notify(self) -> None:
-        changes, self._changes = self._changes, []
-        for change in changes:
-            if not change.done():
-                change.set_result(None)
+        self._changed.notify()
 
     async def changed(self) -> None:
         """Return at the next change of its record."""
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changes.append(change)
+        await self._changed.wait()
+
+    async def changes_within(self, seconds: float) -> bool:
+        """Wait for a change of its record. False: there was none in that time."""
         try:
-            await change
-        finally:
-            if change in self._changes:
-                self._changes.remove(change)
+            async with asyncio.timeout(seconds):
+                await self.changed()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Members:
@@ -159,12 +170,28 @@ class Members:
     def get(self, sandbox_id: str) -> Member:
         """One that somebody can use or wait for. SandboxNotFoundError otherwise."""
         member = self._all.get(sandbox_id)
-        if member is None or member.waits_in_pool or member.doomed:
+        if member is None or not member.available:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
         return member
 
     def named(self, owner: str | None, name: str) -> Member | None:
         return self._names.get((owner, name))
+
+    def called(self, owner: str | None, text: str) -> Member | None:
+        """The sandbox of this owner, and of nobody else, that has this name, else the one of this task. Raises
+        ConflictError if the task has several."""
+        named = self.named(owner, text)
+        if named is not None and named.available:
+            return named
+        of_task = [
+            member
+            for member in self._all.values()
+            if member.record.owner == owner and member.record.labels.get(TASK_LABEL) == text and member.available
+        ]
+        if len(of_task) > 1:
+            ids = ", ".join(member.id for member in of_task[:_SHOWN])
+            raise ConflictError(f"task {text!r} has {len(of_task)} sandboxes", hint=f"Name one by its id: {ids}.")
+        return of_task[0] if of_task else None
 
     def keyed(self, owner: str | None, key: str) -> Member | None:
         return self._keys.get((owner, key))
@@ -177,8 +204,8 @@ class Members:
         return sum(
             1
             for member in self._all.values()
-            if member.record.state is State.PAUSED and member.record.act is not Act.RESUME
+            if member.record.state is State.PAUSED and member.record.act is not Operation.RESUME
         )
 
     def falling_asleep(self) -> int:
-        return sum(1 for member in self._all.values() if member.record.act is Act.PAUSE)
+        return sum(1 for member in self._all.values() if member.record.act is Operation.PAUSE)

@@ -10,21 +10,22 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from atoll.engines.base import LATER, NetworkPolicies, Resizable
+from atoll.engines import registry
+from atoll.engines.contract import NetworkPolicies, Resizable
+from atoll.engines.enforcement import LATER
 from atoll.errors import SandboxError, SpecError
-from atoll.manager.core import Core
+from atoll.manager.context import ManagerContext, Operations
 from atoll.manager.members import Member
-from atoll.manager.pool_size import PoolSize
-from atoll.manager.record import fingerprint
+from atoll.manager.record import Event, fingerprint
 from atoll.manager.request import Request
-from atoll.model import Cause, SandboxSpec
+from atoll.model import Cause, SandboxSpec, State
 
 _ANSWER_S = 2.0
 _FIRST_BACK_OFF_S = 0.5
-_LONGEST_BACK_OFF_S = 60.0
+_MAX_BACK_OFF_S = 60.0
 _log = logging.getLogger(__name__)
 MakeSpare = Callable[[Request], Awaitable[Member | None]]
 
@@ -68,26 +69,59 @@ def base(spec: SandboxSpec) -> tuple[str, str]:
     return plain.model_dump_json(exclude={"account"}), repr(sorted(spec.env.items()))
 
 
+class PoolSize:
+    """How many sandboxes a pool should keep ready.
+
+    It doubles when somebody had to wait, and halves after a time in which less than half was asked for.
+    """
+
+    def __init__(self, least: int, most: int, window_s: float, now: float) -> None:
+        if not 0 <= least <= most:
+            raise ValueError(f"a pool cannot keep at least {least} and at most {most} sandboxes")
+        self._least = least
+        self._most = most
+        self._window_s = window_s
+        self._target = least
+        self._since = now
+        self._demand = 0
+
+    def asked(self, now: float, *, hit: bool) -> None:
+        self.target(now)
+        self._demand += 1
+        if not hit:
+            self._target = min(self._most, max(1, self._target * 2))
+
+    def target(self, now: float) -> int:
+        while now - self._since >= self._window_s:
+            if self._demand <= self._target // 2:
+                self._target = max(self._least, self._target // 2)
+            self._demand = 0
+            self._since += self._window_s
+            if self._target == self._least:
+                self._since = max(self._since, now - (now - self._since) % self._window_s)
+        return self._target
+
+
 class Pool:
-    def __init__(self, core: Core, settings: PoolSettings, make_spare: MakeSpare) -> None:
+    def __init__(self, context: ManagerContext, operations: Operations, settings: PoolSettings) -> None:
         self.settings = settings
         self.key = settings.key
         self._base, self._env = base(settings.spec)[0], settings.spec.env
         self.hits = self.misses = self.discarded = self.refills = self.failures = 0
-        self._core = core
-        self._make_spare = make_spare
-        self._size = PoolSize(settings.size, settings.max_size or settings.size, settings.window_s, core.clock.now())
+        self._context = context
+        self._operations = operations
+        self._size = PoolSize(settings.size, settings.max_size or settings.size, settings.window_s, context.clock.now())
         self._ready: deque[Member] = deque()
         self._filling = 0
         self._changed = asyncio.Event()
 
-    def start(self) -> None:
+    def start(self, make_spare: MakeSpare) -> None:
         for number in range(self.settings.parallel):
-            self._core.tasks.spawn(self._refill(), f"refill {self.key[:8]} {number}")
+            self._context.tasks.spawn(self._refill(make_spare), f"refill {self.key[:8]} {number}")
 
     def fits(self, request: Request) -> bool:
-        own = self._core.engine.name
-        if (request.engine or own) != (self.settings.engine or own):
+        own = self._context.engine.name
+        if (request.engine or own) != registry.canonical(self.settings.engine or own):
             return False
         spec = request.spec
         if not self._env.items() <= spec.env.items():
@@ -100,7 +134,7 @@ class Pool:
     def _without_what_comes_later(self, spec: SandboxSpec) -> SandboxSpec:
         """Without what can still be set when a sandbox is claimed: limits that it has not got, and the policy of one
         that has a link."""
-        engine = self._core.engines.get(self.settings.engine or self._core.engine.name)
+        engine = self._context.engines.get(self.settings.engine or self._context.engine.name)
         mine, update = self.settings.spec, dict[str, object]()
         if isinstance(engine, Resizable):
             free = {name: None for name in LATER if getattr(mine.limits, name) is None}
@@ -110,7 +144,7 @@ class Pool:
         return spec.model_copy(update=update)
 
     def target(self) -> int:
-        return self._size.target(self._core.clock.now())
+        return self._size.target(self._context.clock.now())
 
     async def take(self) -> Member | None:
         """One that answers and that nobody has ever used; None if there is none. It must be used or put back."""
@@ -128,29 +162,29 @@ class Pool:
 
     def count(self, *, hit: bool) -> None:
         self.hits, self.misses = self.hits + hit, self.misses + (not hit)
-        self._size.asked(self._core.clock.now(), hit=hit)
+        self._size.asked(self._context.clock.now(), hit=hit)
         self.wake()
 
     def put_back(self, member: Member) -> None:
         """It was not used after all; or it is new."""
         if member.usable and member.waits_in_pool:
             self._ready.appendleft(member)
-        elif not member.doomed:
+        elif not member.is_being_deleted:
             self.discard(member, "it died in its pool")
 
     def discard(self, member: Member, reason: str) -> None:
         if member in self._ready:
             self._ready.remove(member)
-        self._core.ending.begin(member, member.record.cause or Cause.POLICY, reason)
+        self._operations.begin_delete(member, member.record.cause or Cause.POLICY, reason)
         self.wake()
 
     def tidy(self) -> None:
         """Let go of those that died, are too old or too many."""
-        now = self._core.clock.now()
+        now = self._context.clock.now()
         for member in list(self._ready):
             if not member.usable:
                 self._ready.remove(member)
-                if not member.doomed:
+                if not member.is_being_deleted:
                     self.discarded += 1
                     self.discard(member, "it died in its pool")
             elif now - member.since > self.settings.max_age_s:
@@ -175,12 +209,12 @@ class Pool:
 
     async def _answers(self, member: Member) -> bool:
         try:
-            await self._core.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
+            await self._context.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
         except (SandboxError, OSError):
             return False
         return member.usable
 
-    async def _refill(self) -> None:
+    async def _refill(self, make_spare: MakeSpare) -> None:
         wait = 0.0
         while True:
             self._changed.clear()
@@ -190,15 +224,15 @@ class Pool:
             self._filling += 1
             try:
                 if self._ready:
-                    await self._core.clock.sleep(self.settings.pace_s)
-                member = await self._make_spare(Request(self.settings.spec, pool=self.key, engine=self.settings.engine))
+                    await self._context.clock.sleep(self.settings.pace_s)
+                member = await make_spare(Request(self.settings.spec, pool=self.key, engine=self.settings.engine))
             except SandboxError as error:
-                if self._core.closing:
+                if self._context.closing:
                     return
                 self.failures += 1
                 _log.warning("a pool could not be refilled: %s", error)
-                wait = min(_LONGEST_BACK_OFF_S, wait * 2 or _FIRST_BACK_OFF_S)
-                await self._core.clock.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311
+                wait = min(_MAX_BACK_OFF_S, wait * 2 or _FIRST_BACK_OFF_S)
+                await self._context.clock.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311
                 continue
             finally:
                 self._filling -= 1
@@ -208,3 +242,57 @@ class Pool:
             wait = 0.0
             self.refills += 1
             self._ready.append(member)
+
+
+class Pools:
+    """All pools of a manager."""
+
+    def __init__(self, context: ManagerContext, operations: Operations, settings: Iterable[PoolSettings]) -> None:
+        self._context = context
+        self._operations = operations
+        self._pools: dict[str, Pool] = {}
+        for pool in settings:
+            if pool.key in self._pools:
+                raise SpecError("there is already a pool of this spec")
+            self._pools[pool.key] = Pool(context, operations, pool)
+
+    def start(self, make_spare: MakeSpare) -> None:
+        """Fill them from now on."""
+        for pool in self._pools.values():
+            pool.start(make_spare)
+
+    async def take(self, request: Request) -> Member | None:
+        """A spare for this request; it must be used or put back. None: there is none, or no pool is for it."""
+        fitting = [pool for pool in self._pools.values() if pool.fits(request)]
+        for pool in fitting:
+            member = await pool.take()
+            if member is not None:
+                pool.count(hit=True)
+                return member
+        for pool in fitting[:1]:
+            pool.count(hit=False)
+        return None
+
+    def put_back(self, member: Member) -> None:
+        """Also one that is found again after a restart. Without its pool it is not needed any more."""
+        pool = self._pools.get(member.record.pool or "")
+        if pool is not None:
+            pool.put_back(member)
+        elif member.waits_in_pool and not member.is_being_deleted:
+            self._operations.begin_delete(member, Cause.POLICY, "its pool is gone")
+
+    def wake(self) -> None:
+        """There may be room now."""
+        for pool in self._pools.values():
+            pool.wake()
+
+    def tidy(self) -> None:
+        for pool in self._pools.values():
+            pool.tidy()
+
+    def figures(self) -> dict[str, dict[str, int | float]]:
+        return {key: pool.figures() for key, pool in self._pools.items()}
+
+    def on_event(self, event: Event) -> None:
+        if event.after is State.MISSING:
+            self.wake()

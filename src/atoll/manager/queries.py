@@ -2,73 +2,110 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import datetime
 import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from atoll.engines.base import ImageSource, OnImageProgress, OwnDefaultImage
+from atoll.engines.contract import (
+    Checkpointing,
+    ImageSource,
+    LimitDefaults,
+    OnImageProgress,
+    OwnDefaultImage,
+    checkpointing,
+)
 from atoll.errors import ImageError, ImageNotFoundError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
-from atoll.manager.core import Core
+from atoll.manager.context import ManagerContext
 from atoll.manager.journal_tables import Search
 from atoll.manager.members import Member
 from atoll.manager.metrics import exposition
-from atoll.manager.pools import Pools
-from atoll.manager.record import Record
-from atoll.model import State, Stats
+from atoll.manager.record import Event, Record
+from atoll.manager.wiring import Wiring
+from atoll.model import Limits, SandboxSpec, State, Stats
 
 _LOOK_EVERY_S = 0.25
-_log = logging.getLogger(__name__)
-_ENDED = 1_000
+_MAX_ENDED = 1_000
 _AT_ONCE = 32
+_log = logging.getLogger(__name__)
 
 
-class Queries:
-    def __init__(self, core: Core, pools: Pools) -> None:
-        self._core = core
-        self._pools = pools
+class Queries(abc.ABC):
+    """The part of `SandboxManager` that changes nothing."""
 
-    async def list(
+    _wiring: Wiring | None = None
+    """None before the first use."""
+
+    @abc.abstractmethod
+    async def _open(self) -> Wiring:
+        """The parts of the manager, which the first use puts together."""
+
+    async def _context(self) -> ManagerContext:
+        return (await self._open()).context
+
+    # --- sandboxes ------------------------------------------------------------------------------------------------
+
+    async def list_sandboxes(
         self,
         *,
-        state: State | None,
-        owner: str | None,
-        name: str | None,
-        labels: Mapping[str, str] | None,
-        ended: bool,
+        state: State | None = None,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        ended: bool = False,
     ) -> list[Record]:
+        """Sandboxes that match, the newest first; with `ended`, those that have ended, at most 1,000 of them."""
+        context = await self._context()
         if ended:
             if state not in (None, State.MISSING):
                 return []
-            return await self._core.journal.ended(Search(owner, name, labels or {}, limit=_ENDED))
-        records = [member.record for member in self._core.members if not member.waits_in_pool]
+            return await context.journal.ended(Search(owner, name, labels or {}, limit=_MAX_ENDED))
+        records = [member.record for member in context.members if not member.waits_in_pool]
         found = [record for record in records if record.matches(state=state, owner=owner, name=name, labels=labels)]
         return sorted(found, key=lambda record: record.created_at, reverse=True)
 
+    async def search_ended(
+        self,
+        *,
+        owner: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        after: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[Record]:
+        """One page of sandboxes that have ended, the newest first. `after` is the creation time and the id of the last
+        sandbox on the previous page."""
+        return await (await self._context()).journal.ended(Search(owner, name, labels or {}, after, limit))
+
+    async def find_sandbox(self, name: str, *, owner: str | None = None) -> Record | None:
+        """The owner's sandbox of that name, or of the task of that id. None: there is none."""
+        member = (await self._context()).members.called(owner, name)
+        return None if member is None else member.record
+
+    async def recall(self, sandbox_id: str) -> Record | None:
+        """What is written down of a sandbox that exists, without asking its engine."""
+        member = (await self._context()).members.find(sandbox_id)
+        return None if member is None or member.waits_in_pool else member.record
+
     async def describe(self, sandbox_id: str) -> Record:
-        member = self._core.members.find(sandbox_id)
+        """What is known of it, after asking the engine; also of one that has ended. SandboxNotFoundError otherwise."""
+        wiring = await self._open()
+        member = wiring.context.members.find(sandbox_id)
         if member is not None and not member.waits_in_pool:
             if member.free:
-                await self._core.health.look(member)
+                await wiring.health.look(member)
             return member.record
-        record = await self._core.journal.find(sandbox_id)
+        record = await wiring.context.journal.find(sandbox_id)
         if record is None or record.ended_at is None:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
         return record
 
-    async def explain(self, sandbox_id: str, error: SandboxNotFoundError) -> None:
-        """Add to the error what became of the sandbox, if it ever was."""
-        try:
-            record = await self._core.journal.find(sandbox_id)
-        except SandboxError:
-            return
-        if record is not None and record.ended_at is not None:
-            when = datetime.datetime.fromtimestamp(record.ended_at, datetime.UTC)
-            error.hint = f"It ended at {when:%Y-%m-%d %H:%M:%S} UTC ({record.cause}): {record.reason}."
-
-    async def wait_until(self, sandbox_id: str, state: State, timeout: float) -> Record:
-        member = self._core.members.find(sandbox_id)
+    async def wait_until(self, sandbox_id: str, state: State, timeout: float = 60.0) -> Record:
+        """Wait until it is in that state (MISSING: gone). SandboxTimeoutError if it is not in time."""
+        wiring = await self._open()
+        member = wiring.context.members.find(sandbox_id)
         if member is None:
             record = await self.describe(sandbox_id)
             if record.state is state:
@@ -76,83 +113,143 @@ class Queries:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
         try:
             async with asyncio.timeout(timeout):
-                while member.record.state is not state or member.making is not None:
-                    await self._next_change(member)
+                while member.record.state is not state or member.creation is not None:
+                    # A change of ours, or one that only the engine sees.
+                    if not await member.changes_within(_LOOK_EVERY_S) and member.free:
+                        await wiring.health.look(member)
         except TimeoutError:
             raise SandboxTimeoutError(
                 f"sandbox {sandbox_id} is {member.record.state}, not {state}, after {timeout:g} s"
             ) from None
         return member.record
 
-    async def _next_change(self, member: Member) -> None:
-        """Of ours, or one that only the engine sees."""
+    async def _member(self, sandbox_id: str) -> Member:
+        """Raises SandboxNotFoundError, which says what became of the sandbox, if it ever was."""
+        context = await self._context()
         try:
-            async with asyncio.timeout(_LOOK_EVERY_S):
-                await member.changed()
-        except TimeoutError:
-            if member.free:
-                await self._core.health.look(member)
+            return context.members.get(sandbox_id)
+        except SandboxNotFoundError as error:
+            try:
+                record = await context.journal.find(sandbox_id)
+            except SandboxError:
+                raise error from None
+            if record is not None and record.ended_at is not None:
+                when = datetime.datetime.fromtimestamp(record.ended_at, datetime.UTC)
+                error.hint = f"It ended at {when:%Y-%m-%d %H:%M:%S} UTC ({record.cause}): {record.reason}."
+            raise
+
+    async def _called(self, text: str, owner: str | None) -> Member:
+        """The sandbox of that id, or the owner's of that name, or of the task of that id. Raises as `_member`."""
+        members = (await self._context()).members
+        found = members.find(text)
+        if found is None or owner not in (None, found.record.owner):
+            found = members.called(owner, text)
+        if found is None and owner is not None:
+            raise SandboxNotFoundError(f"Sandbox {text} not found")
+        return await self._member(text if found is None else found.id)
+
+    # --- events and figures ---------------------------------------------------------------------------------------
+
+    async def events(
+        self,
+        *,
+        after: int = 0,
+        sandbox_id: str | None = None,
+        owner: str | None = None,
+        limit: int = 1000,
+        kind: str | None = None,
+    ) -> list[Event]:
+        """Events after that number, oldest first: those of one sandbox, of one owner's sandboxes, or of all; of one
+        kind, or of any."""
+        journal = (await self._context()).journal
+        return await journal.events(after=after, sandbox_id=sandbox_id, owner=owner, limit=limit, kind=kind)
+
+    async def latest_event(self) -> int:
+        """The number of the last event."""
+        return await (await self._context()).journal.latest()
 
     async def resources(self) -> dict[str, Stats]:
-        slots = asyncio.Semaphore(_AT_ONCE)
+        """What each running sandbox uses."""
+        context, slots = await self._context(), asyncio.Semaphore(_AT_ONCE)
 
         async def ask(member: Member) -> tuple[str, Stats]:
             async with slots:
-                work = self._core.engine_of(member).stats(member.record.handle())
+                work = context.engine_of(member).stats(member.record.handle())
                 try:
-                    return member.id, await self._core.tasks.bounded(work, self._core.rules.inspect_s, "measure")
+                    return member.id, await context.tasks.bounded(work, context.rules.inspect_s, "measure")
                 except SandboxError:
                     return member.id, Stats()
 
-        running = [member for member in self._core.members if member.usable and not member.waits_in_pool]
+        running = [member for member in context.members if member.usable and not member.waits_in_pool]
         return dict(await asyncio.gather(*(ask(member) for member in running)))
 
-    async def ensure_image(self, image: str, engine_name: str | None) -> bool:
+    def metrics(self) -> str:
+        """Figures about all of them for Prometheus, as text."""
+        if self._wiring is None:
+            return ""
+        context = self._wiring.context
+        gauges = {
+            "sandboxes_max": context.rules.max_sandboxes,
+            "active_operations": sum(member.usage.active for member in context.members),
+            "sandboxes_not_deleted": sum(member.waits_for_deletion for member in context.members),
+        }
+        return exposition(_states(context), gauges, self._wiring.pools.figures(), context.metrics)
+
+    def _figures(self) -> dict[str, object]:
+        if self._wiring is None:
+            return {"total_sandboxes": 0, "active_operations": 0}
+        context = self._wiring.context
+        return {
+            "total_sandboxes": sum(1 for member in context.members if not member.waits_in_pool),
+            "active_operations": sum(member.usage.active for member in context.members),
+            "states": _states(context),
+            "engine": context.engine.name,
+            "pools": self._wiring.pools.figures(),
+            "create_seconds": context.metrics.create_s.as_dict(),
+            "exec_seconds": context.metrics.exec_s.as_dict(),
+            "deaths": dict(context.metrics.deaths),
+            "failures": dict(context.metrics.failures),
+            "refusals": dict(context.metrics.refusals),
+        }
+
+    # --- engines --------------------------------------------------------------------------------------------------
+
+    async def saved_states(self) -> Checkpointing:
+        """Where the snapshots of its engine are kept. UnsupportedError if it cannot keep any."""
+        return await checkpointing((await self._context()).engine)
+
+    async def default_limits(self, spec: SandboxSpec, *, engine: str | None = None) -> Limits:
+        """The limits of a sandbox of this spec where it asks for none. SandboxError if its engine cannot say."""
+        engines = (await self._context()).engines
+        found = engines.get(engine or engines.name_for(spec))
+        return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
+
+    async def default_image(self) -> str:
+        """The image of a sandbox that names none."""
+        engine = (await self._context()).engine
+        return engine.default_image if isinstance(engine, OwnDefaultImage) else "host"
+
+    async def ensure_image(self, image: str, *, engine: str | None = None) -> bool:
+        """Whether sandboxes can be made from this image. One that is missing is pulled or built now."""
         try:
-            await self.fetch_image(image, engine_name, None)
+            await self.fetch_image(image, engine=engine)
         except ImageError as error:
             _log.warning("there is no image %r: %s", image, error)
             return False
         return True
 
-    async def fetch_image(self, image: str, engine_name: str | None, on_progress: OnImageProgress | None) -> None:
-        engine = self._core.engine if engine_name is None else self._core.engines.get(engine_name)
-        if isinstance(engine, ImageSource):
-            await engine.ensure_image(image, on_progress)
+    async def fetch_image(
+        self, image: str, *, engine: str | None = None, on_progress: OnImageProgress | None = None
+    ) -> None:
+        """As `ensure_image`, but says how far it is, and raises ImageError with the reason if it cannot be had."""
+        context = await self._context()
+        source = context.engine if engine is None else context.engines.get(engine)
+        if isinstance(source, ImageSource):
+            await source.ensure_image(image, on_progress)
         elif image != "host":
-            raise ImageNotFoundError(f"engine '{engine.name}' gets its images when a sandbox needs them")
+            raise ImageNotFoundError(f"engine '{source.name}' gets its images when a sandbox needs them")
 
-    def default_image(self) -> str:
-        engine = self._core.engine
-        return engine.default_image if isinstance(engine, OwnDefaultImage) else "host"
 
-    def figures(self) -> dict[str, object]:
-        core = self._core
-        return {
-            "total_sandboxes": sum(1 for member in core.members if not member.waits_in_pool),
-            "active_operations": self._active(),
-            "states": self._states(),
-            "engine": core.engine.name,
-            "pools": self._pools.figures(),
-            "create_seconds": core.metrics.create_s.as_dict(),
-            "exec_seconds": core.metrics.exec_s.as_dict(),
-            "deaths": dict(core.metrics.deaths),
-            "failures": dict(core.metrics.failures),
-            "refusals": dict(core.metrics.refusals),
-        }
-
-    def exposition(self) -> str:
-        core = self._core
-        gauges = {
-            "sandboxes_max": core.rules.max_sandboxes,
-            "active_operations": self._active(),
-            "sandboxes_not_deleted": sum(member.waits_for_deletion for member in core.members),
-        }
-        return exposition(self._states(), gauges, self._pools.figures(), core.metrics)
-
-    def _active(self) -> int:
-        return sum(member.usage.active for member in self._core.members)
-
-    def _states(self) -> dict[str, int]:
-        count = Counter(member.record.state for member in self._core.members if not member.waits_in_pool)
-        return {state.value: count.get(state, 0) for state in State if state is not State.MISSING}
+def _states(context: ManagerContext) -> dict[str, int]:
+    count = Counter(member.record.state for member in context.members if not member.waits_in_pool)
+    return {state.value: count.get(state, 0) for state in State if state is not State.MISSING}

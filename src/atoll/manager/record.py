@@ -6,17 +6,19 @@ import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from atoll.engines import registry
 from atoll.model import Cause, Handle, SandboxSpec, State
+from atoll.printable import printable
 
-_MOST_REASON = 2_000
-_MOST_SHOWN = 300
+_MAX_REASON = 2_000
+_MAX_SHOWN = 300
 
 
-class Act(enum.StrEnum):
+class Operation(enum.StrEnum):
     """What is being done to a sandbox. After a crash it says what to finish or to undo."""
 
     CREATE = "create"
@@ -54,19 +56,19 @@ class CommandEnd(BaseModel):
     def reason(self) -> str:
         """In one line, with the last that it wrote."""
         how = f"with exit code {self.exit_code}" if self.exit_code is not None else "when the sandbox was started anew"
-        said = " ".join("".join(each if each.isprintable() else " " for each in self.output).split())
-        return f"the command of its spec ended {how}{f': {said[-_MOST_SHOWN:]}' if said else ''}"
+        said = " ".join(printable(self.output, instead=" ").split())
+        return f"the command of its spec ended {how}{f': {said[-_MAX_SHOWN:]}' if said else ''}"
 
 
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id: str
-    engine: str
+    engine: Annotated[str, AfterValidator(registry.canonical)]
     spec: SandboxSpec
     """As the engine got it, with the marks by which we know our own."""
     state: State = State.MISSING
-    act: Act | None = None
+    act: Operation | None = None
     cause: Cause | None = None
     reason: str = ""
     name: str | None = None
@@ -112,7 +114,7 @@ class Record(BaseModel):
     def remembered(self) -> Record:
         """What is kept of a sandbox that has ended: without what only a running one needs, which may be large."""
         spec = self.spec.model_copy(update={"env": {}, "labels": {}, "volumes": (), "network": "none", "setup": ()})
-        return self.model_copy(update={"spec": spec, "env": {}, "details": {}, "reason": self.reason[:_MOST_REASON]})
+        return self.model_copy(update={"spec": spec, "env": {}, "details": {}, "reason": self.reason[:_MAX_REASON]})
 
     def matches(
         self,
@@ -139,7 +141,7 @@ class Event:
     sandbox_id: str
     before: State
     after: State
-    act: Act | None = None
+    act: Operation | None = None
     cause: Cause | None = None
     reason: str = ""
     number: int = 0

@@ -1,14 +1,19 @@
-"""What a manager does first: bring together what was written down and what the engine has.
+"""Brings together what was written down and what the engines have: first of all at the start of a manager.
 
 | written down            | the engine has it                   | it has not                          |
 |-------------------------|-------------------------------------|-------------------------------------|
-| being created           | deleted: nobody was told of it      | ended: it was never ready           |
+| being created           | deleted: nobody knows of it         | ended: it was never ready           |
 | being deleted           | deleted                             | ended, with the cause written down  |
 | waiting in a pool       | back to its pool, if it lives       | ended: lost                         |
 | anything else           | adopted as the engine sees it       | ended: lost, or the machine restarted |
 | it has ended            | deleted: it has outlived its end    |                                     |
 | nothing, with our mark  | adopted: never deleted on doubt     |                                     |
 | nothing, without it     | left alone: it is somebody else's   |                                     |
+
+And again from time to time, when only what nobody owns any more is removed. There are two kinds. What calls that were
+killed in the middle left behind is known to the engine. A sandbox of ours that has ended for us and still exists
+(because somebody else started it again, or the engine was wrong) is found by comparing. What is not written down at all
+is never deleted: the next start adopts it.
 """
 
 from __future__ import annotations
@@ -19,18 +24,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.engines import registry
+from atoll.engines.contract import Engine, GarbageCollecting
 from atoll.errors import EngineNotFoundError, SandboxError
-from atoll.manager.core import Core
+from atoll.manager.context import ManagerContext
+from atoll.manager.health import Health
 from atoll.manager.members import Member
-from atoll.manager.orphans import has_ended, is_marked
-from atoll.manager.pools import Pools
-from atoll.manager.record import Act, Record
-from atoll.manager.request import LIFETIME, expiry
+from atoll.manager.operations.delete import Deleter
+from atoll.manager.pool import Pools
+from atoll.manager.record import Operation, Record
+from atoll.manager.request import LIFETIME_LABEL, MANAGER_LABEL, NAME_LABEL, OWNER_LABEL
+from atoll.manager.supervisor import MemberFactory
 from atoll.model import Cause, Handle, SandboxSpec, State
-from atoll.sandbox import MOST_LEASE_S
+from atoll.sandbox.sandbox import MAX_LEASE_S
 
 _AT_ONCE = 32
 _LIST_S = 60.0
+_COLLECT_S = 60.0
+_MAX_PAUSE_S = 300.0
+_MAX_REMOVALS = 32
+"""How many sandboxes are removed at a time."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,8 +62,15 @@ class Recovered:
 
 
 class Recovery:
-    def __init__(self, core: Core, pools: Pools) -> None:
-        self._core = core
+    """What a manager does first."""
+
+    def __init__(
+        self, context: ManagerContext, factory: MemberFactory, health: Health, deleter: Deleter, pools: Pools
+    ) -> None:
+        self._context = context
+        self._factory = factory
+        self._health = health
+        self._deleter = deleter
         self._pools = pools
         self._report = Recovered()
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -60,33 +79,31 @@ class Recovery:
 
     async def run(self) -> Recovered:
         """Raises what the engine says if it cannot even list what it has."""
-        core = self._core
-        if core.journal.rebuilt is not None:
-            self._report.journal_put_aside = str(core.journal.rebuilt)
-            _log.error("the journal was damaged and put aside as '%s'", core.journal.rebuilt)
-        records, damaged = await core.journal.living()
+        context = self._context
+        if context.journal.rebuilt is not None:
+            self._report.journal_put_aside = str(context.journal.rebuilt)
+            _log.error("the journal was damaged and put aside as '%s'", context.journal.rebuilt)
+        records, damaged = await context.journal.living()
         handles = await self._list_all({record.engine for record in records})
         known = {record.id for record in records}
         strangers = []
         for id, handle in handles.items():
-            if id in known or not (id in damaged or is_marked(core, handle)):
+            if id in known or not (id in damaged or _is_ours(context, handle)):
                 continue
-            if id not in damaged and await has_ended(core, handle):
-                self._report.deleted.append(id)  # by `Orphans`, which comes next
+            if id not in damaged and await _has_ended(context, handle):
+                self._report.deleted.append(id)  # by the `OrphanCollector`, which comes next
             else:
                 strangers.append(self._from_engine(handle))
-        for record in (
-            *self._of_known_engines(records),
-            *strangers,
-        ):  # all at once, so that every limit counts all of them from the start
-            core.members.add(core.member(self._without_doubles(record)))
-        await asyncio.gather(*(self._settle(member, handles.get(member.id)) for member in core.members))
+        # All at once, so that every limit counts all of them from the start.
+        for record in (*self._of_known_engines(records), *strangers):
+            context.members.add(self._factory.new(self._without_doubles(record)))
+        await asyncio.gather(*(self._settle(member, handles.get(member.id)) for member in context.members))
         return self._report
 
     def _of_known_engines(self, records: list[Record]) -> Iterator[Record]:
         for record in records:
             try:
-                self._core.engines.get(record.engine)
+                self._context.engines.get(record.engine)
             except EngineNotFoundError as error:
                 _log.warning("sandbox %s is left alone: %s", record.id, error)
             else:
@@ -94,19 +111,24 @@ class Recovery:
 
     async def _list_all(self, names: set[str]) -> dict[str, Handle]:
         """What the engines have that the journal speaks of; if it is new, what any engine has."""
-        core = self._core
-        names -= {core.engine.name}
-        if core.journal.is_new:
-            names |= set(registry.names()) - {core.engine.name}
+        context = self._context
+        names -= {context.engine.name}
+        if context.journal.is_new:
+            names |= set(registry.names()) - {context.engine.name}
         found = {}
-        for handle in await core.tasks.bounded(core.engine.list(), _LIST_S, "list sandboxes"):
+        for handle in await context.tasks.bounded(context.engine.list(), _LIST_S, "list sandboxes"):
             found[handle.sandbox_id] = handle
+        await context.tasks.bounded(context.engines.describe(context.engine.name), _LIST_S, "describe the engine")
         for name in sorted(names):
             try:
-                listed = await core.tasks.bounded(core.engines.get(name).list(), _LIST_S, f"list sandboxes of {name}")
+                listed = await context.tasks.bounded(
+                    context.engines.get(name).list(), _LIST_S, f"list sandboxes of {name}"
+                )
+                if listed:
+                    await context.tasks.bounded(context.engines.describe(name), _LIST_S, f"describe engine {name}")
             except SandboxError as error:
                 # That an engine is away of which nobody has asked for anything is no news.
-                level = logging.DEBUG if name in registry.names() and core.journal.is_new else logging.WARNING
+                level = logging.DEBUG if name in registry.names() and context.journal.is_new else logging.WARNING
                 _log.log(level, "engine '%s' cannot say what it has: %s", name, error)
                 self._silent.add(name)
             else:
@@ -123,77 +145,134 @@ class Recovery:
                 self._report.failed.append(member.id)
 
     async def _decide(self, member: Member, handle: Handle | None) -> None:
-        core, record = self._core, member.record
-        if record.act is Act.CREATE:
+        context, record = self._context, member.record
+        if record.act is Operation.CREATE:
             self._report.undone.append(member.id)
-            await core.ending.delete(member, Cause.LOST, "the manager died while it was being made")
-        elif record.act is Act.DELETE:
+            await self._deleter.delete(member, Cause.LOST, "the manager died while it was being made")
+        elif record.act is Operation.DELETE:
             self._report.deleted.append(member.id)
-            await core.ending.delete(member, record.cause or Cause.USER, record.reason)
+            await self._deleter.delete(member, record.cause or Cause.USER, record.reason)
         elif record.engine in self._silent:
             self._report.failed.append(member.id)
-            await core.health.look(member)
+            await self._health.look(member)
         elif handle is None:
             self._report.lost.append(member.id)
             cause, reason = self._why_gone(record)
-            core.metrics.deaths[cause] += 1
-            await core.ledger.end(member, cause, reason)
+            context.metrics.deaths[cause] += 1
+            await context.transitions.end(member, cause, reason)
         else:
             await self._adopt(member, handle)
 
     async def _adopt(self, member: Member, handle: Handle) -> None:
-        core = self._core
+        context = self._context
         member.sandbox.adopt(handle)
         found = {"details": handle.details, "spec": _with_network_of(member.record.spec, handle.spec)}
-        await core.ledger.change(member, update={**found, **self._time_left(member.record)})
-        await core.health.look(member)
+        await context.transitions.change(member, update={**found, **self._time_left(member.record)})
+        await self._health.look(member)
         if member.record.state is State.RUNNING and member.record.paused_by is not None:
-            await core.ledger.correct(member, {"paused_by": None})
+            await context.transitions.correct(member, {"paused_by": None})
         self._report.adopted.append(member.id)
         if member.waits_in_pool:
             self._pools.put_back(member)
 
     def _why_gone(self, record: Record) -> tuple[Cause, str]:
-        if record.boot_id != self._core.clock.boot_id:
+        if record.boot_id != self._context.clock.boot_id:
             return Cause.HOST, "the machine was restarted"
         return Cause.LOST, "the engine does not have it any more"
 
     def _time_left(self, record: Record) -> dict[str, object]:
         """Times of another boot mean nothing on this one's clock; the wall's is then the best there is."""
-        clock = self._core.clock
+        clock = self._context.clock
         if record.boot_id == clock.boot_id:
             return {}
         times: dict[str, object] = {"boot_id": clock.boot_id}
         if record.leased_until is not None:
-            times["leased_now"] = clock.now() + max(0.0, min(record.leased_until - clock.wall(), MOST_LEASE_S))
+            times["leased_now"] = clock.now() + max(0.0, min(record.leased_until - clock.wall(), MAX_LEASE_S))
         if record.expires_at is None or record.lifetime_s is None:
             return times
         left = max(0.0, min(record.expires_at - clock.wall(), record.lifetime_s))
-        return {**times, **expiry(self._core, left), "lifetime_s": record.lifetime_s}
+        return {**times, **self._context.expiry(left), "lifetime_s": record.lifetime_s}
 
     def _from_engine(self, handle: Handle) -> Record:
-        labels, most = handle.spec.labels, self._core.rules.max_lifetime
-        lifetime = float(labels[LIFETIME]) if LIFETIME in labels else None
-        lifetime = lifetime if most is None else min(lifetime or most, most)
+        labels = handle.spec.labels
+        lifetime = float(labels[LIFETIME_LABEL]) if LIFETIME_LABEL in labels else None
         record = Record(
             id=handle.sandbox_id,
             engine=handle.engine,
             spec=handle.spec,
             state=State.RUNNING,
             reason="found without a record",
-            name=labels.get("atoll.name"),
-            owner=labels.get("atoll.owner"),
+            name=labels.get(NAME_LABEL),
+            owner=labels.get(OWNER_LABEL),
             labels={label: value for label, value in labels.items() if not label.startswith("atoll.")},
             created_at=handle.created_at,
         )
-        return record.model_copy(update=expiry(self._core, lifetime))
+        return record.model_copy(update=self._context.expiry(self._context.shortened(lifetime)))
 
     def _without_doubles(self, record: Record) -> Record:
         """A rebuilt journal may give a name to two: the later one then has none."""
-        taken = record.name is not None and self._core.members.named(record.owner, record.name) is not None
+        taken = record.name is not None and self._context.members.named(record.owner, record.name) is not None
         return record.model_copy(update={"name": None}) if taken else record
 
 
 def _with_network_of(written: SandboxSpec, seen: SandboxSpec) -> SandboxSpec:
     """The engine changes a policy before we can write it down."""
     return written if written.network == seen.network else written.model_copy(update={"network": seen.network})
+
+
+class OrphanCollector:
+    """Removes what nobody owns any more."""
+
+    def __init__(self, context: ManagerContext) -> None:
+        self._context = context
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            await self.collect()
+            await asyncio.sleep(min(_MAX_PAUSE_S, self._context.rules.cleanup_interval))
+
+    async def collect(self) -> list[str]:
+        """What was removed. Bounded: what is left is for the next time."""
+        removed: list[str] = []
+        for engine in self._context.engines:
+            if engine.name not in self._context.engines.used:
+                continue
+            try:
+                removed += await self._collect(engine)
+            except (SandboxError, OSError) as error:
+                self._context.metrics.failures["cleanup"] += 1
+                _log.warning("engine '%s' cannot remove leftovers: %s", engine.name, error)
+        for each in removed:
+            _log.info("removed %s, which nobody owned", each)
+        return removed
+
+    async def _collect(self, engine: Engine) -> list[str]:
+        context = self._context
+        removed: list[str] = []
+        if isinstance(engine, GarbageCollecting):
+            removed += await context.tasks.bounded(engine.gc(shared=False), _COLLECT_S, "collect what nobody owns")
+        listed = await context.tasks.bounded(engine.list(), _COLLECT_S, f"list sandboxes of {engine.name}")
+        for handle in [each for each in listed if self._may_be_orphaned(each)][:_MAX_REMOVALS]:
+            if await _has_ended(context, handle):
+                await context.tasks.bounded(
+                    engine.delete(handle), context.rules.delete_s, f"delete {handle.sandbox_id}"
+                )
+                removed.append(f"sandbox {handle.sandbox_id}")
+        return removed
+
+    def _may_be_orphaned(self, handle: Handle) -> bool:
+        """One that is ours is a member from before it is made until it is gone."""
+        return _is_ours(self._context, handle) and self._context.members.find(handle.sandbox_id) is None
+
+
+def _is_ours(context: ManagerContext, handle: Handle) -> bool:
+    return handle.spec.labels.get(MANAGER_LABEL) == context.manager_id
+
+
+async def _has_ended(context: ManagerContext, handle: Handle) -> bool:
+    """Whether it is written down that this sandbox was deleted, or was never finished."""
+    record = await context.journal.find(handle.sandbox_id)
+    if record is not None:
+        return record.ended_at is not None
+    return bool(await context.journal.events(after=0, sandbox_id=handle.sandbox_id, limit=1))

@@ -5,32 +5,70 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
+from atoll.engines import registry
 from atoll.errors import SpecError
-from atoll.manager.core import MARK, Core
-from atoll.manager.record import Act, OnIdle, Record, fingerprint
-from atoll.manus import TASK_LABEL
-from atoll.manus import task_id as checked_task_id
+from atoll.manager.context import ManagerContext
+from atoll.manager.record import OnIdle, Operation, Record, fingerprint
 from atoll.model import SandboxSpec, Volume
-from atoll.sandbox import new_sandbox_id
+from atoll.model.manus_names import TASK_LABEL
+from atoll.model.manus_names import task_id as checked_task_id
+from atoll.sandbox.sandbox_access import new_sandbox_id
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_LONGEST = 512
+_MAX_CHARACTERS = 512
 _OWN = "atoll."
 _PLAIN = SandboxSpec()
-LIFETIME = f"{_OWN}lifetime"
-"""The label that says how long a sandbox may live, should the journal be lost."""
+MANAGER_LABEL = f"{_OWN}manager"
+"""By this label a manager knows its own sandboxes. These labels say what a sandbox is when the journal is lost."""
+NAME_LABEL = f"{_OWN}name"
+OWNER_LABEL = f"{_OWN}owner"
+LIFETIME_LABEL = f"{_OWN}lifetime"
 
 
 @runtime_checkable
 class SpecSource(Protocol):
-    """Settings that know what to ask an engine for, such as those of `atoll.openmanus`."""
+    """Settings that know what to ask an engine for, such as those of `atoll.compat.openmanus`."""
 
     timeout: int
     """How long a command may take by default, in seconds."""
 
     def spec(self) -> SandboxSpec: ...
+
+
+class SharedOptions(TypedDict, total=False):
+    """What can be asked for besides the spec, also of a sandbox that may be there already. All times are in seconds."""
+
+    owner: str | None
+    labels: Mapping[str, str] | None
+    env: Mapping[str, str] | None
+    lifetime: float | None
+    timeout: float | None
+    """How long a command may take by default."""
+    engine: str | None
+    """The name of another engine than the manager's own."""
+
+
+class SandboxOptions(SharedOptions, total=False):
+    """What can be asked for besides the spec of a new sandbox."""
+
+    name: str | None
+    """Taken once for each owner."""
+    key: str | None
+    """The idempotency key: asking again with the same key and the same request gives the same sandbox."""
+    idle_timeout: float | None
+    """The default is the manager's."""
+    on_idle: OnIdle | None
+    """The default is the manager's."""
+    services: Sequence[int]
+    """Ports: while something listens on one of them, the sandbox is not ended for being idle."""
+    ports: Mapping[str, int] | None
+    """Services by name, which are variables inside too: `NAME=PORT`."""
+    task_id: str | None
+    """The task that the sandbox is for. It stands for the sandbox's id as a name does."""
+    setup: Sequence[str] | None
+    """Command lines that run before the sandbox is given out."""
 
 
 Config = SandboxSpec | SpecSource | Mapping[str, object] | None
@@ -64,12 +102,12 @@ class Request:
                 hint="Use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
             )
         for what, text in (("owner", self.owner), ("key", self.key)):
-            if text is not None and not 0 < len(text) <= _LONGEST:
-                raise SpecError(f"the {what} must have 1 to {_LONGEST} characters")
+            if text is not None and not 0 < len(text) <= _MAX_CHARACTERS:
+                raise SpecError(f"the {what} must have 1 to {_MAX_CHARACTERS} characters")
         for label, value in self.spec.labels.items():
-            if not label or len(label) > _LONGEST or len(value) > _LONGEST:
+            if not label or len(label) > _MAX_CHARACTERS or len(value) > _MAX_CHARACTERS:
                 raise SpecError(
-                    f"the label {label[:80]!r} must have 1 to {_LONGEST} characters, and its value at most that"
+                    f"the label {label[:80]!r} must have 1 to {_MAX_CHARACTERS} characters, and its value at most that"
                 )
             if label.startswith(_OWN):
                 raise SpecError(f"labels that begin with '{_OWN}' are Atoll's own: {label!r}")
@@ -80,8 +118,9 @@ class Request:
         if self.on_idle not in (None, "end", "pause", "disk"):
             raise SpecError(f"on_idle is 'end', 'pause' or 'disk', not {self.on_idle!r}")
         if self.key is not None:
+            engine = None if self.engine is None else registry.oldest_name(self.engine)
             others: tuple[object, ...] = (
-                *(self.name, self.owner, self.lifetime_s, self.timeout_s, self.engine, self.origin),
+                *(self.name, self.owner, self.lifetime_s, self.timeout_s, engine, self.origin),
                 *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
             )
             # Without what was not asked for, so that it is the same for a request of an older version.
@@ -92,24 +131,28 @@ class Request:
     @classmethod
     def of(
         cls,
-        config: Config,
-        volume_bindings: Mapping[str, str] | None,
+        config: Config = None,
+        volume_bindings: Mapping[str, str] | None = None,
         *,
-        labels: Mapping[str, str] | None,
-        env: Mapping[str, str] | None,
-        name: str | None,
-        owner: str | None,
-        key: str | None,
-        lifetime: float | None,
-        timeout: float | None,
-        engine: str | None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        owner: str | None = None,
+        key: str | None = None,
+        lifetime: float | None = None,
+        timeout: float | None = None,
+        engine: str | None = None,
         idle_timeout: float | None = None,
         on_idle: OnIdle | None = None,
         services: Sequence[int] = (),
         task_id: str | None = None,
         setup: Sequence[str] | None = None,
+        ports: Mapping[str, int] | None = None,
     ) -> Request:
-        """Raises SpecError for what makes no sense."""
+        """The request for these options, which `SandboxOptions` describes. Raises SpecError for invalid ones."""
+        if ports:
+            env = {**{variable: str(port) for variable, port in ports.items()}, **(env or {})}
+            services = (*services, *ports.values())
         if isinstance(config, SandboxSpec):
             spec = config
         elif not isinstance(config, SpecSource):
@@ -138,70 +181,72 @@ class Request:
             key,
             seconds,
             timeout_s=timeout,
-            engine=engine,
+            engine=registry.canonical(engine) if engine is not None else None,
             idle_timeout_s=idle_timeout,
             on_idle=on_idle,
             services=tuple(services),
         )
 
     @classmethod
-    def twin(
+    def for_forks(
         cls,
         source: Record,
+        count: int,
         checkpoint: str | None,
         memory: bool,
         *,
-        name: str | None = None,
-        key: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        names: Sequence[str] = (),
+        labels: Sequence[Mapping[str, str]] = (),
         lifetime: float | None = None,
-    ) -> Request:
-        """For one that begins as another is, and belongs to the same owner. Its labels are those of the source too."""
-        spec = source.spec.model_copy(update={"labels": {**source.labels, **(labels or {})}})
-        return cls(
-            spec,
-            name,
-            source.owner,
-            key,
-            source.lifetime_s if lifetime is None else lifetime,
-            timeout_s=source.timeout_s,
-            engine=source.engine,
-            idle_timeout_s=source.idle_timeout_s,
-            on_idle=source.on_idle,
-            services=source.services,
-            origin=f"{source.id} {checkpoint} {memory}",
-        )
+        key: str | None = None,
+    ) -> list[Request]:
+        """For sandboxes that begin as another is, and belong to the same owner. `names` and `labels`, if given, are one
+        for each; the labels of the source are theirs too."""
+        return [
+            cls(
+                source.spec.model_copy(update={"labels": {**source.labels, **(labels[number] if labels else {})}}),
+                names[number] if names else None,
+                source.owner,
+                fork_key(key, number) if key is not None else None,
+                source.lifetime_s if lifetime is None else lifetime,
+                timeout_s=source.timeout_s,
+                engine=source.engine,
+                idle_timeout_s=source.idle_timeout_s,
+                on_idle=source.on_idle,
+                services=source.services,
+                origin=f"{source.id} {checkpoint} {memory}",
+            )
+            for number in range(count)
+        ]
 
-    def record(self, core: Core) -> Record:
+    def record(self, context: ManagerContext) -> Record:
         """Of a sandbox that is to be made for it."""
-        marks = {MARK: core.mark, f"{_OWN}name": self.name, f"{_OWN}owner": self.owner}
+        marks = {MANAGER_LABEL: context.manager_id, NAME_LABEL: self.name, OWNER_LABEL: self.owner}
         if self.pool is None and self.lifetime_s is not None:
-            marks[LIFETIME] = f"{self.lifetime_s!r}"
+            marks[LIFETIME_LABEL] = f"{self.lifetime_s!r}"
         labels = {**self.spec.labels, **{label: value for label, value in marks.items() if value is not None}}
         # The manager ends it in time: an engine would not know of a lifetime that was extended.
         limits = self.spec.limits.model_copy(update={"lifetime_s": None})
         record = Record(
             id=new_sandbox_id(),
-            engine=self.engine or core.engines.name_for(self.spec),
-            spec=self.spec.model_copy(update={"labels": labels, "limits": limits, "account": self._account(core)}),
-            act=Act.CREATE,
+            engine=self.engine or context.engines.name_for(self.spec),
+            spec=self.spec.model_copy(update={"labels": labels, "limits": limits, "account": self._account(context)}),
+            act=Operation.CREATE,
             pool=self.pool,
-            created_at=core.clock.wall(),
-            boot_id=core.clock.boot_id,
+            created_at=context.clock.wall(),
+            boot_id=context.clock.boot_id,
         )
-        return record if self.pool is not None else record.model_copy(update=self.belongings(core))
+        return record if self.pool is not None else record.model_copy(update=self.ownership_fields(context))
 
-    def _account(self, core: Core) -> str:
+    def _account(self, context: ManagerContext) -> str:
         """Of its owner, whose name nobody can learn from it. What waits in a pool is nobody's, and stays in that
         account when it is claimed: no process is moved between control groups."""
         if self.owner is None or self.pool is not None:
             return ""
-        return fingerprint(core.settings.installation_id(), core.mark, self.owner)[:20]
+        return fingerprint(context.settings.installation_id(), context.manager_id, self.owner)[:20]
 
-    def belongings(self, core: Core) -> dict[str, object]:
+    def ownership_fields(self, context: ManagerContext) -> dict[str, object]:
         """What makes a sandbox that of this caller."""
-        most = core.rules.max_lifetime
-        lifetime = self.lifetime_s if most is None else min(self.lifetime_s or most, most)
         return {
             "pool": None,
             "name": self.name,
@@ -213,21 +258,11 @@ class Request:
             "on_idle": self.on_idle,
             "services": self.services,
             "fingerprint": self.fingerprint,
-            "created_at": core.clock.wall(),
-            **expiry(core, lifetime),
+            "created_at": context.clock.wall(),
+            **context.expiry(context.shortened(self.lifetime_s)),
         }
 
 
 def fork_key(key: str, number: int) -> str:
     """Of one of the sandboxes that one request makes."""
     return f"{key}#{number}"
-
-
-def expiry(core: Core, seconds: float | None) -> dict[str, object]:
-    """So long from now, on both clocks."""
-    return {
-        "lifetime_s": seconds,
-        "expires_at": None if seconds is None else core.clock.wall() + seconds,
-        "expires_now": None if seconds is None else core.clock.now() + seconds,
-        "boot_id": core.clock.boot_id,
-    }

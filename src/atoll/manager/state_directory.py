@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
+from atoll import durable
 from atoll.errors import EngineUnavailableError, StateError, StateInUseError
 from atoll.settings import owned_directory
 
@@ -60,12 +61,7 @@ class StateDirectory:
             if name := path.read_text().strip():
                 return name
         name = uuid4().hex
-        draft = path.with_suffix(".new")
-        with open(draft, "w") as file:
-            file.write(name)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        durable.write(path, name, 0o644, sync=True)
         return name
 
 

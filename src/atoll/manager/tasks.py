@@ -7,10 +7,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from atoll.cancellation import finish
 from atoll.errors import ManagerClosedError, SandboxTimeoutError
-from atoll.finishing import finish
-
-__all__ = ["Tasks", "finish", "outcome"]
 
 T = TypeVar("T")
 _UNDO_S = 60.0
@@ -39,11 +37,11 @@ class Tasks:
             await asyncio.wait({task}, timeout=seconds)
         except asyncio.CancelledError:
             task.cancel()
-            await finish(_wait(task, _UNDO_S))
+            await finish(asyncio.wait({task}, timeout=_UNDO_S))
             raise
         if not task.done():
             task.cancel()
-            await finish(_wait(task, min(seconds, _UNDO_S)))
+            await finish(asyncio.wait({task}, timeout=min(seconds, _UNDO_S)))
             if not task.done() or task.cancelled():
                 raise SandboxTimeoutError(f"it took longer than {seconds:g} s to {what}")
         if task.cancelled():
@@ -72,7 +70,3 @@ async def outcome(task: asyncio.Task[T]) -> T:
     if task.cancelled():
         raise ManagerClosedError("the manager was shut down before it was done", hint="The next one goes on with it.")
     return task.result()
-
-
-async def _wait(task: asyncio.Task[Any], seconds: float) -> None:
-    await asyncio.wait({task}, timeout=seconds)

@@ -1,4 +1,4 @@
-"""Whether a sandbox is in use, and since when it is not.
+"""What counts as a use of a sandbox, and since when it is not used.
 
 An operation counts from its start to its end, also while nothing is transferred. What lasts without anybody waiting for
 it (a terminal, a watch, a port, a background command that nobody follows) counts with each byte.
@@ -6,18 +6,34 @@ it (a terminal, a watch, a port, a background command that nobody follows) count
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from atoll.event_signal import EventSignal
+from atoll.guest.guest import Guest
+from atoll.guest.inbox import Inbox
+from atoll.guest.port_streams import Ports, PortStream
+from atoll.model import ExecutionResult
+from atoll.sandbox.command import AsyncCommand, Output
+from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.terminal import AsyncTerminal
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Use = Callable[[], AbstractAsyncContextManager[None]]
+"""Makes a block during which the sandbox is in use."""
 
 
 class Usage:
-    __slots__ = ("_now", "_waiting", "active", "last")
+    __slots__ = ("_now", "_quiet", "active", "last")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._waiting: list[asyncio.Future[None]] = []
+        self._quiet = EventSignal()
         self.active = 0
         """Operations that are under way."""
         self.last = now()
@@ -36,17 +52,12 @@ class Usage:
             self.active -= 1
             self.touch()
             if not self.active:
-                waiting, self._waiting = self._waiting, []
-                for future in waiting:
-                    if not future.done():
-                        future.set_result(None)
+                self._quiet.notify()
 
     async def quiet(self) -> None:
         """Return when no operation is under way."""
         while self.active:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
-            await future
+            await self._quiet.wait()
 
     def idle_s(self) -> float:
         return 0.0 if self.active else max(0.0, self._now() - self.last)
@@ -73,3 +84,97 @@ class MeteredSocket(socket.socket):
     def send(self, *args: object, **options: object) -> int:
         self.usage.touch()
         return super().send(*args, **options)  # type: ignore[arg-type]
+
+
+def counted(
+    method: Callable[Concatenate[Any, P], Awaitable[T]], *, asleep: bool = False
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same method; while it runs the sandbox is in use. With `asleep` nothing inside is needed for it, and one that
+    sleeps goes on sleeping."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        async with self.use(asleep=asleep):
+            return await method(self, *args, **options)
+
+    return call
+
+
+def timed(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same method; how long it takes is reported."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        started = time.perf_counter()
+        result = await method(self, *args, **options)
+        self.supervisor.executed(time.perf_counter() - started)
+        return result
+
+    return call
+
+
+def counted_stream(
+    method: Callable[Concatenate[Any, P], AsyncIterator[T]],
+) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
+    """As `counted`, for a method that gives piece by piece."""
+
+    @functools.wraps(method)
+    async def iterate(self: Any, /, *args: P.args, **options: P.kwargs) -> AsyncIterator[T]:
+        async with self.use():
+            pieces = method(self, *args, **options)
+            assert isinstance(pieces, AsyncGenerator)
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+
+    return iterate
+
+
+class InUse:
+    """Something that lasts: the sandbox is in use during some of what is done with it, which wakes one that sleeps."""
+
+    def __init__(self, use: Use, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._use = use
+
+
+class InUseCommand(InUse, AsyncCommand):
+    """In use while somebody waits for the command or reads what it writes."""
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        async with self._use():
+            async for piece in super().__aiter__():
+                yield piece
+
+
+class InUseTerminal(InUse, AsyncTerminal):
+    async def write(self, data: str | bytes) -> None:
+        async with self._use():
+            await super().write(data)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        async with self._use():
+            await super().resize(rows, columns)
+
+
+class InUsePort(InUse, PortStream):
+    async def write(self, data: bytes) -> None:
+        async with self._use():
+            await super().write(data)
+
+
+class InUsePorts(Ports):
+    def __init__(self, use: Use, guest: Guest) -> None:
+        super().__init__(guest)
+        self._use = use
+
+    def new_stream(self, inbox: Inbox) -> PortStream:
+        return InUsePort(self._use, inbox)
+
+
+class InUseShell(InUse, AsyncShell):
+    async def run(self, command: str, timeout: float) -> ExecutionResult:
+        async with self._use():
+            return await super().run(command, timeout)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll import durable
 from atoll.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _BUNDLES = (
 )
 _CA_DAYS, _HOST_DAYS = 3650, 30
 _FRESH_S = 86_400.0
-_MOST_HOSTS = 200
+_MAX_HOSTS = 200
 
 
 @functools.cache
@@ -71,10 +72,7 @@ class Authority:
         with contextlib.suppress(FileNotFoundError, ValueError):
             return cls.load(path)
         made = cls._made(path.name)
-        draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(_key_pem(made.key) + made.pem)
-        draft.rename(path)
+        durable.write(path, _key_pem(made.key) + made.pem)
         return made
 
     @classmethod
@@ -106,7 +104,7 @@ class Authority:
             context.options |= ssl.OP_NO_RENEGOTIATION
             context.set_alpn_protocols(["http/1.1"])
             _load(context, self._for_host(host))
-            if len(self._contexts) >= _MOST_HOSTS:
+            if len(self._contexts) >= _MAX_HOSTS:
                 self._contexts.clear()
             self._contexts[host] = (time.monotonic(), context)
         return context

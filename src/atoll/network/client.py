@@ -22,11 +22,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from atoll.errors import EngineError, EngineUnavailableError, UnsupportedError
-from atoll.network import router
+from atoll.model.network_policy import NetworkPolicy, opens_tls
 from atoll.network.authority import Authority
-from atoll.network.member import MemberRecord
-from atoll.network.places import GatewayPlaces
-from atoll.network.policy import NetworkPolicy, opens_tls
+from atoll.network.gateway.member import MemberRecord
+from atoll.network.gateway_files import GatewayFiles
+from atoll.network.link import router
 from atoll.network.refusals import Refusal, forget_refusals, read_refusals
 from atoll.settings import Settings
 
@@ -58,8 +58,8 @@ class Gateway:
     settings: Settings
 
     @property
-    def places(self) -> GatewayPlaces:
-        return GatewayPlaces(self.settings.run_dir / "network")
+    def files(self) -> GatewayFiles:
+        return GatewayFiles(self.settings.run_dir / "network")
 
     def attach(self, sandbox_id: str, policy: NetworkPolicy, network: int) -> None:
         """Give a sandbox, whose network namespace is the descriptor `network`, a link under this policy."""
@@ -67,33 +67,33 @@ class Gateway:
 
     def change(self, sandbox_id: str, policy: NetworkPolicy) -> bool:
         """False if it has no link."""
-        if not self.places.is_member(sandbox_id):
+        if not self.files.is_member(sandbox_id):
             return False
         return "unknown" not in self._ask({"do": "change", "id": sandbox_id, "policy": _plain(policy)})
 
     def detach(self, sandbox_id: str) -> None:
         """May be repeated, and costs nothing for one that never had a link."""
-        if self.places.is_member(sandbox_id):
+        if self.files.is_member(sandbox_id):
             with contextlib.suppress(OSError, EngineError):
                 self._ask({"do": "detach", "id": sandbox_id}, start=False)
-            self.places.member(sandbox_id).unlink(missing_ok=True)
+            self.files.member(sandbox_id).unlink(missing_ok=True)
 
     def forget(self, sandbox_id: str) -> None:
         """Also what was refused to it, and its certificate authority."""
-        forget_refusals(self.places.log(sandbox_id))
-        self.places.authority(sandbox_id).unlink(missing_ok=True)
+        forget_refusals(self.files.log(sandbox_id))
+        self.files.authority(sandbox_id).unlink(missing_ok=True)
 
     def refusals(self, sandbox_id: str) -> Sequence[Refusal]:
-        return read_refusals(self.places.log(sandbox_id))
+        return read_refusals(self.files.log(sandbox_id))
 
     def authority(self, sandbox_id: str) -> Authority:
         """The sandbox's own, made when it is first asked for. Raises UnsupportedError."""
         self.settings.engine_run_dir("authorities")
-        return Authority.at(self.places.authority(sandbox_id))
+        return Authority.at(self.files.authority(sandbox_id))
 
     def need_authority(self, sandbox_id: str, policy: NetworkPolicy) -> None:
         """Raises UnsupportedError for a sandbox that cannot be made to trust one any more."""
-        if opens_tls(policy) and not self.places.authority(sandbox_id).exists():
+        if opens_tls(policy) and not self.files.authority(sandbox_id).exists():
             raise UnsupportedError(
                 "this sandbox trusts no authority of its own, so headers cannot be added to its HTTPS requests",
                 hint="Make it with a policy that adds headers with 'tls'; they can be changed later.",
@@ -107,35 +107,35 @@ class Gateway:
     def record(self, sandbox_id: str) -> MemberRecord | None:
         """What is written down of one that has a link."""
         try:
-            return MemberRecord.model_validate_json(self.places.member(sandbox_id).read_bytes())
+            return MemberRecord.model_validate_json(self.files.member(sandbox_id).read_bytes())
         except (OSError, ValueError):
             return None
 
     def ensure(self) -> None:
         """There is one that runs: also called for sandboxes that were made by an earlier process."""
-        if self.places.is_router_there() and not _is_locked(self.places.lock):
+        if self.files.is_router_there() and not _is_locked(self.files.lock):
             self._start()
 
     def collect(self) -> bool:
         """Let it go now if it serves nobody, and remove what one that was killed has left. Whether there was any."""
-        places = self.places
-        if not places.directory.is_dir():
+        files = self.files
+        if not files.directory.is_dir():
             return False
         with contextlib.suppress(OSError, EngineError):
             if self._ask({"do": "leave"}, start=False)["members"]:
                 return False
         deadline = time.monotonic() + _ANSWER_S
-        while _is_locked(places.lock) and time.monotonic() < deadline:
+        while _is_locked(files.lock) and time.monotonic() < deadline:
             time.sleep(0.005)
-        if _is_locked(places.lock) or any(places.members.glob("*.json")):
+        if _is_locked(files.lock) or any(files.members.glob("*.json")):
             return False
-        found = places.is_router_there()
-        router.remove_router(places.router)
-        claims = places.link_claims()
+        found = files.is_router_there()
+        router.remove_router(files.router)
+        claims = files.link_claims()
         for slot, sandbox_id in claims.own().items():
             claims.release(slot, sandbox_id)
         claims.collect(lambda slot: False)  # addresses of a router that is gone reach nobody
-        shutil.rmtree(places.directory, ignore_errors=True)
+        shutil.rmtree(files.directory, ignore_errors=True)
         return found
 
     # --- its parts -------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Gateway:
     def _exchange(self, content: bytes, fds: Sequence[int]) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(_ANSWER_S)
-            connection.connect(str(self.places.control))
+            connection.connect(str(self.files.control))
             socket.send_fds(connection, [content], list(fds))
             data = connection.recv(65_536)
         if not data:
@@ -173,21 +173,21 @@ class Gateway:
         if (reason := problem()) is not None:
             raise EngineUnavailableError(f"network policies cannot be enforced: {reason}")
         self.settings.engine_run_dir("network")
-        places = self.places
+        files = self.files
         self.settings.socket_path("network", "control")
-        with open(places.starting, "w") as turn:
+        with open(files.starting, "w") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
             with contextlib.suppress(OSError):
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-                    probe.connect(str(places.control))
+                    probe.connect(str(files.control))
                     return  # another process was faster
-            _run(places)
+            _run(files)
 
 
-def _run(places: GatewayPlaces) -> None:
-    with open(places.messages, "ab") as messages:
+def _run(files: GatewayFiles) -> None:
+    with open(files.messages, "ab") as messages:
         started = subprocess.Popen(
-            [sys.executable, "-m", "atoll.network.gateway", str(places.directory)],
+            [sys.executable, "-m", "atoll.network.gateway.process", str(files.directory)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=messages,
@@ -200,7 +200,7 @@ def _run(places: GatewayPlaces) -> None:
     if not ready:
         started.kill()
         started.wait()
-        lines = places.messages.read_text(errors="replace").strip().splitlines()
+        lines = files.messages.read_text(errors="replace").strip().splitlines()
         raise EngineError(f"the network gateway does not start: {lines[-1] if lines else 'it said nothing'}")
     started.returncode = 0  # it goes on without us, and is nobody's to wait for
 

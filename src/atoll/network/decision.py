@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll.network.names import Address, closed_for_all, is_private, unwrapped, within_private
-from atoll.network.policy import NetworkPolicy, NetworkRules, Protocol, Rule
+from atoll.model.addresses import Address, closed_for_all, is_private, unwrapped, within_private
+from atoll.model.network_policy import NetworkPolicy, NetworkRules, Protocol, Rule
 
 NOTHING_ALLOWS = "no rule allows it"
 
@@ -26,7 +26,7 @@ _DEFAULT = Decision(False, NOTHING_ALLOWS)
 _ALL = Decision(True, "all")
 
 
-class Judge:
+class PolicyEvaluator:
     """One policy, ready to be asked."""
 
     def __init__(self, policy: NetworkPolicy) -> None:

@@ -11,9 +11,12 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_LARGEST_FILE = 256 * 1024
+from atoll.printable import printable
+from atoll.token_bucket import TokenBucket
+
+_MAX_FILE = 256 * 1024
 _BURST, _RATE = 200.0, 20.0
-_LONGEST_NAME = 300
+_MAX_NAME = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,7 @@ class RefusedError(Exception):
 class RefusalLog:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._tokens = _BURST
-        self._at = time.monotonic()
+        self._bucket = TokenBucket(_RATE, _BURST)
         self._dropped = 0
         self._last: tuple[float, tuple[str, ...]] | None = None
 
@@ -65,19 +67,16 @@ class RefusalLog:
         if self._last is not None and self._last[1] == what and now - self._last[0] < 1:
             return  # programs try again and again
         self._last = (now, what)
-        self._tokens = min(_BURST, self._tokens + (now - self._at) * _RATE)
-        self._at = now
-        if self._tokens < 1:
+        if not self._bucket.take():
             self._dropped += 1
             return
-        self._tokens -= 1
-        printable = "".join(char if char.isprintable() else "?" for char in name)[:_LONGEST_NAME]
-        entry = Refusal(time.time(), protocol, destination, printable, rule, self._dropped, process)
+        shown = printable(name, _MAX_NAME, instead="?")
+        entry = Refusal(time.time(), protocol, destination, shown, rule, self._dropped, process)
         self._dropped = 0
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n")
-            full = os.fstat(fd).st_size > _LARGEST_FILE
+            full = os.fstat(fd).st_size > _MAX_FILE
         finally:
             os.close(fd)
         if full:

@@ -1,17 +1,52 @@
-"""How much one user may ask for at a time: requests that are under way, and bytes that wait in memory for them."""
+"""How much one user may ask of the server: requests per second, requests at a time, and bytes that wait in memory."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atoll import buffers
-from atoll.buffers import Budgets, Holding
+from atoll.buffers import Budgets, Reservation
 from atoll.service import Caller, RateLimitedError
+from atoll.token_bucket import TokenBucket
 from atoll.workers import account
 
 _PLACE = "atoll.admission"
+_MAX_USERS = 100_000
+
+
+class RateLimiter:
+    """Requests per second of each user, who may save up `burst_s` seconds' worth. None: no limit."""
+
+    def __init__(
+        self, default_per_s: float | None, burst_s: float = 2.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._default = default_per_s
+        self._burst_s = burst_s
+        self._now = now
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def count(self, caller: Caller) -> None:
+        """Count one request. Raises RateLimitedError."""
+        per_s = caller.quotas.requests_per_s or self._default
+        if per_s is None:
+            return
+        bucket = self._bucket(caller.user_id, per_s, max(1.0, per_s * self._burst_s))
+        if not bucket.take():
+            raise RateLimitedError(f"more than {per_s:g} requests per second", retry_after_s=bucket.wait_s())
+
+    def _bucket(self, user_id: str, per_s: float, burst: float) -> TokenBucket:
+        bucket = self._buckets.get(user_id)
+        if bucket is None:
+            if len(self._buckets) >= _MAX_USERS:
+                self._buckets.clear()  # rather generous for a moment than without bound
+            bucket = self._buckets[user_id] = TokenBucket(per_s, burst, self._now)
+        elif bucket.per_s != per_s:
+            bucket.limit(per_s, burst)
+        return bucket
 
 
 class Admissions:
@@ -19,7 +54,7 @@ class Admissions:
         self._max_requests = max_requests
         self.budgets = budgets
         self.under_way: Counter[str] = Counter()
-        """Requests and WebSockets, by user."""
+        """How many requests and WebSockets of each user are open."""
 
     def admit(self, scope: Scope, caller: Caller) -> None:
         """From here on the request is the caller's, until `leave`. Raises RateLimitedError."""
@@ -33,12 +68,12 @@ class Admissions:
         self.under_way[user] += 1
         scope[_PLACE] = admission = Admission(caller, self.budgets.open(user))
         account.set(user)
-        buffers.holding.set(admission.holding)
+        buffers.reservation.set(admission.reservation)
 
     def leave(self, scope: Scope) -> None:
         admission = scope.pop(_PLACE, None)
         if isinstance(admission, Admission):
-            admission.holding.close()
+            admission.reservation.close()
             user = admission.caller.user_id
             self.under_way[user] -= 1
             if not self.under_way[user]:
@@ -46,10 +81,10 @@ class Admissions:
 
 
 class Admission:
-    """Of one request."""
+    """What one request takes."""
 
-    def __init__(self, caller: Caller, holding: Holding) -> None:
-        self.caller, self.holding = caller, holding
+    def __init__(self, caller: Caller, reservation: Reservation) -> None:
+        self.caller, self.reservation = caller, reservation
 
 
 def admission_of(scope: Scope) -> Admission | None:
@@ -57,8 +92,8 @@ def admission_of(scope: Scope) -> Admission | None:
     return found if isinstance(found, Admission) else None
 
 
-class Leaving:
-    """A pure ASGI middleware: what was admitted inside of it ends with it, answer and all."""
+class AdmissionEnd:
+    """A pure ASGI middleware: what a request was admitted to take is given back when its answer is complete."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -30,7 +30,7 @@ from atoll.errors import (
     SnapshotNotFoundError,
     SpecError,
 )
-from atoll.guest.failures import PartialCopyError
+from atoll.guest.partial_copy import PartialCopyError
 from atoll.manager import ConflictError, LimitReachedError, ManagerClosedError, StateError
 from atoll.service import (
     ForbiddenError,
@@ -40,8 +40,7 @@ from atoll.service import (
     SandboxSpecNotFoundError,
     UserNotFoundError,
 )
-from atoll.service.hidden_paths import without_paths
-from atoll.service.refusals import SessionNotFoundError, WebhookNotFoundError
+from atoll.service.failures import SessionNotFoundError, WebhookNotFoundError, without_paths
 from atoll.signature import SignatureError
 from atoll.store import AlreadyThereError, StoreError
 
@@ -120,15 +119,23 @@ class Problem(BaseModel):
     """What went wrong. `code` is stable; `detail` and `hint` are for people."""
 
     type: str
+    """A URN made from `code`."""
     title: str
+    """The meaning of the status in words."""
     status: int
+    """The HTTP status."""
     code: str
+    """A stable name of the error, for programs."""
     detail: str
+    """What went wrong."""
     hint: str | None = None
+    """What to do about it."""
     cause: str | None = None
+    """Why the sandbox ended."""
     output: str | None = None
     """The end of the output of the setup command that failed."""
     errors: list[dict[str, Any]] | None = None
+    """Each invalid part of the request: where it is, and what is wrong with it."""
 
 
 class Refusal(HTTPException):

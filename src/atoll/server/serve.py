@@ -16,11 +16,11 @@ import uvicorn
 from atoll import workers
 from atoll.errors import SandboxError
 from atoll.server.app import make_app
-from atoll.server.protocol import BoundedProtocol, BoundedSocket
+from atoll.server.connections.bounded_protocol import BoundedProtocol, BoundedSocket
+from atoll.server.middleware.turns import take_turns
 from atoll.server.settings import ServerSettings
-from atoll.server.turns import take_turns
 
-_MOST_MESSAGE = 4 << 20
+_MAX_MESSAGE_BYTES = 4 << 20
 _SWITCH_S = 0.001
 """A thread that computes lets the event loop go on after this time."""
 
@@ -38,7 +38,7 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
         app,
         http=BoundedProtocol,
         ws=BoundedSocket,
-        ws_max_size=_MOST_MESSAGE,
+        ws_max_size=_MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="on",
         log_level="warning",

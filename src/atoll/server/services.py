@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll import durable
+from atoll.archive import tree
 from atoll.buffers import Budgets
-from atoll.command import AsyncCommand
 from atoll.engines import registry
-from atoll.engines.base import Engine, Reachable
-from atoll.images import tree
+from atoll.engines.contract import Engine, Reachable
+from atoll.errors import EngineUnavailableError
+from atoll.event_signal import EventSignal
 from atoll.images.access import Access, parse_places
 from atoll.manager import Retention, SandboxManager
-from atoll.server.admission import Admissions
-from atoll.server.bell import Bell
-from atoll.server.metrics import Figures
-from atoll.server.secret import load_secret
+from atoll.sandbox.command import AsyncCommand
+from atoll.server.admission import Admissions, RateLimiter
+from atoll.server.request_metrics import RequestMetrics
 from atoll.server.settings import ServerSettings
-from atoll.server.trees import Transfers
-from atoll.server.webhooks import Webhooks
-from atoll.service import Identities, SandboxService, SandboxSpecService
-from atoll.service.ceilings import LimitCeilings
-from atoll.service.hidden_paths import hide
-from atoll.service.keys import TokenRules
+from atoll.server.tree_transfers import Transfers
+from atoll.server.webhooks.delivery import Webhooks
+from atoll.service import Identities, SandboxService, SandboxSpecService, UserService
+from atoll.service.credentials import TokenRules
+from atoll.service.failures import hide
 from atoll.service.port_watch import PortWatch
-from atoll.service.rate import RateLimiter
-from atoll.service.runtimes import RuntimeService, origin_of
+from atoll.service.quotas import LimitCeilings
+from atoll.service.runtime_view import origin_of
+from atoll.service.runtimes import RuntimeService
 from atoll.service.session_keys import SessionKeys
 from atoll.settings import Settings, owned_directory
 from atoll.store import Store
+
+_SECRET_BYTES = 32
 
 
 @dataclass(slots=True)
@@ -40,16 +44,17 @@ class Services:
     store: Store
     manager: SandboxManager
     identities: Identities
+    users: UserService
     specs: SandboxSpecService
     sandboxes: SandboxService
     runtimes: RuntimeService
     rate: RateLimiter
-    bell: Bell
-    """Rings whenever something happens to a sandbox."""
+    happened: EventSignal
+    """Notified whenever something happens to a sandbox."""
     webhooks: Webhooks
     admissions: Admissions
     transfers: Transfers
-    figures: Figures = field(default_factory=Figures)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
     """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
     port_sockets: dict[str, int] = field(default_factory=dict)
@@ -63,12 +68,12 @@ async def services(
     settings: ServerSettings, installation: Settings | None = None, *, listens_on: str = ""
 ) -> AsyncIterator[Services]:
     owned_directory(settings.state_dir, 0o700)
-    secret = load_secret(settings.secret_path)
+    secret = _load_secret(settings.secret_path)
     store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
     installation = installation or Settings.load()
     hide(settings.state_dir, installation.data_dir, installation.run_dir)
     engine = _engine(settings, installation)
-    bell = Bell()
+    happened = EventSignal()
     manager = SandboxManager(
         settings.max_num_sandboxes,
         settings.close_delay,
@@ -82,7 +87,7 @@ async def services(
         paused_timeout=settings.paused_delay,
         max_lifetime=settings.max_lifetime_s,
         at_exit="keep" if settings.keep_sandboxes else "delete",
-        on_event=bell.ring,
+        on_event=happened.notify,
         retention=Retention(
             ended_per_owner=settings.max_ended_records,
             events_per_owner=10 * settings.max_ended_records,
@@ -94,7 +99,8 @@ async def services(
     try:
         await store.open()
         await manager.start()
-        identities = Identities(store, secret, _token_rules(settings), max_keys=settings.max_keys)
+        identities = Identities(store, secret, _token_rules(settings))
+        users = UserService(store, identities, max_keys=settings.max_keys)
         ceilings = LimitCeilings(settings.ceilings(None if settings.engine == "remote" else installation.resources))
         specs = SandboxSpecService(
             store,
@@ -126,7 +132,7 @@ async def services(
         tree.remove(settings.transfers)  # what was on its way when an earlier server died
         owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
-        webhooks = Webhooks(sandboxes, identities, bell, settings.webhook_hosts)
+        webhooks = Webhooks(sandboxes, identities, happened, settings.webhook_hosts)
         transfers = Transfers(settings.transfers, settings.max_transfer_bytes)
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
@@ -137,16 +143,17 @@ async def services(
             store,
             manager,
             identities,
+            users,
             specs,
             sandboxes,
             runtimes,
             rate,
-            bell,
+            happened,
             webhooks,
             admissions,
             transfers,
         )
-        made.first_key = await identities.first_run()
+        made.first_key = await users.first_run()
         try:
             yield made
         finally:
@@ -159,6 +166,18 @@ async def services(
         await manager.cleanup(drain=0.0, timeout=30.0)
         await engine.aclose()
         await store.aclose()
+
+
+def _load_secret(path: Path) -> bytes:
+    """Return the server's secret, made at the first start. Two servers that start at once get the same."""
+    if not path.exists():
+        durable.create(path, secrets.token_bytes(_SECRET_BYTES), sync=True)
+    secret = path.read_bytes()
+    if len(secret) != _SECRET_BYTES:
+        raise EngineUnavailableError(
+            f"'{path}' is not a secret of {_SECRET_BYTES} bytes", hint="Remove it to get a new one."
+        )
+    return secret
 
 
 def _engine(settings: ServerSettings, installation: Settings) -> Engine:

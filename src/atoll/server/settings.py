@@ -61,7 +61,7 @@ class ServerSettings(BaseModel):
     start_timeout: Annotated[float, Field(gt=0)] = Field(
         120, description="With the engine remote: seconds for the start of a sandbox."
     )
-    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to even if not public.")
+    webhook_hosts: list[str] = Field([], description="PortsByHost that events may be posted to even if not public.")
     registries: list[str] = Field(
         [],
         description="HOST, HOST:PORT or ranges of addresses that users may pull images from even if not public.",
@@ -224,7 +224,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text()).get("server", {})
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"the configuration '{path}' cannot be read: {error}") from error
+        raise SpecError(f"cannot read the configuration '{path}': {error}") from error
     if not isinstance(table, dict):
         raise SpecError(f"'server' in '{path}' is not a table")
     return table

@@ -3,21 +3,8 @@
 `SandboxService` and `SandboxSpecService` are over the manager and the store; they know nothing of HTTP.
 """
 
-from atoll.service.identity import Caller, Scope
-from atoll.service.keys import Identities
-from atoll.service.models import (
-    ExposedUrl,
-    ForkStart,
-    SandboxInfo,
-    SandboxPage,
-    SandboxSpecInfo,
-    SandboxSpecInfoPage,
-    SandboxStart,
-    SandboxStatus,
-    SnapshotInfo,
-    Success,
-)
-from atoll.service.refusals import (
+from atoll.service.caller import Caller, Scope
+from atoll.service.failures import (
     ForbiddenError,
     KeyNotFoundError,
     NotAuthenticatedError,
@@ -25,8 +12,15 @@ from atoll.service.refusals import (
     SandboxSpecNotFoundError,
     UserNotFoundError,
 )
+from atoll.service.identities import Identities
+from atoll.service.models.catalogue import SandboxSpecInfo, SandboxSpecInfoPage
+from atoll.service.models.exposed_port import ExposedUrl
+from atoll.service.models.sandbox_info import SandboxInfo, SandboxPage
+from atoll.service.models.sandbox_request import ForkStart, SandboxStart
 from atoll.service.sandboxes import SandboxService
+from atoll.service.snapshots import SnapshotInfo
 from atoll.service.specs import SandboxSpecService
+from atoll.service.users import UserService
 
 __all__ = [
     "Caller",
@@ -45,9 +39,8 @@ __all__ = [
     "SandboxSpecNotFoundError",
     "SandboxSpecService",
     "SandboxStart",
-    "SandboxStatus",
     "Scope",
     "SnapshotInfo",
-    "Success",
     "UserNotFoundError",
+    "UserService",
 ]

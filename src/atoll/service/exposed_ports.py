@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import quote, urlsplit
 
 from atoll.manager import LimitReachedError, Record
-from atoll.service.models import ExposedPort, ExposedUrl, HealthCheck
+from atoll.service.models.exposed_port import ExposedPort, ExposedUrl, HealthCheck
 
 PORT_LABEL = "exposed_port."
 MAX_PORTS = 64
@@ -95,9 +95,9 @@ def check_pattern(pattern: str) -> str:
     if found - _PLACEHOLDERS:
         raise ValueError(f"unknown placeholder {{{sorted(found - _PLACEHOLDERS)[0]}}}")
     if "sandbox_id" not in found or not found & {"port", "name"}:
-        raise ValueError("it needs {sandbox_id}, and {port} or {name}")
+        raise ValueError("the pattern must contain {sandbox_id}, and {port} or {name}")
     if not pattern.startswith(("http://", "https://", "{public_url}")):
-        raise ValueError("it begins with http://, https:// or {public_url}")
+        raise ValueError("the pattern must begin with http://, https:// or {public_url}")
     return pattern
 
 

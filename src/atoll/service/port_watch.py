@@ -14,10 +14,11 @@ import time
 
 from atoll import buffers
 from atoll.errors import SandboxError
-from atoll.guest import connections
+from atoll.guest import open_connections
 from atoll.guest.guest import Guest
-from atoll.guest.listening import ListeningPort, listening_ports
+from atoll.guest.listening_ports import ListeningPort, listening_ports
 from atoll.manager import SandboxManager
+from atoll.token_bucket import TokenBucket
 from atoll.workers import Shares
 
 PORT = "port"
@@ -44,7 +45,7 @@ class PortWatch:
         self._used_again: set[str] = set()
         self._known: dict[str, frozenset[int]] = {}
         """The ports that were listened on at the last look."""
-        self._left: dict[str, tuple[float, float]] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         """How many more events a sandbox may have, and when that was counted."""
 
     def used(self, sandbox_id: str) -> None:
@@ -67,7 +68,7 @@ class PortWatch:
         self._used_again.discard(sandbox_id)
 
     async def _follow(self, sandbox_id: str) -> None:
-        buffers.holding.set(None)  # the request that began this is soon over, and its memory with it
+        buffers.reservation.set(None)  # the request that began this is soon over, and its memory with it
         step = 0
         try:
             while step < len(_PAUSES_S):
@@ -84,7 +85,7 @@ class PortWatch:
         record = await self._manager.recall(sandbox_id)
         if record is None:
             self._known.pop(sandbox_id, None)
-            self._left.pop(sandbox_id, None)
+            self._buckets.pop(sandbox_id, None)
             return False
         async with self._slots.slot(record.owner or ""):
             await self._turn()
@@ -99,7 +100,7 @@ class PortWatch:
                 return True  # it sleeps, or does not answer
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
-            self._left.clear()
+            self._buckets.clear()
         self._known[sandbox_id] = ports
         if found:
             more = len(ports - before) - len(found)
@@ -112,17 +113,13 @@ class PortWatch:
         await asyncio.sleep(self._free_at - 1 / _LOOKS_PER_S - now)
 
     def _allowed(self, sandbox_id: str, number: int) -> int:
-        now = time.monotonic()
-        left, counted_at = self._left.get(sandbox_id, (_BURST, now))
-        left = min(_BURST, left + (now - counted_at) * _RATE)
-        granted = min(number, int(left))
-        self._left[sandbox_id] = (left - granted, now)
-        return granted
+        bucket = self._buckets.setdefault(sandbox_id, TokenBucket(_RATE, _BURST))
+        return bucket.take_up_to(number)
 
 
 async def _listening(guest: Guest) -> frozenset[int]:
-    tables = [await connections.table(guest, path, _TABLE_BYTES) for path in connections.TABLES]
-    return frozenset(port for table in tables for port in connections.listening(table))
+    tables = [await open_connections.table(guest, path, _TABLE_BYTES) for path in open_connections.TABLES]
+    return frozenset(port for table in tables for port in open_connections.listening(table))
 
 
 async def _named(guest: Guest, wanted: frozenset[int]) -> list[ListeningPort]:

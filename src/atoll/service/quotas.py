@@ -1,4 +1,7 @@
-"""How much a user has, and whether there is room for more. Exact also when many ask at once."""
+"""How much a user may ask for: for one sandbox, and for all sandboxes together.
+
+Both are checked when a request arrives. The kernel enforces the limits of a sandbox that exists.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,48 @@ from contextlib import contextmanager
 
 from atoll.manager import LimitReachedError, Record
 from atoll.model import Limits, effective_limits
-from atoll.service.identity import Caller
+from atoll.service.caller import Caller
+from atoll.service.failures import ForbiddenError
+
+_NAMES = {
+    "memory_bytes": "bytes of memory",
+    "cpus": "CPUs",
+    "pids": "processes",
+    "disk_bytes": "bytes of disk",
+    "open_files": "open files",
+}
+
+
+class LimitCeilings:
+    """The most that users who are not administrators may ask for, for one sandbox."""
+
+    def __init__(self, most: Limits) -> None:
+        self._most = most
+
+    def check(self, caller: Caller, asked: Limits) -> None:
+        """Raises ForbiddenError for a limit above the ceiling."""
+        if caller.is_admin:
+            return
+        for name, words in _NAMES.items():
+            value, most = getattr(asked, name), getattr(self._most, name)
+            if value is not None and most is not None and value > most:
+                raise ForbiddenError(
+                    f"only administrators may give a sandbox {value:g} {words}: this server's ceiling is {most:g}",
+                    hint="Ask for less, or leave it out to get the default.",
+                )
+
+    def applied(self, caller: Caller, asked: Limits, defaults: Limits) -> Limits:
+        """What was asked for, and the ceiling in place of a default that is above it."""
+        if caller.is_admin:
+            return asked
+        lower = {
+            name: most
+            for name in _NAMES
+            if getattr(asked, name) is None
+            and (most := getattr(self._most, name)) is not None
+            and (getattr(defaults, name) or 0) > most
+        }
+        return asked.model_copy(update=lower) if lower else asked
 
 
 class Reservations:
@@ -65,9 +109,10 @@ def _check(caller: Caller, there: list[Limits], wanted: Limits) -> None:
         if more is None:
             raise LimitReachedError(
                 f"user {caller.user_id!r} has a quota of {most:g} {what}, so each sandbox must say how many it needs",
-                hint="Give limits, or a spec that has them.",
+                hint="Add limits to the request, or use a spec that has them.",
             )
         if sum(value or 0 for value in values) + more > most:
             raise LimitReachedError(
-                f"user {caller.user_id!r} would have more than {most:g} {what}", hint="Delete a sandbox, or ask less."
+                f"user {caller.user_id!r} would have more than {most:g} {what}",
+                hint="Delete a sandbox, or ask for less.",
             )

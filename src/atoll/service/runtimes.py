@@ -11,20 +11,21 @@ import contextvars
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from atoll import buffers
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError, SpecError
 from atoll.manager import ConflictError, Record
 from atoll.model import Cause, Limits
-from atoll.network.policy import NetworkPolicy
-from atoll.service.hidden_paths import without_paths
-from atoll.service.identity import Caller, Scope
-from atoll.service.models import CommandEndInfo, ExposedPort, SandboxInfo, SandboxSettings, SandboxStart, SandboxStatus
-from atoll.service.refusals import SessionNotFoundError
-from atoll.service.runtime_models import PORTS, SERVICES, STATUSES, RuntimeInfo, RuntimeStart
+from atoll.model.network_policy import NetworkPolicy
+from atoll.service.caller import Caller
+from atoll.service.failures import SessionNotFoundError, without_paths
+from atoll.service.models.exposed_port import ExposedPort
+from atoll.service.models.runtime import PORTS, RuntimeInfo, RuntimeStart
+from atoll.service.models.sandbox_info import SandboxInfo
+from atoll.service.models.sandbox_request import SandboxSettings, SandboxStart
+from atoll.service.runtime_view import UNMADE, RuntimeView, stopped, unmade
+from atoll.service.sandbox_creation import Workload
 from atoll.service.sandboxes import SandboxService
-from atoll.service.workload import Workload
 from atoll.workers import in_portions
 
 SESSION_LABEL = "runtime_session_id"
@@ -32,9 +33,7 @@ _REQUEST_LABEL = f"{SESSION_LABEL}.request"
 """Makes another command, say, another request: what is asked for beyond the sandbox itself."""
 _PATIENCE_S = 8.0
 """OpenHands waits 15 s for an answer; what takes longer, such as a pull, goes on without it."""
-_UNMADE = "unmade."
-"""What stands before the session in the id of a runtime without a sandbox."""
-_MOST_FAILURES = 32
+_MAX_FAILURES = 32
 """Of each user: why a session that somebody may still ask for could not be started."""
 
 
@@ -57,8 +56,7 @@ class RuntimeService:
         """`origin` is that of the server's public URL. `by_host`: runtimes have host names that lead to this server."""
         self._sandboxes = sandboxes
         self._network = network
-        self._origin = origin
-        self._by_host = by_host
+        self._view = RuntimeView(sandboxes.credentials, origin=origin, by_host=by_host)
         self._patience_s = patience_s
         self._starting: dict[tuple[str, str], _Starting] = {}
         self._failed: dict[str, dict[str, tuple[RuntimeStart, str]]] = {}
@@ -77,7 +75,7 @@ class RuntimeService:
         if going is None:
             self._failed.get(caller.user_id, {}).pop(wanted.session_id, None)
             context = contextvars.copy_context()
-            context.run(buffers.holding.set, None)  # it may outlast the request, whose memory is given back
+            context.run(buffers.reservation.set, None)  # it may outlast the request, whose memory is given back
             task = asyncio.create_task(self._make(caller, wanted), name=f"start {wanted.session_id}", context=context)
             going = self._starting[place] = _Starting(wanted, task)
             task.add_done_callback(lambda task: self._over(place, wanted, task))
@@ -85,7 +83,7 @@ class RuntimeService:
             raise ConflictError(f"session {wanted.session_id!r} is being started by another request")
         done, _ = await asyncio.wait({going.task}, timeout=self._patience_s)
         if done:
-            return self._shown(caller, going.task.result(), wanted.session_id)
+            return self._view.info(caller, going.task.result(), wanted.session_id)
         return await self.get(caller, wanted.session_id)
 
     async def get(self, caller: Caller, session_id: str) -> RuntimeInfo:
@@ -93,8 +91,8 @@ class RuntimeService:
         record = await self._of_session(caller, session_id)
         info = await self._sandboxes.get_sandbox(caller, record.id) if record is not None else None
         if info is not None:
-            return self._shown(caller, info, session_id)
-        unmade = self._unmade(caller, session_id)
+            return self._view.info(caller, info, session_id)
+        unmade = self._without_sandbox(caller, session_id)
         if unmade is None:
             raise SessionNotFoundError(f"Session {session_id[:128]} not found")
         return unmade
@@ -102,7 +100,7 @@ class RuntimeService:
     async def batch(self, caller: Caller, session_ids: list[str]) -> list[RuntimeInfo | None]:
         """In the order asked for; None for what is not there."""
         found = {info.session_id: info for info in reversed(await self._all(caller))}
-        return [found.get(session_id) or self._unmade(caller, session_id) for session_id in session_ids]
+        return [found.get(session_id) or self._without_sandbox(caller, session_id) for session_id in session_ids]
 
     async def running(self, caller: Caller) -> list[RuntimeInfo]:
         """Those that run or are being started, the newest first: OpenHands counts all that it finds here."""
@@ -127,13 +125,13 @@ class RuntimeService:
 
     async def stop(self, caller: Caller, runtime_id: str) -> RuntimeInfo:
         """Delete it: nothing of the session remains, and its id may be used again."""
-        if runtime_id.startswith(_UNMADE):
-            return await self._forget(caller, runtime_id.removeprefix(_UNMADE))
+        if runtime_id.startswith(UNMADE):
+            return await self._forget(caller, runtime_id.removeprefix(UNMADE))
         record = await self._runtime(caller, runtime_id)
-        shown = self._shown(caller, self._sandboxes.info(caller, record), record.labels[SESSION_LABEL])
+        shown = self._view.info(caller, self._sandboxes.view.info(caller, record), record.labels[SESSION_LABEL])
         if not await self._sandboxes.delete_sandbox(caller, record.id):
             raise _no_runtime(runtime_id)
-        return _stopped(shown)
+        return stopped(shown)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -142,14 +140,14 @@ class RuntimeService:
         workload = Workload(
             command=wanted.command,
             user=wanted.user,
-            variables=lambda sandbox_id: _variables(self._sandboxes.inside_key(sandbox_id, caller.user_id)),
+            variables=lambda sandbox_id: _variables(self._sandboxes.credentials.inside_key(sandbox_id, caller.user_id)),
             # OpenHands opens their URLs without a credential of ours: what listens there asks for its own.
             ports=[ExposedPort(name=name, port=port, public=True) for name, port in PORTS.items()],
             labels={SESSION_LABEL: wanted.session_id, _REQUEST_LABEL: _mark(wanted)},
         )
         start = await self._described(caller, wanted)
         try:
-            return await self._sandboxes.start_sandbox(caller, start, key=_key(wanted.session_id), workload=workload)
+            return await self._sandboxes.creation.start(caller, start, key=_key(wanted.session_id), workload=workload)
         except (SandboxError, OSError):
             # A session without its program would be in the way of the next try.
             made = await self._of_session(caller, wanted.session_id) if there is None else None
@@ -162,7 +160,10 @@ class RuntimeService:
         """The image is the name of a spec of the catalogue, which then says all else, or that of an image."""
         if await self._sandboxes.specs.get_sandbox_spec(caller, wanted.image) is not None:
             if wanted.resource_factor != 1 or wanted.runtime_class is not None:
-                raise SpecError(f"the spec {wanted.image!r} says itself how large and how isolated its sandboxes are")
+                raise SpecError(
+                    f"the spec {wanted.image!r} already defines the size and isolation of its sandboxes",
+                    hint="Leave out resource_factor and runtime_class.",
+                )
             return SandboxStart(sandbox_spec_id=wanted.image, env=wanted.environment)
         settings = SandboxSettings(
             image=wanted.image,
@@ -177,9 +178,9 @@ class RuntimeService:
 
     async def _forget(self, caller: Caller, session_id: str) -> RuntimeInfo:
         """Stop one that is being started, or could not be."""
-        shown = self._unmade(caller, session_id)
+        shown = self._without_sandbox(caller, session_id)
         if shown is None:
-            raise _no_runtime(_UNMADE + session_id)
+            raise _no_runtime(UNMADE + session_id)
         if (going := self._starting.get((caller.user_id, session_id))) is not None:
             going.task.cancel()
             await asyncio.wait({going.task})
@@ -187,7 +188,7 @@ class RuntimeService:
         made = await self._of_session(caller, session_id)
         if made is not None:
             await self._sandboxes.delete_sandbox(caller, made.id)
-        return _stopped(shown)
+        return stopped(shown)
 
     def _over(self, place: tuple[str, str], wanted: RuntimeStart, task: asyncio.Task[SandboxInfo]) -> None:
         del self._starting[place]
@@ -198,14 +199,15 @@ class RuntimeService:
         reason = error.reason if isinstance(error, SandboxError) else str(error)
         failures = self._failed.setdefault(place[0], {})
         failures[place[1]] = (wanted.model_copy(update={"environment": {}}), without_paths(reason)[:2000])
-        while len(failures) > _MOST_FAILURES:
+        while len(failures) > _MAX_FAILURES:
             del failures[next(iter(failures))]
 
     async def _all(self, caller: Caller) -> list[RuntimeInfo]:
         records = await self._sandboxes.manager.list_sandboxes(owner=caller.user_id)
         runtimes = [record for record in records if _is_runtime(record)]
         return await in_portions(
-            lambda each: self._shown(caller, self._sandboxes.info(caller, each), each.labels[SESSION_LABEL]), runtimes
+            lambda each: self._view.info(caller, self._sandboxes.view.info(caller, each), each.labels[SESSION_LABEL]),
+            runtimes,
         )
 
     async def _of_session(self, caller: Caller, session_id: str) -> Record | None:
@@ -221,61 +223,17 @@ class RuntimeService:
                 return record
         raise _no_runtime(runtime_id)
 
-    def _unmade(self, caller: Caller, session_id: str) -> RuntimeInfo | None:
+    def _without_sandbox(self, caller: Caller, session_id: str) -> RuntimeInfo | None:
         """One that has no sandbox yet, or could get none."""
         going = self._starting.get((caller.user_id, session_id))
         failed = self._failed.get(caller.user_id, {}).get(session_id)
         if going is None and failed is None:
             return None
-        wanted, reason = (going.wanted, "") if going is not None else failed or (None, "")
-        assert wanted is not None
-        status, pod_status = STATUSES[SandboxStatus.STARTING if going is not None else SandboxStatus.ERROR]
-        return RuntimeInfo(
-            runtime_id=_UNMADE + session_id,
-            session_id=session_id,
-            status=status,
-            pod_status=pod_status,
-            reason=reason,
-            image=wanted.image,
-            working_dir=wanted.working_dir,
-        )
-
-    def _shown(self, caller: Caller, info: SandboxInfo, session_id: str) -> RuntimeInfo:
-        # One whose agent server has ended answers nobody.
-        at = SandboxStatus.ERROR if info.command_end is not None and info.status == "RUNNING" else info.status
-        running = at is SandboxStatus.RUNNING
-        status, pod_status = STATUSES[at]
-        urls = self._urls(info) if running else {}
-        key = self._sandboxes.inside_key(info.id, info.created_by_user_id)
-        reason = info.reason if info.command_end is None else _ending(info.command_end)
-        return RuntimeInfo(
-            runtime_id=info.id,
-            session_id=session_id,
-            status=status,
-            pod_status=pod_status,
-            reason="" if running else reason,
-            url=urls.get("AGENT_SERVER"),
-            work_hosts={urls[name]: PORTS[name] for name in ("WORKER_1", "WORKER_2") if name in urls},
-            session_api_key=key if status in ("running", "starting") and Scope.USE in caller.scopes else None,
-            image=info.image,
-            working_dir=info.work_dir,
-            created_at=info.created_at,
-        )
-
-    def _urls(self, info: SandboxInfo) -> dict[str, str]:
-        """As OpenHands derives them from that of the agent server, which has no slash at its end."""
-        named = {each.name: each for each in info.exposed_urls or ()}
-        agent = named.get("AGENT_SERVER")
-        base = agent.host_url if agent is not None and self._by_host else None
-        if agent is None or (self._by_host and base is None):
-            return {}
-        if base is None:
-            base = f"{self._origin}/{info.id}"
-            return {"AGENT_SERVER": base} | {_name(port): f"{base}/{name}" for name, port in SERVICES.items()}
-        scheme, _, host = base.rstrip("/").partition("://")
-        return {"AGENT_SERVER": base.rstrip("/")} | {
-            _name(port): f"{scheme}://{name}-{host}" for name, port in SERVICES.items()
-        }
+        if going is not None:
+            return unmade(going.wanted, starting=True)
+        assert failed is not None
+        wanted, reason = failed
+        return unmade(wanted, starting=False, reason=reason)
 
 
 def _key(session_id: str) -> str:
@@ -289,15 +247,6 @@ def _is_runtime(record: Record) -> bool:
 
 def _mark(wanted: RuntimeStart) -> str:
     return hashlib.sha256(wanted.model_dump_json().encode()).hexdigest()
-
-
-def origin_of(url: str) -> str:
-    found = urlsplit(url)
-    return f"{found.scheme}://{found.netloc}" if found.netloc else ""
-
-
-def _name(port: int) -> str:
-    return next(name for name, each in PORTS.items() if each == port)
 
 
 def _variables(key: str) -> dict[str, str]:
@@ -314,17 +263,6 @@ def _scaled(limits: Limits, factor: float) -> Limits:
     if limits.pids is not None:
         found["pids"] = max(2, int(limits.pids * factor))
     return Limits.model_validate(found)
-
-
-def _ending(end: CommandEndInfo) -> str:
-    code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
-    return f"its command has ended{code}: {end.output[-500:].strip() or end.cause}"
-
-
-def _stopped(shown: RuntimeInfo) -> RuntimeInfo:
-    status, pod_status = STATUSES[SandboxStatus.MISSING]
-    nowhere: dict[str, object] = {"url": None, "work_hosts": {}, "session_api_key": None}
-    return shown.model_copy(update={"status": status, "pod_status": pod_status, **nowhere})
 
 
 def _no_runtime(runtime_id: str) -> SessionNotFoundError:

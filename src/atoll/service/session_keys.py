@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 _PREFIX = "atolls_"
 _INSIDE_PREFIX = "atollc_"
-_LONGEST = 256
+_MAX_LENGTH = 256
 _KEY = re.compile(r"(?P<sandbox>[A-Za-z0-9_-]{1,64})_(?P<key>[0-9a-f]{0,32})\.(?P<until>[0-9]{0,12})_[0-9a-f]{64}")
 _LINK = re.compile(r"(?P<until>[0-9]{1,12})\.(?P<key>[0-9a-f]{0,32})\.[0-9a-f]{64}")
 
@@ -39,13 +39,13 @@ class SessionKeys:
 
     @staticmethod
     def claims(key: str) -> tuple[str, Grant] | None:
-        """The sandbox and the credential that it claims to be for. Only `is_good` verifies that."""
-        found = _KEY.fullmatch(key.removeprefix(_PREFIX)) if len(key) <= _LONGEST else None
+        """The sandbox and the credential that it claims to be for. Only `is_valid` verifies that."""
+        found = _KEY.fullmatch(key.removeprefix(_PREFIX)) if len(key) <= _MAX_LENGTH else None
         if found is None or not key.startswith(_PREFIX):
             return None
         return found["sandbox"], _grant(found)
 
-    def is_good(self, key: str, owner: str | None, now: float) -> bool:
+    def is_valid(self, key: str, owner: str | None, now: float) -> bool:
         claims = self.claims(key)
         if claims is None or (claims[1].until is not None and claims[1].until < now):
             return False

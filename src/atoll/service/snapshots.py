@@ -14,15 +14,48 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from atoll.checkpoint import Snapshot
+from pydantic import BaseModel
+
 from atoll.errors import LimitReachedError, SnapshotNotFoundError
 from atoll.manager import ManagedSandbox, SandboxManager
-from atoll.service.identity import Caller
-from atoll.service.models import SandboxSettings, SnapshotInfo
+from atoll.model.checkpoint import Snapshot
+from atoll.service.caller import Caller
+from atoll.service.models.sandbox_request import SandboxSettings
 
 _IMAGE = "snapshot:"
-_LONGEST_OWNER = 200
+_MAX_OWNER = 200
 _DIGEST = re.compile(r"~[0-9a-f]{64}")
+
+
+class SnapshotInfo(BaseModel):
+    """A saved state with a name of its own. New sandboxes start from it with the image `snapshot:NAME`."""
+
+    name: str
+    """The name of the snapshot, unique among its owner's."""
+    owner_id: str
+    """The user whom the snapshot belongs to."""
+    created_at: float
+    """When the snapshot was made, in seconds since 1970."""
+    image: str
+    """The image that its sandbox was made from. A server needs it to use the snapshot."""
+    size_bytes: int
+    """The space that the snapshot takes."""
+    source: str
+    """The sandbox it was made from, or a note that it was imported."""
+    memory: bool = False
+    """Whether running processes continue in sandboxes made from it. They need the same isolation level."""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, owner_id: str) -> SnapshotInfo:
+        return cls(
+            name=snapshot.name.rpartition("/")[2],
+            owner_id=owner_id,
+            created_at=snapshot.created_at,
+            image=snapshot.image.rpartition("/")[2] if snapshot.image.startswith("snapshot:") else snapshot.image,
+            size_bytes=snapshot.size_bytes,
+            source=snapshot.source,
+            memory=snapshot.memory,
+        )
 
 
 class SnapshotService:
@@ -160,7 +193,7 @@ def _part(user_id: str) -> str:
     if _DIGEST.fullmatch(user_id):
         return user_id  # as an administrator was shown it
     quoted = urllib.parse.quote(user_id, safe="@|:+")
-    return quoted if len(quoted) <= _LONGEST_OWNER else f"~{hashlib.sha256(user_id.encode()).hexdigest()}"
+    return quoted if len(quoted) <= _MAX_OWNER else f"~{hashlib.sha256(user_id.encode()).hexdigest()}"
 
 
 def _owner_of(snapshot: Snapshot) -> str:

@@ -10,25 +10,17 @@ from pydantic import BaseModel
 
 from atoll.errors import SandboxError, SpecError
 from atoll.images.access import OPERATOR, Access, pulling_with
-from atoll.images.credentials import Credentials
+from atoll.images.registry_login import Credentials
 from atoll.manager import SandboxManager
 from atoll.model import ImageProgress, Limits
-from atoll.network.policy import NetworkPolicy, opens_private
-from atoll.service.ceilings import LimitCeilings
+from atoll.model.network_policy import NetworkPolicy, opens_private
+from atoll.service.caller import Caller
 from atoll.service.exposed_ports import merged, port_of
-from atoll.service.hidden_paths import without_paths
-from atoll.service.identity import Caller
-from atoll.service.models import (
-    MAX_SETTINGS,
-    ExposedPort,
-    HealthCheck,
-    RegistryLogin,
-    SandboxSettings,
-    SandboxSpecCreate,
-    SandboxSpecInfo,
-    SandboxSpecInfoPage,
-)
-from atoll.service.refusals import ForbiddenError, SandboxSpecNotFoundError
+from atoll.service.failures import ForbiddenError, SandboxSpecNotFoundError, without_paths
+from atoll.service.models.catalogue import SandboxSpecCreate, SandboxSpecInfo, SandboxSpecInfoPage
+from atoll.service.models.exposed_port import ExposedPort, HealthCheck
+from atoll.service.models.sandbox_request import MAX_SETTINGS, RegistryLogin, SandboxSettings
+from atoll.service.quotas import LimitCeilings
 from atoll.store import AlreadyThereError, Role, Store, StoredSpec
 from atoll.workers import Shares
 
@@ -88,8 +80,8 @@ class SandboxSpecService:
 
     async def prepare(self) -> None:
         """A catalogue is never empty: `default` is a sandbox over this machine's own /usr, or of the engine's default
-        image where there is no such thing. Images of the specs that
-        are there are fetched in the background, which is quick if they are here."""
+        image where the machine has none. Images of its specs
+        are fetched in the background, which is quick if they are here."""
         self._default_image = await self._manager.default_image()
         if await self._store.spec(self._default_id, None) is None:
             body = Recipe().model_dump_json()
@@ -121,7 +113,7 @@ class SandboxSpecService:
     async def get_default_sandbox_spec(self, caller: Caller) -> SandboxSpecInfo:
         found = await self.get_sandbox_spec(caller, self._default_id)
         if found is None:
-            raise SandboxSpecNotFoundError("No sandbox specs available!", hint="An administrator can make one.")
+            raise SandboxSpecNotFoundError("No sandbox specs available!", hint="An administrator can create one.")
         return found
 
     async def batch_get_sandbox_specs(self, caller: Caller, spec_ids: list[str]) -> list[SandboxSpecInfo | None]:
@@ -133,7 +125,7 @@ class SandboxSpecService:
         Its image is fetched in the background."""
         self.check(caller, wanted.settings)
         if wanted.shared and not caller.is_admin:
-            raise ForbiddenError("only administrators share a spec with everybody")
+            raise ForbiddenError("only administrators may share a spec with everybody")
         wanted.settings.spec()
         recipe = Recipe(
             settings=wanted.settings,
@@ -176,7 +168,7 @@ class SandboxSpecService:
         if found is None:
             return False
         if found.owner_id is None and not caller.is_admin:
-            raise ForbiddenError("only administrators remove what is everybody's")
+            raise ForbiddenError("only administrators may delete a shared spec")
         removed = await self._store.remove_spec(spec_id, found.owner_id)
         await self._forget(found)
         return removed
@@ -218,17 +210,17 @@ class SandboxSpecService:
     def check(self, caller: Caller, settings: SandboxSettings) -> None:
         """Raises ForbiddenError for what only administrators may ask for."""
         if settings.volumes and not caller.is_admin:
-            raise ForbiddenError("only administrators share directories of the server's machine")
+            raise ForbiddenError("only administrators may mount directories of the server's machine")
         if settings.image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
             raise ForbiddenError(
-                f"only administrators use files of the server's machine as images: {settings.image[:80]!r}"
+                f"only administrators may use files of the server's machine as images: {settings.image[:80]!r}"
             )
         self.check_network(caller, settings.network)
         self.ceilings.check(caller, settings.limits)
 
     def check_network(self, caller: Caller, policy: NetworkPolicy) -> None:
         if opens_private(policy) and not caller.is_admin:
-            raise ForbiddenError("only administrators open private ranges: they are those of the server's network")
+            raise ForbiddenError("only administrators may open private address ranges: the server's own network is one")
 
     async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
         """The caller's own, else everybody's; administrators see any other as well."""

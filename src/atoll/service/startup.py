@@ -11,15 +11,16 @@ import asyncio
 import json
 import logging
 import time
-from contextlib import suppress
 
 from atoll import buffers
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
+from atoll.event_signal import EventSignal, happens_within
 from atoll.guest.guest import Guest
 from atoll.guest.http_status import http_status
 from atoll.manager import Record, SandboxManager
 from atoll.model import State
-from atoll.service.models import STATUS, HealthCheck, SandboxStatus
+from atoll.model.sandbox_status import STATUS, SandboxStatus
+from atoll.service.models.exposed_port import HealthCheck
 from atoll.workers import Shares
 
 HEALTH_LABEL = "sandbox_health_check"
@@ -62,7 +63,7 @@ class Startups:
         self._manager = manager
         self._slots = Shares(_AT_ONCE, _OF_ONE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
+        self._changed = EventSignal()
 
     async def go_on(self) -> None:
         """With those that an earlier server waited for."""
@@ -79,9 +80,7 @@ class Startups:
 
     async def changed(self, seconds: float) -> None:
         """Return when something was found out about any of them, or after so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+        await happens_within(self._changed.next, seconds)
 
     async def aclose(self) -> None:
         tasks = list(self._tasks.values())
@@ -90,7 +89,7 @@ class Startups:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, sandbox_id: str) -> None:
-        buffers.holding.set(None)  # the request that began this is soon over, and its memory with it
+        buffers.reservation.set(None)  # the request that began this is soon over, and its memory with it
         try:
             await self._until_healthy(sandbox_id)
         except SandboxError as error:
@@ -148,8 +147,7 @@ class Startups:
             status = SandboxStatus.RUNNING if result == _HEALTHY else SandboxStatus.ERROR
             reason = "its health check succeeded" if result == _HEALTHY else result
             await self._manager.report(record.id, HEALTH, [(reason, json.dumps({"status": status}))])
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.notify()
 
 
 async def _asked(guest: Guest, port: int, path: str) -> int | None:

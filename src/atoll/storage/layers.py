@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from atoll.archive import tree
 from atoll.errors import EngineError, UnsupportedError
-from atoll.images import tree
 
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 

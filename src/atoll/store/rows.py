@@ -10,35 +10,54 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Role(enum.StrEnum):
+    """The role of a user. Administrators see and manage everything on the server."""
+
     USER = "user"
     ADMIN = "admin"
 
 
 class Quotas(BaseModel):
-    """What one user may have at once. None: no limit but those of the server."""
+    """What one user may have at once. Null: no limit beyond those of the server."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     max_sandboxes: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most sandboxes."""
     max_cpus: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    """The most CPUs of all sandboxes together."""
     max_memory_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    """The most memory of all sandboxes together."""
     max_pids: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    """The most processes of all sandboxes together."""
     max_disk_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    """The most disk space of all sandboxes together."""
     max_snapshots: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most snapshots."""
     max_snapshot_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    """The most space of all snapshots together."""
     max_specs: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most specs."""
     max_keys: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most valid API keys."""
     requests_per_s: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """The most requests per second."""
 
 
 class User(BaseModel):
+    """A user of the server."""
+
     model_config = ConfigDict(frozen=True)
     id: str
+    """The id of the user."""
     role: Role = Role.USER
+    """The role of the user."""
     quotas: Quotas = Quotas()
+    """What the user may have."""
     created_at: datetime
+    """When the user was created."""
     disabled_at: datetime | None = None
+    """When the user was locked out. Null: the user is not locked out."""
     identity: str | None = None
-    """The name at the identity provider, as `ISSUER|SUBJECT`. None: a user of this server alone."""
+    """The user's name at the identity provider, as `ISSUER|SUBJECT`. Null: the user does not come from a provider."""
 
 
 class ApiKey(BaseModel):

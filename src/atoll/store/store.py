@@ -1,106 +1,30 @@
-"""The store: one database, opened and brought up to date, and the few questions that the service asks it."""
+"""The store: the few questions that the service asks its database."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    Table,
-    delete,
-    event,
-    func,
-    insert,
-    inspect,
-    or_,
-    select,
-    text,
-    tuple_,
-    update,
-)
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import Row, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy.exc import IntegrityError
 
-from atoll import workers
-from atoll.errors import LimitReachedError, SandboxError
+from atoll.errors import LimitReachedError
+from atoll.store.database import AlreadyThereError, Database, StoreError
 from atoll.store.rows import ApiKey, Quotas, Role, StoredSpec, User
 from atoll.store.tables import api_keys, specs, users
 
-_MIGRATIONS = Path(__file__).with_name("migrations")
-LATEST = "0002"
-"""The last of the migrations."""
-_THREAD_S = 0.2
-_LOCK = 0x61746F6C6C
-"""Two servers that start at once on one database take turns with the migrations."""
-_TURN = 0x61746F6C
 _KEPT_OVER = 100
-"""So many keys of a user that are revoked or have expired are still listed."""
+"""How many revoked or expired keys of a user are still listed."""
 _SAME_NAME = 100
-_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 
 
-class StoreError(SandboxError):
-    """The database cannot be used. Also what SQLAlchemy and the drivers raise, with their words."""
-
-    code = "store_unavailable"
-
-
-class AlreadyThereError(StoreError):
-    code = "conflict"
-
-
-class Store:
-    """Belongs to one event loop. Every write is committed when its call returns."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            address = make_url(url)
-            backend = address.get_backend_name()
-        except (ArgumentError, SQLAlchemyError) as error:
-            raise StoreError(f"'{url}' is not a database", hint="Write postgresql://USER@HOST/NAME.") from error
-        if backend not in _DRIVERS:
-            raise StoreError(f"a database of kind '{backend}' is not supported", hint="Use SQLite or PostgreSQL.")
-        self._is_sqlite = backend == "sqlite"
-        options: dict[str, Any] = {} if self._is_sqlite else {"pool_size": 5, "max_overflow": 10, "pool_pre_ping": True}
-        self._engine: AsyncEngine = create_async_engine(address.set(drivername=_DRIVERS[backend]), **options)
-        if self._is_sqlite:
-            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
-
-    @classmethod
-    def at(cls, path: Path) -> Store:
-        """In a file of SQLite."""
-        return cls(f"sqlite:///{path}")
-
-    async def open(self) -> None:
-        """Bring the tables up to date. Raises StoreError if the database cannot be used."""
-        async with self._begin() as connection:
-            if self._is_sqlite:
-                await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            else:
-                await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-            await connection.run_sync(_migrate)
-
-    async def aclose(self) -> None:
-        await self._engine.dispose()
-        if self._is_sqlite:
-            await _ended_threads()
-
-    async def ping(self) -> None:
-        """Raises StoreError if the database does not answer."""
-        async with self._begin() as connection:
-            await connection.execute(text("SELECT 1"))
+class Store(Database):
+    """Users, their keys, and the catalogue of specs."""
 
     # --- users --------------------------------------------------------------------------------------------------------
 
     async def add_user(self, user: User) -> None:
-        """AlreadyThereError if the id is taken."""
+        """Raise AlreadyThereError if the id is taken."""
         values = {**user.model_dump(exclude={"quotas"}), "role": user.role.value}
         await self._insert(users, {**values, "quotas": user.quotas.model_dump_json()}, f"user {user.id!r}")
 
@@ -109,12 +33,12 @@ class Store:
         return _user(found) if found is not None else None
 
     async def user_of(self, identity: str) -> User | None:
-        """The one whom the identity provider knows by this name."""
+        """Return the user whom the identity provider knows by this name."""
         found = await self._one(select(users).where(users.c.identity == identity))
         return _user(found) if found is not None else None
 
     async def link_user(self, user_id: str, identity: str) -> bool:
-        """AlreadyThereError if another user has that identity. False: there is no such user."""
+        """Raise AlreadyThereError if another user has that identity. Return False if there is no such user."""
         try:
             return await self._write(update(users).where(users.c.id == user_id).values(identity=identity))
         except StoreError as error:
@@ -123,14 +47,14 @@ class Store:
             raise
 
     async def users(self, *, after: str = "", limit: int = 100) -> list[User]:
-        """By id."""
+        """Return users sorted by id."""
         rows = await self._all(select(users).where(users.c.id > after).order_by(users.c.id).limit(limit))
         return [_user(row) for row in rows]
 
     async def change_user(
         self, user_id: str, *, role: Role | None = None, quotas: Quotas | None = None, disabled: bool | None = None
     ) -> bool:
-        """What is None stays. False: there is no such user."""
+        """Change what is not None. Return False if there is no such user."""
         values: dict[str, object] = {}
         if role is not None:
             values["role"] = role.value
@@ -145,8 +69,8 @@ class Store:
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     async def add_key(self, key: ApiKey, *, most: int | None = None) -> None:
-        """LimitReachedError if the user has so many that are still good, StoreError if the key that it is made with was
-        revoked meanwhile. Of those that are over only the newest are kept."""
+        """Raise LimitReachedError if the user has so many valid keys, StoreError if the key that it is made with was
+        revoked meanwhile. Of revoked and expired keys only the newest are kept."""
         now = datetime.now(UTC)
         values = {**key.model_dump(), "scopes": " ".join(key.scopes)}
         async with self._turn(key.user_id) as connection:
@@ -172,13 +96,13 @@ class Store:
         return _key(found) if found is not None else None
 
     async def keys(self, user_id: str | None) -> list[ApiKey]:
-        """The newest first; None: everybody's."""
+        """Return the keys of a user, or of all users, newest first."""
         query = select(api_keys).order_by(api_keys.c.created_at.desc(), api_keys.c.id).limit(1000)
         rows = await self._all(query if user_id is None else query.where(api_keys.c.user_id == user_id))
         return [_key(row) for row in rows]
 
     async def revoke_key(self, key_id: str, user_id: str | None) -> bool:
-        """Only of this user, unless None, with all that this user made with it. False: there is none that was good."""
+        """Revoke a key of this user, or of any, with all that was made with it. Return False if it was not valid."""
         found = await self.key(key_id)
         if found is None or found.revoked_at is not None or user_id not in (None, found.user_id):
             return False
@@ -196,7 +120,8 @@ class Store:
     # --- specs --------------------------------------------------------------------------------------------------------
 
     async def add_spec(self, spec: StoredSpec, *, most: int | None = None) -> None:
-        """AlreadyThereError if its owner has one of that id, or everybody has; LimitReachedError if it has so many."""
+        """Raise AlreadyThereError if its owner or everybody has one of that id, LimitReachedError if the owner has so
+        many."""
         owner = spec.owner_id or ""
         async with self._turn(owner) as connection:
             same = select(specs.c.id).where(specs.c.id == spec.id, specs.c.owner_id.in_(("", owner)))
@@ -210,19 +135,19 @@ class Store:
             await connection.execute(insert(specs).values(**{**spec.model_dump(), "owner_id": owner}))
 
     async def spec(self, spec_id: str, owner_id: str | None) -> StoredSpec | None:
-        """Of this owner; None: everybody's."""
+        """Return the spec of this owner, or the one that is shared with everybody."""
         found = await self._one(select(specs).where(specs.c.id == spec_id, specs.c.owner_id == (owner_id or "")))
         return _spec(found) if found is not None else None
 
     async def specs_named(self, spec_id: str) -> list[StoredSpec]:
-        """Whoever has one of that id, by owner."""
+        """Return the specs of that id of all owners."""
         query = select(specs).where(specs.c.id == spec_id).order_by(specs.c.owner_id).limit(_SAME_NAME)
         return [_spec(row) for row in await self._all(query)]
 
     async def specs(
         self, *, owner_id: str | None, everybodys: bool, after: tuple[str, str] = ("", ""), limit: int
     ) -> list[StoredSpec]:
-        """By id and owner: those of this owner and those that are everybody's; with `everybodys` all there are."""
+        """Return specs by id and owner: those of this owner and shared ones, or with `everybodys` all."""
         place = tuple_(specs.c.id, specs.c.owner_id)
         query = select(specs).order_by(specs.c.id, specs.c.owner_id).limit(limit)
         if after != ("", ""):
@@ -233,90 +158,6 @@ class Store:
 
     async def remove_spec(self, spec_id: str, owner_id: str | None) -> bool:
         return await self._write(delete(specs).where(specs.c.id == spec_id, specs.c.owner_id == (owner_id or "")))
-
-    # --- inside -------------------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _begin(self) -> AsyncIterator[AsyncConnection]:
-        """Until its end it is nobody's in particular: others may wait for it, so it does not wait for a turn."""
-        who = workers.account.get()
-        workers.account.set("")
-        try:
-            async with self._engine.begin() as connection:
-                yield connection
-        except (SQLAlchemyError, OSError) as error:
-            raise StoreError(f"the database cannot be used: {_words(error)}") from error
-        finally:
-            workers.account.set(who)
-
-    @asynccontextmanager
-    async def _turn(self, user_id: str) -> AsyncIterator[AsyncConnection]:
-        """A transaction in which nobody else counts or changes what this user has."""
-        async with self._begin() as connection:
-            if self._is_sqlite:
-                await connection.exec_driver_sql("BEGIN IMMEDIATE")
-            else:
-                name = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:user))")
-                await connection.execute(name, {"lock": _TURN, "user": user_id})
-            yield connection
-
-    async def _insert(self, table: Table, values: Mapping[str, object], what: str) -> None:
-        try:
-            async with self._begin() as connection:
-                await connection.execute(insert(table).values(**values))
-        except StoreError as error:
-            if isinstance(error.__cause__, IntegrityError):
-                raise AlreadyThereError(f"there is already a {what}") from error
-            raise
-
-    async def _one(self, query: Any) -> Row[Any] | None:
-        async with self._begin() as connection:
-            return (await connection.execute(query)).first()
-
-    async def _all(self, query: Any) -> list[Row[Any]]:
-        async with self._begin() as connection:
-            return list((await connection.execute(query)).all())
-
-    async def _write(self, statement: Any) -> bool:
-        async with self._begin() as connection:
-            return bool((await connection.execute(statement)).rowcount)
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    cursor = connection.cursor()
-    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "busy_timeout = 5000", "foreign_keys = ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _migrate(connection: Connection) -> None:
-    if _version(connection) == LATEST:
-        return
-    # Loading it takes longer than everything else here, and it is needed only when there is something to do.
-    from alembic import command
-    from alembic.config import Config
-    from alembic.util import CommandError
-
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    config.attributes["connection"] = connection
-    try:
-        command.upgrade(config, "head")
-    except CommandError as error:
-        raise StoreError(
-            f"the database cannot be brought up to date: {error}", hint="Was it written by a newer version of Atoll?"
-        ) from error
-
-
-def _version(connection: Connection) -> str | None:
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-
-
-def _words(error: BaseException) -> str:
-    original = getattr(error, "orig", None) or error
-    return str(original).splitlines()[0] if str(original) else type(original).__name__
 
 
 def _utc(moment: datetime | None) -> datetime | None:
@@ -353,10 +194,3 @@ def _spec(row: Row[Any]) -> StoredSpec:
     return StoredSpec(
         id=row.id, owner_id=row.owner_id or None, body=row.body, created_at=_utc(row.created_at) or datetime.now(UTC)
     )
-
-
-async def _ended_threads() -> None:
-    """A connection of SQLite that could not be opened has a thread that still reports to this event loop."""
-    for thread in threading.enumerate():
-        if "_connection_worker_thread" in thread.name:
-            await workers.run(workers.ENGINE, thread.join, _THREAD_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.process import ProcessEngine
+from atoll.engines.bubblewrap.engine import BubblewrapEngine
 from atoll.settings import Settings
 from leftovers import leftovers
 from needs import missing
@@ -29,18 +29,18 @@ def settings(open_folder: Path) -> Settings:
 
 
 @pytest.fixture
-def engine(settings: Settings) -> Iterator[ProcessEngine]:
+def engine(settings: Settings) -> Iterator[BubblewrapEngine]:
     """A working engine, which must have nothing left when the test ends."""
-    found = ProcessEngine.probe(settings, thorough=True)
+    found = BubblewrapEngine.probe(settings, thorough=True)
     if not found.available:
         missing("; ".join(found.reasons))
-    engine = ProcessEngine(settings)
+    engine = BubblewrapEngine(settings)
     yield engine
     left = leftovers(settings)
     asyncio.run(_delete_all(engine))
     assert left == []
 
 
-async def _delete_all(engine: ProcessEngine) -> None:
+async def _delete_all(engine: BubblewrapEngine) -> None:
     for handle in await engine.list():
         await engine.delete(handle)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.process import base_files as module
-from atoll.engines.process.base_files import base_files, sweep
+from atoll.engines.bubblewrap import base_files as module
+from atoll.engines.bubblewrap.base_files import base_files, sweep
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.checkpoint import ChangeKind
-from atoll.engines.docker import comparing
-from atoll.engines.local import states
+from atoll.engines.docker.states import tree_difference
+from atoll.engines.host import saved_states
+from atoll.model.checkpoint import ChangeKind
 
 
 def tree(file: Path, **files: bytes) -> Path:
@@ -25,7 +25,7 @@ def tree(file: Path, **files: bytes) -> Path:
 def test_texts_are_told_line_by_line(tmp_path: Path) -> None:
     old = tree(tmp_path / "old", same=b"x", text=b"one\ntwo\n", gone=b"1\n", raw=b"\0")
     new = tree(tmp_path / "new", same=b"x", text=b"one\nthree\n", more=b"new", raw=b"\0\0")
-    found = {change.path: change for change in comparing.changes(old, new, text=True)}
+    found = {change.path: change for change in tree_difference.changes(old, new, text=True)}
     assert {path: change.kind for path, change in found.items()} == {
         "/w/text": ChangeKind.CHANGED,
         "/w/gone": ChangeKind.REMOVED,
@@ -38,16 +38,16 @@ def test_texts_are_told_line_by_line(tmp_path: Path) -> None:
 
 
 def test_so_much_text_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "MOST_TEXT", 10_000)
+    monkeypatch.setattr(tree_difference, "MAX_DIFFERENCES", 10_000)
     many = {f"f{number:03}": b"line\n" * 100 for number in range(100)}
-    found = comparing.changes(tree(tmp_path / "old"), tree(tmp_path / "new", **many), text=True)
+    found = tree_difference.changes(tree(tmp_path / "old"), tree(tmp_path / "new", **many), text=True)
     assert len(found) == 100
     assert 1 <= len([change for change in found if change.text]) <= 20
     assert found[-1].text is None
 
 
 def test_lines_without_end_are_not_compared() -> None:
-    assert states.lines_of(b"\n" * 6_000) is None
-    assert states.lines_of(b"x" * (states.LARGEST_TEXT + 1)) is None
-    assert states.lines_of(b"\xff") is None
-    assert states.lines_of(b"a\nb") == ["a\n", "b"]
+    assert saved_states.lines_of(b"\n" * 6_000) is None
+    assert saved_states.lines_of(b"x" * (saved_states.MAX_TEXT + 1)) is None
+    assert saved_states.lines_of(b"\xff") is None
+    assert saved_states.lines_of(b"a\nb") == ["a\n", "b"]

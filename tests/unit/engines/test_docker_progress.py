@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.engines.docker.images import Progress, summed
+from atoll.engines.docker.api.image_pull import Progress, summed
 from atoll.model import ImageProgress
 
 

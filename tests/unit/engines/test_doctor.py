@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from atoll.engines import registry
-from atoll.engines.doctor import diagnose
-from atoll.engines.machine import cgroup_mode, look
+from atoll.engines.diagnosis import diagnose
+from atoll.engines.host.machine import cgroup_mode, look
 from atoll.settings import Settings
 
 V1 = "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
@@ -15,7 +15,7 @@ V2 = "31 23 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
 
 @pytest.fixture
 def only_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = {"process": "atoll.engines.process:ProcessEngine"}
+    process = {"bubblewrap": "atoll.engines.bubblewrap.engine:BubblewrapEngine"}
     monkeypatch.setattr(registry, "_STRONGEST_FIRST", process)
     monkeypatch.setattr(registry, "_ENGINES", process)
 
@@ -35,7 +35,7 @@ def test_it_looks_at_the_machine_and_every_engine(settings: Settings) -> None:
 def test_it_says_what_to_install(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     found = diagnose(settings)
-    (process,) = [engine for engine in found.engines if engine.name == "process"]
+    (process,) = [engine for engine in found.engines if engine.name == "bubblewrap"]
     assert not process.available
     assert process.reasons == ("the program 'bwrap' is not installed",)
     assert "apt-get install bubblewrap" in process.hints[0]

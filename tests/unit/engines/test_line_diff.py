@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.checkpoint import Omitted
-from atoll.engines.linux import overlay_diff
-from atoll.engines.local import states
-from atoll.engines.local.line_diff import matching_blocks, unified_diff
+from atoll.engines.host import saved_states
+from atoll.engines.host.line_diff import matching_blocks, unified_diff
+from atoll.engines.linux.states import overlay_diff
+from atoll.model.checkpoint import Omitted
 from atoll.workers import Cancellation, WorkCancelledError
 
 QUICK_S = 2.0
@@ -91,7 +91,7 @@ def test_texts_beyond_the_budget_say_so(tmp_path: Path, monkeypatch: pytest.Monk
     (new / "directory").mkdir()
     found = {change.path: change.omitted for change in overlay_diff.changes(old, new, [], text=True)}
     assert found == {"/binary": Omitted.BINARY, "/large": Omitted.SIZE, "/text": None, "/directory": None}
-    monkeypatch.setattr(states, "TEXT_S", -1.0)
+    monkeypatch.setattr(saved_states, "TEXT_S", -1.0)
     late = {change.path: change.omitted for change in overlay_diff.changes(old, new, [], text=True)}
     assert late["/text"] is Omitted.TIME
     assert all(change.omitted is None for change in overlay_diff.changes(old, new, []))
@@ -103,6 +103,6 @@ def test_a_comparison_ends_when_nobody_waits(tmp_path: Path, monkeypatch: pytest
     cancellation.cancel()
     with pytest.raises(WorkCancelledError):
         overlay_diff.changes(tmp_path, tmp_path, [], cancellation=cancellation)
-    monkeypatch.setattr(states, "COMPARE_S", -1.0)
+    monkeypatch.setattr(saved_states, "COMPARE_S", -1.0)
     with pytest.raises(OverflowError, match="comparing took more"):
         overlay_diff.changes(tmp_path, tmp_path, [])

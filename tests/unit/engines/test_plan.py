@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.process.plan import AGENT, Descriptors, Surroundings, arguments, check_targets, hidden_arguments
+from atoll.engines.bubblewrap.arguments import (
+    AGENT,
+    Descriptors,
+    Surroundings,
+    arguments,
+    check_targets,
+    hidden_arguments,
+)
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
 

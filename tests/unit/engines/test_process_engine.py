@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from atoll import agent_binary
-from atoll.engines.local import processes
-from atoll.engines.local.waiting import Deadline
-from atoll.engines.process import ProcessEngine
+from atoll.engines.bubblewrap.engine import BubblewrapEngine
+from atoll.engines.host import process_ref
+from atoll.engines.host.deadline import Deadline
 from atoll.errors import ImageNotFoundError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
@@ -24,7 +24,7 @@ from user_switch import as_user
 root_only = needs("root")
 
 
-async def test_a_sandbox_can_be_made_reached_listed_and_deleted(engine: ProcessEngine) -> None:
+async def test_a_sandbox_can_be_made_reached_listed_and_deleted(engine: BubblewrapEngine) -> None:
     spec = SandboxSpec.of(env={"GREETING": "hi"}, labels={"a": "b"})
     handle = await engine.create("one", spec)
     assert (await engine.inspect(handle)).state is State.RUNNING
@@ -36,7 +36,7 @@ async def test_a_sandbox_can_be_made_reached_listed_and_deleted(engine: ProcessE
     await engine.delete(handle)
 
 
-async def test_many_at_once(engine: ProcessEngine) -> None:
+async def test_many_at_once(engine: BubblewrapEngine) -> None:
     handles = await asyncio.gather(*(engine.create(f"s{number}", SandboxSpec()) for number in range(12)))
     assert len({handle.details.get("uid", handle.sandbox_id) for handle in handles}) == 12
     said = await asyncio.gather(*(run(engine, handle, "echo $ATOLL_SANDBOX_ID") for handle in handles))
@@ -44,7 +44,7 @@ async def test_many_at_once(engine: ProcessEngine) -> None:
     await asyncio.gather(*(engine.delete(handle) for handle in handles for _ in range(2)))
 
 
-async def test_nothing_of_our_environment_gets_in(engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_of_our_environment_gets_in(engine: BubblewrapEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", "tweet")
     handle = await engine.create("env", SandboxSpec())
     seen = await run(engine, handle, "env; cat /proc/[0-9]*/environ")
@@ -53,7 +53,7 @@ async def test_nothing_of_our_environment_gets_in(engine: ProcessEngine, monkeyp
     assert "HOME=/home/user" in seen
 
 
-async def test_nothing_outside_can_be_written_or_seen(engine: ProcessEngine) -> None:
+async def test_nothing_outside_can_be_written_or_seen(engine: BubblewrapEngine) -> None:
     handle = await engine.create("walls", SandboxSpec())
     attempts = "touch /x /usr/x /etc/x /dev/x /run/x /run/atoll/x; ls /root /var/lib /opt /sys /srv; unshare -U true"
     seen = await run(engine, handle, f"({attempts}) 2>&1 | grep -vcE 'Read-only|No such file|unshare failed|cannot'")
@@ -65,7 +65,7 @@ async def test_nothing_outside_can_be_written_or_seen(engine: ProcessEngine) -> 
     await engine.delete(handle)
 
 
-async def test_commands_get_no_descriptor_of_ours(engine: ProcessEngine) -> None:
+async def test_commands_get_no_descriptor_of_ours(engine: BubblewrapEngine) -> None:
     leaked = os.open("/etc/hostname", os.O_RDONLY)
     os.set_inheritable(leaked, True)
     try:
@@ -82,7 +82,7 @@ async def test_commands_get_no_descriptor_of_ours(engine: ProcessEngine) -> None
 
 
 @root_only
-async def test_each_runs_as_a_user_of_its_own(engine: ProcessEngine) -> None:
+async def test_each_runs_as_a_user_of_its_own(engine: BubblewrapEngine) -> None:
     one, two = [await engine.create(name, SandboxSpec()) for name in ("one", "two")]
     uids = [int(handle.details["uid"]) for handle in (one, two)]
     assert uids[0] != uids[1]
@@ -96,7 +96,9 @@ async def test_each_runs_as_a_user_of_its_own(engine: ProcessEngine) -> None:
         await engine.delete(handle)
 
 
-async def test_volumes_are_seen_and_read_only_ones_stay_as_they_are(engine: ProcessEngine, open_folder: Path) -> None:
+async def test_volumes_are_seen_and_read_only_ones_stay_as_they_are(
+    engine: BubblewrapEngine, open_folder: Path
+) -> None:
     for name in ("in", "out"):
         (open_folder / name).mkdir()
         (open_folder / name).chmod(0o777)
@@ -116,20 +118,20 @@ async def test_volumes_are_seen_and_read_only_ones_stay_as_they_are(engine: Proc
     assert os.listdir(open_folder / "in") == ["hello"]
 
 
-async def test_a_volume_cannot_show_other_sandboxes(engine: ProcessEngine, settings: Settings) -> None:
+async def test_a_volume_cannot_show_other_sandboxes(engine: BubblewrapEngine, settings: Settings) -> None:
     settings.engine_data_dir("process")
     for host in (settings.data_dir, settings.data_dir / "process", settings.data_dir.parent, Path("/")):
         with pytest.raises(SpecError, match="other sandboxes"):
             await engine.create("vol", SandboxSpec.of(volumes=[{"host": str(host), "path": "/data"}]))
 
 
-async def test_open_files_are_limited(engine: ProcessEngine) -> None:
+async def test_open_files_are_limited(engine: BubblewrapEngine) -> None:
     handle = await engine.create("limits", SandboxSpec.of(limits={"open_files": 77}))
     assert await run(engine, handle, "ulimit -n; ulimit -Hn") == "77\n77\n"
     await engine.delete(handle)
 
 
-async def test_what_it_cannot_do_is_refused(engine: ProcessEngine) -> None:
+async def test_what_it_cannot_do_is_refused(engine: BubblewrapEngine) -> None:
     for limits in ({"memory_bytes": "64m"}, {"cpus": 1}, {"pids": 9}, {"disk_bytes": "64m"}, {"inodes": 99}):
         with pytest.raises(UnsupportedError, match="cannot enforce"):
             await engine.create("no", SandboxSpec.of(limits=limits))
@@ -139,7 +141,7 @@ async def test_what_it_cannot_do_is_refused(engine: ProcessEngine) -> None:
         await engine.create("no", SandboxSpec.of(isolation="vm"))
 
 
-async def test_a_name_can_be_used_once_at_a_time(engine: ProcessEngine) -> None:
+async def test_a_name_can_be_used_once_at_a_time(engine: BubblewrapEngine) -> None:
     handle = await engine.create("one", SandboxSpec())
     with pytest.raises(SpecError, match="already"):
         await engine.create("one", SandboxSpec())
@@ -148,14 +150,14 @@ async def test_a_name_can_be_used_once_at_a_time(engine: ProcessEngine) -> None:
     await engine.delete(await engine.create("one", SandboxSpec()))
 
 
-async def test_a_killed_agent_is_explained_and_stays_explained(engine: ProcessEngine, settings: Settings) -> None:
+async def test_a_killed_agent_is_explained_and_stays_explained(engine: BubblewrapEngine, settings: Settings) -> None:
     handle = await engine.create("victim", SandboxSpec())
     record = engine._records.read("victim")
     assert record is not None
     assert record.init is not None
     os.kill(record.init.pid, 9)
-    assert await processes.wait({record.init}, Deadline.after(10))
-    for observer in (engine, ProcessEngine(settings)):
+    assert await process_ref.wait({record.init}, Deadline.after(10))
+    for observer in (engine, BubblewrapEngine(settings)):
         seen = await observer.inspect(handle)
         assert (seen.state, seen.cause) == (State.STOPPED, Cause.KILLED)
         assert "SIGKILL" in seen.reason
@@ -168,7 +170,7 @@ async def test_a_killed_agent_is_explained_and_stays_explained(engine: ProcessEn
         await engine.connect(handle)
 
 
-async def test_it_lives_on_without_the_process_outside(engine: ProcessEngine) -> None:
+async def test_it_lives_on_without_the_process_outside(engine: BubblewrapEngine) -> None:
     handle = await engine.create("orphan", SandboxSpec())
     record = engine._records.read("orphan")
     assert record is not None
@@ -179,13 +181,13 @@ async def test_it_lives_on_without_the_process_outside(engine: ProcessEngine) ->
     await engine.delete(handle)
 
 
-def test_it_can_be_used_from_one_event_loop_after_another(engine: ProcessEngine) -> None:
+def test_it_can_be_used_from_one_event_loop_after_another(engine: BubblewrapEngine) -> None:
     handle = asyncio.run(engine.create("loops", SandboxSpec()))
     assert asyncio.run(run(engine, handle, "echo hi")) == "hi\n"
     asyncio.run(engine.delete(handle))
 
 
-async def test_deleting_takes_everything_that_runs_and_every_file(engine: ProcessEngine) -> None:
+async def test_deleting_takes_everything_that_runs_and_every_file(engine: BubblewrapEngine) -> None:
     handle = await engine.create("busy", SandboxSpec())
     await run(engine, handle, "setsid sleep 1000 >/dev/null 2>&1 & mkdir -p a/b; touch a/b/c; chmod 0 a/b a . ~")
     assert ((await engine.stats(handle)).pids or 0) >= 2
@@ -193,7 +195,7 @@ async def test_deleting_takes_everything_that_runs_and_every_file(engine: Proces
     assert (await engine.stats(handle)).pids is None
 
 
-async def test_more_connections_than_the_queue_holds_wait(engine: ProcessEngine) -> None:
+async def test_more_connections_than_the_queue_holds_wait(engine: BubblewrapEngine) -> None:
     handle = await engine.create("queue", SandboxSpec())
     record = engine._records.read("queue")
     assert record is not None
@@ -224,7 +226,7 @@ def test_it_works_without_being_root(open_folder: Path, monkeypatch: pytest.Monk
     settings = Settings(own / "data", own / "run")
 
     async def use() -> None:
-        engine = ProcessEngine(settings)
+        engine = BubblewrapEngine(settings)
         handle = await engine.create("mine", SandboxSpec())
         assert "uid" not in handle.details
         assert await run(engine, handle, "id -u; mkdir -p a/b; touch a/b/c; chmod 0 a/b a .") == "1000\n"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from atoll import agent_binary
-from atoll.engines.local import engine as local_engine
-from atoll.engines.local.processes import ProcessRef
-from atoll.engines.local.waiting import Deadline
-from atoll.engines.process import ProcessEngine
+from atoll.engines.bubblewrap.engine import BubblewrapEngine
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.host.process_ref import ProcessRef
+from atoll.engines.process_tree import process_tree_engine as local_engine
 from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError
 from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
@@ -33,7 +33,7 @@ def pretend_bubblewrap(folder: Path, monkeypatch: pytest.MonkeyPatch, script: st
 
 
 async def test_a_missing_bubblewrap_says_what_to_install(
-    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+    engine: BubblewrapEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(EngineUnavailableError, match="apt-get install bubblewrap") as caught:
@@ -41,21 +41,21 @@ async def test_a_missing_bubblewrap_says_what_to_install(
     assert caught.value.code == "engine_unavailable"
 
 
-async def test_a_missing_agent_says_how_to_make_it(engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_agent_says_how_to_make_it(engine: BubblewrapEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_binary, "__file__", "/nonexistent/agent_binary.py")
     with pytest.raises(EngineUnavailableError, match="make agent"):
         await engine.create("no", SandboxSpec())
 
 
 async def test_what_a_broken_bubblewrap_says_is_passed_on(
-    engine: ProcessEngine, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    engine: BubblewrapEngine, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_bubblewrap(open_folder, monkeypatch, r"printf 'no \033[31mluck' >&2; exit 7")
     with pytest.raises(EngineError, match=r"ended with status 7 \(no  \[31mluck\)"):
         await engine.create("no", SandboxSpec())
 
 
-async def test_a_work_directory_that_cannot_be_made_is_an_error(engine: ProcessEngine, open_folder: Path) -> None:
+async def test_a_work_directory_that_cannot_be_made_is_an_error(engine: BubblewrapEngine, open_folder: Path) -> None:
     volume = {"host": str(open_folder / "in"), "path": "/in", "read_only": True}
     (open_folder / "in").mkdir()
     with pytest.raises(EngineError, match="Read-only file system"):
@@ -63,7 +63,7 @@ async def test_a_work_directory_that_cannot_be_made_is_an_error(engine: ProcessE
 
 
 async def test_a_start_that_hangs_ends_at_the_deadline(
-    engine: ProcessEngine, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    engine: BubblewrapEngine, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_bubblewrap(open_folder, monkeypatch, "exec sleep 1000")
     monkeypatch.setattr(local_engine, "_CREATE_S", 0.2)
@@ -72,7 +72,7 @@ async def test_a_start_that_hangs_ends_at_the_deadline(
 
 
 async def test_a_cancelled_start_leaves_nothing(
-    engine: ProcessEngine, settings: Settings, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    engine: BubblewrapEngine, settings: Settings, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_bubblewrap(open_folder, monkeypatch, "exec sleep 1000")
     task = asyncio.create_task(engine.create("no", SandboxSpec()))
@@ -84,7 +84,7 @@ async def test_a_cancelled_start_leaves_nothing(
         await task
 
 
-async def test_cancelling_a_real_start_at_any_moment_leaves_nothing(engine: ProcessEngine) -> None:
+async def test_cancelling_a_real_start_at_any_moment_leaves_nothing(engine: BubblewrapEngine) -> None:
     for number in range(20):
         task = asyncio.create_task(engine.create(f"n{number}", SandboxSpec()))
         await asyncio.sleep(number * 0.0006)
@@ -97,7 +97,7 @@ async def test_cancelling_a_real_start_at_any_moment_leaves_nothing(engine: Proc
 @needs("root")
 async def test_a_data_directory_that_is_closed_to_sandboxes_says_so(open_folder: Path) -> None:
     (open_folder / "closed").mkdir(mode=0o700)
-    engine = ProcessEngine(Settings(open_folder / "closed/data", open_folder / "run"))
+    engine = BubblewrapEngine(Settings(open_folder / "closed/data", open_folder / "run"))
     with pytest.raises(EngineUnavailableError, match=r"may not pass through '.*/closed'"):
         await engine.create("no", SandboxSpec())
     assert await engine.list() == []
@@ -108,8 +108,8 @@ def _die_while(settings: Settings, moment: str) -> None:
     program = f"""
         import asyncio, os
         from pathlib import Path
-        from atoll.engines.local import engine, launch
-        from atoll.engines.process import ProcessEngine
+        from atoll.engines.process_tree import process_tree_engine as engine, launch
+        from atoll.engines.bubblewrap.engine import BubblewrapEngine
         from atoll.model import SandboxSpec
         from atoll.settings import Settings
 
@@ -117,14 +117,14 @@ def _die_while(settings: Settings, moment: str) -> None:
             os.kill(os.getpid(), 9)
 
         {moment}
-        asyncio.run(ProcessEngine(Settings(Path({str(settings.data_dir)!r}), Path({str(settings.run_dir)!r}))).create("left", SandboxSpec()))
+        asyncio.run(BubblewrapEngine(Settings(Path({str(settings.data_dir)!r}), Path({str(settings.run_dir)!r}))).create("left", SandboxSpec()))
         die()
     """  # noqa: E501
     died = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], stderr=subprocess.PIPE, text=True)
     assert died.returncode == -signal.SIGKILL, died.stderr
 
 
-async def test_a_sandbox_survives_our_death_and_is_found_again(engine: ProcessEngine, settings: Settings) -> None:
+async def test_a_sandbox_survives_our_death_and_is_found_again(engine: BubblewrapEngine, settings: Settings) -> None:
     _die_while(settings, "")
     (handle,) = await engine.list()
     assert handle.sandbox_id == "left"
@@ -144,7 +144,7 @@ async def test_a_sandbox_survives_our_death_and_is_found_again(engine: ProcessEn
     ],
 )
 async def test_one_that_was_being_made_when_we_died_is_found_and_removed(
-    engine: ProcessEngine, settings: Settings, moment: str
+    engine: BubblewrapEngine, settings: Settings, moment: str
 ) -> None:
     _die_while(settings, moment)
     (handle,) = await engine.list()
@@ -154,7 +154,7 @@ async def test_one_that_was_being_made_when_we_died_is_found_and_removed(
     assert await engine.list() == []
 
 
-async def test_without_a_record_it_is_still_found_and_removed(engine: ProcessEngine) -> None:
+async def test_without_a_record_it_is_still_found_and_removed(engine: BubblewrapEngine) -> None:
     handle = await engine.create("damaged", SandboxSpec())
     (engine._records.home("damaged") / "record.json").write_text("{")
     (found,) = await engine.list()
@@ -165,9 +165,9 @@ async def test_without_a_record_it_is_still_found_and_removed(engine: ProcessEng
 
 
 async def test_the_same_name_in_another_installation_is_another_sandbox(
-    engine: ProcessEngine, open_folder: Path
+    engine: BubblewrapEngine, open_folder: Path
 ) -> None:
-    other = ProcessEngine(Settings(open_folder / "other data", open_folder / "other run"))
+    other = BubblewrapEngine(Settings(open_folder / "other data", open_folder / "other run"))
     handle, neighbour = [await each.create("same", SandboxSpec()) for each in (engine, other)]
     assert len(engine._find_processes("same")) == len(other._find_processes("same")) == 2
     (engine._records.home("same") / "record.json").unlink()
@@ -176,7 +176,7 @@ async def test_the_same_name_in_another_installation_is_another_sandbox(
     await other.delete(neighbour)
 
 
-async def test_a_reused_process_number_is_never_signalled(engine: ProcessEngine) -> None:
+async def test_a_reused_process_number_is_never_signalled(engine: BubblewrapEngine) -> None:
     bystander = subprocess.Popen(["sleep", "1000"])  # noqa: ASYNC220
     try:
         handle = await engine.create("x", SandboxSpec())
@@ -196,7 +196,7 @@ async def test_a_reused_process_number_is_never_signalled(engine: ProcessEngine)
         bystander.wait()
 
 
-async def test_after_a_restart_of_the_machine_it_is_stopped_and_nothing_is_signalled(engine: ProcessEngine) -> None:
+async def test_after_a_restart_of_the_machine_it_is_stopped_and_nothing_is_signalled(engine: BubblewrapEngine) -> None:
     handle = await engine.create("x", SandboxSpec())
     record = engine._records.read("x")
     assert record is not None
@@ -209,7 +209,7 @@ async def test_after_a_restart_of_the_machine_it_is_stopped_and_nothing_is_signa
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-async def test_no_zombie_is_left(engine: ProcessEngine, damaged: bool) -> None:
+async def test_no_zombie_is_left(engine: BubblewrapEngine, damaged: bool) -> None:
     handle = await engine.create("x", SandboxSpec())
     record = engine._records.read("x")
     assert record is not None

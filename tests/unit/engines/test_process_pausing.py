@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
-from atoll.engines.process import ProcessEngine
-from atoll.engines.process.pausing import runs
+from atoll.engines.bubblewrap.engine import BubblewrapEngine
+from atoll.engines.bubblewrap.stopped_processes import runs
 from atoll.model import Handle, State
-from atoll.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 
 # Each lets everybody go on, all the time, and stops itself for a moment now and then.
@@ -26,7 +26,7 @@ while True:
 """
 
 
-async def handle_of(engine: ProcessEngine, sandbox: AsyncSandbox) -> Handle:
+async def handle_of(engine: BubblewrapEngine, sandbox: AsyncSandbox) -> Handle:
     return next(each for each in await engine.list() if each.sandbox_id == sandbox.id)
 
 
@@ -35,7 +35,7 @@ async def state(sandbox: AsyncSandbox, pid: str) -> str:
 
 
 async def test_what_was_stopped_before_stays_so_and_another_process_of_ours_can_resume_it(
-    engine: ProcessEngine, settings: Settings
+    engine: BubblewrapEngine, settings: Settings
 ) -> None:
     async with AsyncSandbox(engine=engine, settings=settings) as sandbox:
         for name in ("stopped", "running"):
@@ -43,10 +43,10 @@ async def test_what_was_stopped_before_stays_so_and_another_process_of_ours_can_
         wait = "until [ -s stopped ] && [ -s running ]; do sleep 0.01; done; cat stopped running"
         stopped, running = (await sandbox.exec(wait)).stdout.split()
         await sandbox.exec(f"kill -STOP {stopped}; until grep -q ' T ' /proc/{stopped}/stat; do sleep 0.01; done")
-        handle, other = await handle_of(engine, sandbox), ProcessEngine(settings)
+        handle, other = await handle_of(engine, sandbox), BubblewrapEngine(settings)
         for _ in range(2):
             await engine.pause(handle)
-        still = engine._stillness(handle)
+        still = engine._stopped_processes(handle)
         assert still is not None
         assert len(everybody := still._everybody()) >= 3
         assert not any(runs(each.pid) for each in everybody)
@@ -57,7 +57,7 @@ async def test_what_was_stopped_before_stays_so_and_another_process_of_ours_can_
         assert (await state(sandbox, stopped), await state(sandbox, running)) == ("T", "S")
 
 
-async def test_programs_that_let_each_other_go_on_stand_still_too(engine: ProcessEngine, settings: Settings) -> None:
+async def test_programs_that_let_each_other_go_on_stand_still_too(engine: BubblewrapEngine, settings: Settings) -> None:
     async with AsyncSandbox(engine=engine, settings=settings) as sandbox:
         await (await sandbox.start(["python3", "-c", FIGHTERS])).detach()
         await sandbox.exec("until [ $(pgrep -fc getrandom) -ge 8 ]; do sleep 0.01; done")
@@ -73,7 +73,7 @@ async def test_programs_that_let_each_other_go_on_stand_still_too(engine: Proces
         assert (await sandbox.exec("echo on")).stdout == "on\n"
 
 
-async def test_a_pause_whose_maker_died_or_gave_up(engine: ProcessEngine, settings: Settings) -> None:
+async def test_a_pause_whose_maker_died_or_gave_up(engine: BubblewrapEngine, settings: Settings) -> None:
     async with AsyncSandbox(engine=engine, settings=settings) as sandbox:
         handle = await handle_of(engine, sandbox)
         note = engine._records.home(sandbox.id) / "paused.json"

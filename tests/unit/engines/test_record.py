@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.local.processes import ProcessRef, boot_id
-from atoll.engines.local.record import Record, Records
+from atoll.engines.host.process_ref import ProcessRef, boot_id
+from atoll.engines.process_tree.process_record import Record, Records
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
 

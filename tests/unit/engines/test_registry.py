@@ -6,7 +6,7 @@ from subprocess import run
 import pytest
 
 from atoll.engines import registry
-from atoll.engines.base import Engine
+from atoll.engines.contract import Checkpointing, Engine, NetworkPolicies, Pausable, supporting
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
 from atoll.model import Capability
 from atoll.settings import Settings
@@ -22,19 +22,35 @@ def test_every_known_engine_keeps_the_contract(name: str, settings: Settings) ->
 
 
 def test_an_unknown_engine_is_refused_with_the_known_names(settings: Settings) -> None:
-    with pytest.raises(EngineNotFoundError, match="process, docker, unsafe-none") as caught:
+    with pytest.raises(EngineNotFoundError, match="bubblewrap, docker, unsafe-none") as caught:
         registry.get("teapot", settings)
     assert caught.value.code == "engine_not_found"
 
 
-def test_only_the_engine_that_says_so_lacks_isolation(settings: Settings) -> None:
-    without = [n for n in registry.names() if Capability.ISOLATION not in registry.get(n, settings).capabilities]
+async def test_only_the_engine_that_says_so_lacks_isolation(settings: Settings) -> None:
+    described = {name: await registry.get(name, settings).describe() for name in registry.names()}
+    without = [name for name, found in described.items() if Capability.ISOLATION not in found.capabilities]
     assert without == ["unsafe-none"]
+    assert [name for name, found in described.items() if found.isolation is None] == without
+
+
+async def test_a_declared_capability_is_supported(settings: Settings) -> None:
+    for name in registry.names():
+        engine = registry.get(name, settings)
+        for protocol, capability in (
+            (Pausable, Capability.PAUSE),
+            (NetworkPolicies, Capability.NETWORK),
+            (Checkpointing, Capability.CHECKPOINTS),
+        ):
+            declared = capability in (await engine.describe()).capabilities
+            assert (await supporting(engine, protocol) is not None) == declared, f"{name}: {capability}"
 
 
 @pytest.fixture
 def only_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_STRONGEST_FIRST", {"process": "atoll.engines.process:ProcessEngine"})
+    monkeypatch.setattr(
+        registry, "_STRONGEST_FIRST", {"bubblewrap": "atoll.engines.bubblewrap.engine:BubblewrapEngine"}
+    )
 
 
 @pytest.mark.usefixtures("only_process")
@@ -58,7 +74,13 @@ def test_auto_picks_the_first_that_works_and_says_why_not_those_before(settings:
 
 
 def test_engines_are_imported_only_when_asked_for() -> None:
-    code = (
-        "import atoll.engines.registry, sys; print([n for n in sys.modules if n.startswith('atoll.engines.process')])"
-    )
+    modules = "[n for n in sys.modules if n.startswith('atoll.engines.bubblewrap')]"
+    code = f"import atoll.engines.registry, sys; print({modules})"
     assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_process_is_another_name_of_bubblewrap(settings: Settings, recwarn: pytest.WarningsRecorder) -> None:
+    engine = registry.get("process", settings)
+    assert engine.name == registry.canonical("process") == "bubblewrap"
+    assert registry.canonical("native") == "native"
+    assert not recwarn.list

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.local import processes
-from atoll.engines.local.waiting import Deadline
-from atoll.engines.unsafe import UnsafeEngine, UnsafeWarning
+from atoll.engines.host import process_ref
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.unsafe_none import UnsafeEngine, UnsafeWarning
 from atoll.errors import ImageNotFoundError, UnsupportedError
 from atoll.model import Capability, Cause, SandboxSpec, State
 from atoll.settings import Settings
@@ -32,11 +32,11 @@ async def test_it_says_loudly_that_it_isolates_nothing(engine: UnsafeEngine, cap
     with caplog.at_level(logging.WARNING), pytest.warns(UnsafeWarning, match="no isolation"):
         handle = await engine.create("one", SandboxSpec())
     assert "no isolation" in caplog.text
-    assert Capability.ISOLATION not in engine.capabilities
+    assert Capability.ISOLATION not in (await engine.describe()).capabilities
     await engine.delete(handle)
 
 
-@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
+@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe_none.UnsafeWarning")
 async def test_it_runs_commands_in_a_clean_environment(engine: UnsafeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", "tweet")
     handle = await engine.create("one", SandboxSpec.of(env={"A": "b"}, limits={"open_files": 99}))
@@ -48,7 +48,7 @@ async def test_it_runs_commands_in_a_clean_environment(engine: UnsafeEngine, mon
     assert (await engine.inspect(handle)).state is State.MISSING
 
 
-@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
+@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe_none.UnsafeWarning")
 async def test_deleting_takes_what_ran_away_from_the_agent(engine: UnsafeEngine) -> None:
     handle = await engine.create("one", SandboxSpec())
     await run(
@@ -61,7 +61,7 @@ async def test_deleting_takes_what_ran_away_from_the_agent(engine: UnsafeEngine)
     assert not [process for process in runaways if process.is_alive()]
 
 
-@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
+@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe_none.UnsafeWarning")
 async def test_what_outlived_a_killed_agent_is_taken_too(engine: UnsafeEngine) -> None:
     handle = await engine.create("one", SandboxSpec())
     await run(engine, handle, "setsid sleep 1000 >/dev/null 2>&1 &")
@@ -69,13 +69,13 @@ async def test_what_outlived_a_killed_agent_is_taken_too(engine: UnsafeEngine) -
     assert record is not None
     assert record.init is not None
     os.kill(record.init.pid, 9)
-    assert await processes.wait({record.init}, Deadline.after(10))
+    assert await process_ref.wait({record.init}, Deadline.after(10))
     assert (await engine.inspect(handle)).cause is Cause.KILLED
     await engine.delete(handle)
     assert engine._find_processes("one") == set()
 
 
-@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe.UnsafeWarning")
+@pytest.mark.filterwarnings("ignore::atoll.engines.unsafe_none.UnsafeWarning")
 async def test_the_same_name_in_another_installation_is_another_sandbox(
     engine: UnsafeEngine, open_folder: Path
 ) -> None:

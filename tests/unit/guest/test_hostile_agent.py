@@ -13,7 +13,8 @@ import pytest
 
 from atoll.errors import AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
 from atoll.guest import Guest, StartRequest
-from atoll.guest.channel import Channel
+from atoll.guest.connection import Connection
+from atoll.guest.file_records import DIRECTORY, FILE, encode_record
 from atoll.guest.frames import (
     HEADER,
     MAX_PAYLOAD,
@@ -26,7 +27,6 @@ from atoll.guest.frames import (
     encode_frame,
     encode_u16,
 )
-from atoll.guest.records import DIRECTORY, FILE, encode_record
 from unit.guest.conftest import Scripted
 from unit.guest.scripted import INSTANCE, Peer, eventually
 
@@ -77,10 +77,10 @@ async def test_a_frame_against_the_protocol_fails_the_whole_connection(scripted:
         await peer.until_closed()
 
     guest = Guest(scripted(script).connect)
-    channel = await guest.channel()
+    connection = await guest.connection()
     with pytest.raises(ProtocolError):
         await guest.processes.run(RUN, limit_bytes=100)
-    assert channel.closed
+    assert connection.closed
 
 
 async def test_every_other_stream_learns_of_the_violation(scripted: Scripted) -> None:
@@ -92,7 +92,7 @@ async def test_every_other_stream_learns_of_the_violation(scripted: Scripted) ->
         await peer.until_closed()
 
     guest = Guest(scripted(script).connect)
-    await guest.channel()
+    await guest.connection()
     results = await asyncio.gather(*(guest.stats() for _ in range(3)), return_exceptions=True)
     assert [type(result) for result in results] == [ProtocolError] * 3
 
@@ -121,11 +121,11 @@ async def test_output_beyond_the_credit_is_a_violation(scripted: Scripted, close
 
     guest = Guest(scripted(script).connect)
     process = await guest.processes.start(RUN)
-    waiting = asyncio.create_task(guest.channel())
+    waiting = asyncio.create_task(guest.connection())
     if closed_by_us:
         process.detach()
-    channel = await waiting
-    await eventually(lambda: channel.closed)
+    connection = await waiting
+    await eventually(lambda: connection.closed)
     if not closed_by_us:
         with pytest.raises(ProtocolError, match="more data than it was allowed"):
             async for _ in process:
@@ -146,7 +146,7 @@ async def test_output_without_an_end_is_kept_within_the_limit(scripted: Scripted
         await peer.until_closed()
 
     guest = Guest(scripted(script).connect)
-    await guest.channel()
+    await guest.connection()
     tracemalloc.start()
     completed = await guest.processes.run(RUN, limit_bytes=10_000)
     peak = tracemalloc.get_traced_memory()[1]
@@ -203,7 +203,7 @@ async def test_silence_is_an_unreachable_agent(scripted: Scripted) -> None:
         await peer.until_closed()
 
     with pytest.raises(AgentUnreachableError, match=r"did not answer within 0\.05 s"):
-        await Channel.open(await scripted(script).connect(), timeout_s=0.05)
+        await Connection.open(await scripted(script).connect(), timeout_s=0.05)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_a_wrong_greeting_is_refused(scripted: Scripted, answer: list[tupl
         await peer.until_closed()
 
     with pytest.raises(ProtocolError):
-        await Channel.open(await scripted(script).connect())
+        await Connection.open(await scripted(script).connect())
 
 
 async def test_a_connection_that_is_cut_in_a_frame_is_lost(scripted: Scripted) -> None:
@@ -253,7 +253,7 @@ async def test_the_agent_cannot_be_asked_more_than_it_may_be(scripted: Scripted)
         await peer.until_closed()
 
     guest = Guest(scripted(script).connect)
-    await guest.channel()
+    await guest.connection()
     tasks = [asyncio.create_task(guest.stats()) for _ in range(4097)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     assert isinstance(tasks[-1].exception(), SandboxResourceError)
@@ -331,10 +331,10 @@ async def test_a_lie_about_files_fails_the_connection(scripted: Scripted, op: Op
         await peer.until_closed()
 
     guest = Guest(scripted(script).connect)
-    channel = await guest.channel()
+    connection = await guest.connection()
     with pytest.raises(ProtocolError):
         await use(guest)
-    assert channel.closed
+    assert connection.closed
 
 
 async def test_a_directory_without_an_end_is_refused_at_the_limit(scripted: Scripted) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import AgentUnreachableError, ProtocolError, SandboxResourceError
+from atoll.guest.file_records import DIRECTORY, ERROR, FILE, LINK, encode_record
 from atoll.guest.frames import HEADER, MAX_PAYLOAD, WINDOW, FrameType, Op, Tag, encode_frame
-from atoll.guest.records import DIRECTORY, ERROR, FILE, LINK, encode_record
-from atoll.guest.trees import PartialCopyError, copy_from, copy_to
+from atoll.guest.tree_copy import PartialCopyError, copy_from, copy_to
 from unit.guest.conftest import Scripted
 from unit.guest.scripted import Peer, eventually
 

@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from atoll.errors import AgentUnreachableError
-from atoll.guest import Completed, Guest, ProcessStream, StartRequest
+from atoll.guest import CompletedProcess, FollowedProcess, Guest, StartRequest
 from atoll.model import Cause
 from unit.guest.conftest import RealAgent
 from unit.guest.scripted import eventually
@@ -25,11 +25,11 @@ def new_id() -> bytes:
     return b"test-%d" % next(_ids)
 
 
-async def shell(guest: Guest, command: str, *, stdin: bytes | None = None, limit: int = 1 << 20) -> Completed:
+async def shell(guest: Guest, command: str, *, stdin: bytes | None = None, limit: int = 1 << 20) -> CompletedProcess:
     return await guest.processes.run(StartRequest(new_id(), shell=command), limit_bytes=limit, stdin=stdin)
 
 
-async def read_until(process: ProcessStream, text: bytes) -> bytes:
+async def read_until(process: FollowedProcess, text: bytes) -> bytes:
     """Single pieces, so that the rest is still there for whoever comes next."""
     seen = b""
     while text not in seen:

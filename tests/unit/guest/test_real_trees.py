@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.guest.trees import PartialCopyError, copy_from, copy_to
+from atoll.guest.tree_copy import PartialCopyError, copy_from, copy_to
 from deep_trees import make_deep
 from unit.guest.conftest import RealAgent
 from unit.guest.scripted import eventually

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from atoll.errors import ProtocolError
-from atoll.guest.records import DIRECTORY, FILE, LINK, RECORD, RecordParser, check_relative, encode_record
+from atoll.guest.file_records import DIRECTORY, FILE, LINK, RECORD, FileRecordParser, check_relative, encode_record
 
 
 def _records() -> bytes:
@@ -28,10 +28,10 @@ def test_a_record_is_36_bytes_and_two_strings() -> None:
 
 def test_records_are_the_same_however_the_stream_is_divided() -> None:
     stream, source = _records() * 3, random.Random(2)
-    whole = list(RecordParser().feed(stream))
+    whole = list(FileRecordParser().feed(stream))
     assert [record.path for record in whole[:3]] == [b"a", b"a/\xff\xfe", b"a/l"]
     for _ in range(200):
-        parser, found, position = RecordParser(), [], 0
+        parser, found, position = FileRecordParser(), [], 0
         while position < len(stream):
             size = source.randrange(1, 50)
             found += list(parser.feed(stream[position : position + size]))
@@ -41,7 +41,7 @@ def test_records_are_the_same_however_the_stream_is_divided() -> None:
 
 
 def test_a_record_becomes_file_info() -> None:
-    directory, file, link = (record.info() for record in RecordParser().feed(_records()))
+    directory, file, link = (record.info() for record in FileRecordParser().feed(_records()))
     assert (directory.kind, directory.mtime_s) == ("directory", -1e-9)
     assert (file.path, file.kind, file.mode, file.size, file.mtime_s) == ("a/\udcff\udcfe", "file", 0o4755, 12, 1.5)
     assert file.name == "\udcff\udcfe"
@@ -49,7 +49,7 @@ def test_a_record_becomes_file_info() -> None:
 
 
 def test_a_stream_that_stops_in_a_record_is_a_violation() -> None:
-    parser = RecordParser()
+    parser = FileRecordParser()
     list(parser.feed(_records()[:-1]))
     with pytest.raises(ProtocolError, match="in the middle"):
         parser.finish()
@@ -68,7 +68,7 @@ def test_a_stream_that_stops_in_a_record_is_a_violation() -> None:
 )
 def test_a_malformed_record_is_a_violation(record: bytes) -> None:
     with pytest.raises(ProtocolError):
-        list(RecordParser().feed(record))
+        list(FileRecordParser().feed(record))
 
 
 @pytest.mark.parametrize("path", [b"", b"/", b"/etc/passwd", b"..", b"a/..", b"a//b", b"a/", b".", b"a/./b", b"a\0"])

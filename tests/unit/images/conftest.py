@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.images.decompress import plain
-from atoll.images.extract import Extraction, extract
-from atoll.images.limits import Budget, ImageLimits
-from atoll.images.root import Root
-from atoll.images.work import Work
+from atoll.archive.archive_limits import Budget, ImageLimits
+from atoll.archive.decompress import plain
+from atoll.archive.extract import Extraction, extract
+from atoll.archive.root import Root
+from atoll.archive.work import Work
 from unit.images.archives import fingerprint
 
 Unpack = Callable[..., Extraction]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.docker import images as docker_images
+from atoll.engines.docker.api import image_pull as docker_images
 from atoll.errors import ImageError, SpecError
 from atoll.images import Images
 from atoll.images.access import OPERATOR, Access, UnreachableError, current, parse_places, pulling_with
-from atoll.images.credentials import Credentials
+from atoll.images.registry_login import Credentials
 from needs import needs
 from unit.images.archives import file, small_root
 from unit.images.registries import PASSWORD, USER, Front, Pusher, registry

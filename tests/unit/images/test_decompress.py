@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.archive.archive_limits import MIB, ImageLimits
 from atoll.errors import ImageError
-from atoll.images.limits import MIB, ImageLimits
 from needs import needs
 from unit.images.archives import file, small_root, tar
 from unit.images.conftest import Unpack

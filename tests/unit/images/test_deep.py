@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from atoll.archive.tree import measure
+from atoll.archive.work import Work
 from atoll.errors import ImageError
 from atoll.images import Images
-from atoll.images.tree import measure
-from atoll.images.work import Work
 from atoll.walking import walk
 from unit.images.archives import deep, directory, file, small_root, symlink, tar
 from unit.images.conftest import Unpack

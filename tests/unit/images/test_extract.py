@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.archive.archive_limits import ImageLimits
 from atoll.errors import ImageError
-from atoll.images.limits import ImageLimits
 from needs import needs
 from unit.images.archives import END, block, directory, file, hard_link, long_name, padded, pax, special, symlink, tar
 from unit.images.conftest import Unpack

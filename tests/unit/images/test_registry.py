@@ -13,8 +13,8 @@ import pytest
 
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images import ImageLimits, Images, Progress
-from atoll.images.credentials import credentials_for
-from atoll.images.oci import machine
+from atoll.images.oci_documents import machine
+from atoll.images.registry_login import credentials_for
 from needs import needs
 from unit.images.archives import digest, file, oci_config, small_root, tar
 from unit.images.registries import PASSWORD, TOKEN, USER, Front, Pusher, registry

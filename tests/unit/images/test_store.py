@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
 from atoll.images import Image, ImageLimits, Images, Kind, Progress
-from atoll.images.saved import import_stream
-from atoll.images.work import Work
+from atoll.images.tar_import import import_stream
 from needs import missing, needs
 from unit.images.archives import directory, file, fingerprint, small_root, symlink, tar
 from unit.images.conftest import start, until

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.cgroups import Group, Hierarchy
-from atoll.engines.linux.plan import HostFacts, IdRange, Plan, Root, make_plan
+from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.linux.plan.sandbox_plan import HostFacts, IdRange, Plan, Root, make_plan
 from atoll.model import SandboxSpec
 from needs import missing, need
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.balancing import Balance, weight_of
-from atoll.engines.linux.cgroups import Hierarchy
+from atoll.engines.host.cgroups.balance import Balance, weight_of
+from atoll.engines.host.cgroups.groups import Hierarchy
 
 
 @pytest.mark.parametrize(

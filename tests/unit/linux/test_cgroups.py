@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.base import LimitEvents
-from atoll.engines.linux.cgroups import Group, parse_hierarchy, settings
-from atoll.engines.linux.plan import CgroupLimits
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.contract import LimitEvents
+from atoll.engines.host.cgroups.group_limits import CgroupLimits
+from atoll.engines.host.cgroups.groups import Group, parse_hierarchy, settings
+from atoll.engines.host.deadline import Deadline
 
 V1 = """\
 30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro

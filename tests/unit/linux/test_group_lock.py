@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from atoll.engines.linux.group_lock import GroupLock
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.host.cgroups.group_lock import GroupLock
+from atoll.engines.host.deadline import Deadline
 
 
 def test_those_who_remove_take_turns(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux import host_copies
-from atoll.engines.linux.host_copies import copies, number_of
+from atoll.engines.linux.host_image import host_copies
+from atoll.engines.linux.host_image.host_copies import copies, number_of
 
 
 @pytest.fixture

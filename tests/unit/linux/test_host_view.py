@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux import host_view
+from atoll.engines.linux.host_image import host_view
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import textwrap
 
-from atoll.engines.linux import bpf
-from atoll.engines.linux.seccomp import default_profile
+from atoll.engines.host.confinement import bpf
+from atoll.engines.host.confinement.seccomp import default_profile
 from needs import not_applicable
 
 PRELUDE = """

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from atoll.engines.linux.oci.record import Record
-from atoll.engines.local.processes import ProcessRef, boot_id
+from atoll.engines.host.process_ref import ProcessRef, boot_id
+from atoll.engines.linux.record import Record
 from atoll.model import SandboxSpec
 
 

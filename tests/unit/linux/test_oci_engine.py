@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.oci import OciEngine
-from atoll.engines.linux.oci import engine as engine_module
-from atoll.engines.linux.oci.runtimes import locate
-from atoll.engines.local import processes
-from atoll.engines.local.waiting import Deadline
+from atoll.engines.host import process_ref
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux import construction
+from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes.oci_runtimes import locate
 from atoll.errors import (
     EngineError,
     EngineUnavailableError,
@@ -37,7 +37,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(tmp_path / "data", tmp_path / "run")
 
 
-@pytest.fixture(params=["runc", "crun", "runsc"])
+@pytest.fixture(params=["runc", pytest.param("crun", marks=pytest.mark.again), "runsc"])
 async def engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[OciEngine]:
     found = locate(request.param, settings.data_dir)
     if found is None:
@@ -66,7 +66,7 @@ async def runc(settings: Settings) -> AsyncIterator[OciEngine]:
 
 def left_behind(engine: OciEngine) -> list[str]:
     """Processes, mounts, control groups and files that only a sandbox has."""
-    places = engine._places
+    places = engine.layout
     found = [str(path) for path in (*(places.data / "ids").glob("*"), *(places.data / "sandboxes").glob("*"))]
     found += [str(path) for path in (places.settings.run_dir / "oci").glob("*")]
     found += [str(path.parent) for path in places.group("x").directories() if path.parent.exists()]
@@ -115,7 +115,7 @@ async def test_two_sandboxes_share_no_ids_and_no_files(engine: OciEngine) -> Non
     first, second = await asyncio.gather(engine.create("a", spec(engine)), engine.create("b", spec(engine)))
     await output(engine, first, "touch /mine")
     assert "mine" not in await output(engine, second, "ls /")
-    assert len(set(engine._places.ids.owners())) == 2
+    assert len(set(engine.layout.ids.owners())) == 2
 
 
 async def test_pausing_stops_everything_and_resuming_goes_on(engine: OciEngine) -> None:
@@ -240,12 +240,12 @@ async def test_a_broken_runtime_is_an_error_and_leaves_nothing(
     script.write_text("#!/bin/bash\n" + RUNTIMES[name].replace("RUNC", str(shutil.which("runc"))) + "\n")
     script.chmod(0o755)
     monkeypatch.setenv("ATOLL_RUNC", str(script))
-    monkeypatch.setattr(engine_module, "_CREATE_S", 1.0)
+    monkeypatch.setattr(construction, "_CREATE_S", 1.0)
     with pytest.raises(EngineError):
         await runc.create("a", SandboxSpec())
     assert await runc.list() == []
-    assert not runc._places.group("a").exists()
-    assert not runc._places.starting("a").exists()
+    assert not runc.layout.group("a").exists()
+    assert not runc.layout.starting("a").exists()
 
 
 async def test_cancelling_a_create_leaves_nothing(runc: OciEngine) -> None:
@@ -256,7 +256,7 @@ async def test_cancelling_a_create_leaves_nothing(runc: OciEngine) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await runc.delete(await task)
         assert await runc.list() == []
-        assert not runc._places.group("a").exists()
+        assert not runc.layout.group("a").exists()
 
 
 def _link_dev(root: Path, victim: Path) -> None:
@@ -293,7 +293,7 @@ async def test_a_hostile_image_reaches_nothing_of_the_host(
         return image
 
     # The store refuses such images when they come in; here one got past it.
-    monkeypatch.setattr(runc._places.images, "acquire", acquire)
+    monkeypatch.setattr(runc.layout.images, "acquire", acquire)
     try:
         handle = await runc.create("a", SandboxSpec.of(image="tar:/evil"))
     except (ImageError, EngineError):
@@ -306,7 +306,7 @@ async def test_a_hostile_image_reaches_nothing_of_the_host(
 
 async def test_gc_removes_what_nobody_owns_and_touches_nothing_else(runc: OciEngine) -> None:
     kept = await runc.create("kept", SandboxSpec())
-    places = runc._places
+    places = runc.layout
     places.layers.create_layer("stray", None)
     places.ids.claim("stray")
     places.starting("stray").directories()[0].mkdir(parents=True)
@@ -320,10 +320,10 @@ async def test_gc_removes_what_nobody_owns_and_touches_nothing_else(runc: OciEng
 
 async def test_a_killed_sandbox_is_seen_as_ended(runc: OciEngine) -> None:
     handle = await runc.create("a", SandboxSpec())
-    record = runc._places.records.read("a")
+    record = runc.layout.records.read("a")
     assert record is not None
     assert record.init is not None
-    assert await processes.kill({record.init}, Deadline.after(5))
+    assert await process_ref.kill({record.init}, Deadline.after(5))
     assert (await runc.inspect(handle)).state is State.STOPPED
     with pytest.raises(SandboxGoneError):
         await runc.connect(handle)
@@ -331,8 +331,8 @@ async def test_a_killed_sandbox_is_seen_as_ended(runc: OciEngine) -> None:
 
 async def test_a_record_of_an_earlier_boot_is_stopped_by_the_host(runc: OciEngine) -> None:
     handle = await runc.create("a", SandboxSpec())
-    record = runc._places.records.read("a")
+    record = runc.layout.records.read("a")
     assert record is not None
-    runc._places.records.write(record.model_copy(update={"boot_id": "another"}))
+    runc.layout.records.write(record.model_copy(update={"boot_id": "another"}))
     assert (await runc.inspect(handle)).cause is Cause.HOST
     await runc.delete(handle)

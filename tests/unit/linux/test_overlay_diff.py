@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux import overlay_diff
+from atoll.engines.linux.states import overlay_diff
 from atoll.removal import remove_tree
 from deep_trees import make_deep
 
@@ -29,7 +29,7 @@ def test_texts_that_are_too_long_are_told_without_them(layers: tuple[Path, Path]
 
 
 def test_all_texts_together_are_bounded(layers: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlay_diff, "MOST_TEXT", 1_000)
+    monkeypatch.setattr(overlay_diff, "MAX_DIFFERENCES", 1_000)
     old, new = layers
     for number in range(10):
         (new / f"{number}").write_text("x" * 400)
@@ -38,7 +38,7 @@ def test_all_texts_together_are_bounded(layers: tuple[Path, Path], monkeypatch: 
 
 
 def test_too_many_files_are_refused(layers: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlay_diff, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(overlay_diff, "MAX_ENTRIES", 5)
     old, new = layers
     for number in range(6):
         (new / f"{number}").touch()
@@ -59,7 +59,7 @@ def test_a_deep_tree_is_compared_or_refused(layers: tuple[Path, Path], monkeypat
     _, new = layers
     make_deep(new, 500, b"d" * 10)
     assert len(overlay_diff.changes(*layers, [])) == 500
-    monkeypatch.setattr(overlay_diff, "MOST_NAMES", 1 << 20)
+    monkeypatch.setattr(overlay_diff, "MAX_NAMES", 1 << 20)
     with pytest.raises(OverflowError, match="paths"):
         overlay_diff.changes(*layers, [])
     remove_tree(new)

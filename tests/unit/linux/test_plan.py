@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.plan import Bind, CgroupLimits, DeviceDirectory, Kernel, Plan, for_virtual_kernel
+from atoll.engines.host.cgroups.group_limits import CgroupLimits
+from atoll.engines.linux.plan.sandbox_plan import (
+    Bind,
+    DeviceDirectory,
+    Kernel,
+    Plan,
+    for_virtual_kernel,
+)
 from atoll.errors import SpecError
 
 PlanOf = Callable[..., Plan]

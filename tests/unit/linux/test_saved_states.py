@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.oci.saved import Base, Saved, SavedStates
-from atoll.engines.local.processes import ProcessRef
+from atoll.engines.host.process_ref import ProcessRef
+from atoll.engines.linux.record import Base
+from atoll.engines.linux.states.saved_state import SavedState, SavedStates
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def _origin(states: SavedStates) -> str:
     """As a fork makes it: held by its process until the new sandboxes hold it."""
     saved_id = states.new_id()
     states.hold(saved_id)
-    states.write(Saved(id=saved_id, kind="origin", created_at=1.0, base=Base(image="host")))
+    states.write(SavedState(id=saved_id, kind="origin", created_at=1.0, base=Base(image="host")))
     return saved_id
 
 

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from atoll.engines.linux import bpf, syscalls
-from atoll.engines.linux.seccomp import NEW_NAMESPACES, Profile, default_profile
+from atoll.engines.host.confinement import bpf, syscalls
+from atoll.engines.host.confinement.seccomp import NEW_NAMESPACES, Profile, default_profile
 
 ALLOW = None
 MACHINES = ("x86_64", "aarch64")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from atoll.claims import Claims
-from atoll.engines.linux import users
-from atoll.engines.linux.plan import RANGE
-from atoll.engines.linux.users import COUNT, FIRST, IdRanges
+from atoll.engines.linux.plan import id_ranges
+from atoll.engines.linux.plan.id_ranges import COUNT, FIRST, IdRanges
+from atoll.engines.linux.plan.sandbox_plan import RANGE
 from atoll.errors import EngineError
 
 
@@ -45,7 +45,7 @@ def test_only_the_owner_gives_a_range_back(tmp_path: Path) -> None:
 
 
 def test_when_all_are_taken_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "COUNT", 2)
+    monkeypatch.setattr(id_ranges, "COUNT", 2)
     ranges = IdRanges(tmp_path)
     ranges.claim("a"), ranges.claim("b")
     with pytest.raises(EngineError, match="in use"):

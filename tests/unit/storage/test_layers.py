@@ -144,7 +144,7 @@ def test_many_at_once(layers: Layers) -> None:
 def test_a_half_made_layer_is_found_and_removed(pool: BtrfsLayers) -> None:
     pool.create_layer("a", None)
     pool.delete_layer("a")
-    directory = pool._directory
+    directory = pool._pool.directory
     btrfs.create_subvolume(directory / "half")
     (directory / "plain").mkdir()
     assert pool.list() == ["half", "plain"]

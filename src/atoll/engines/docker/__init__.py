@@ -1,5 +1,1 @@
 """The `docker` engine: sandboxes as containers of a Docker engine, on this machine or another, hardened by us."""
-
-from atoll.engines.docker.engine import DockerEngine
-
-__all__ = ["DockerEngine"]

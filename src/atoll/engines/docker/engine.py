@@ -7,10 +7,7 @@ for, so another process of the same installation finds and understands all of it
 from __future__ import annotations
 
 import asyncio
-import builtins
 import dataclasses
-import functools
-import os
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,30 +17,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from atoll import workers
+from atoll.cancellation import finish
 from atoll.engines.availability import Availability
-from atoll.engines.base import ByteStream, LimitEvents, OnImageProgress, limit_details, refuse_unsupported
-from atoll.engines.docker import (
-    agent_volume,
-    commits,
-    counters,
-    disk,
-    endpoint,
-    facts,
-    images,
-    observing,
-    plan,
-    probing,
-)
-from atoll.engines.docker.accounts import ContainerAccounts
-from atoll.engines.docker.containers import Containers
-from atoll.engines.docker.http import Http, RefusedError
-from atoll.engines.docker.links import ContainerLinks
-from atoll.engines.docker.makers import maker_label
-from atoll.engines.docker.making import Maker
-from atoll.engines.docker.plan import Identity
-from atoll.engines.docker.states import NEXT, ORIGIN, DockerStates, snapshot_of
-from atoll.engines.docker.streams import NotVisibleError, Streams, Target
-from atoll.engines.local.waiting import Deadline, finish
+from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
+from atoll.engines.docker import container_plan, container_state, docker_probe, limit_counters
+from atoll.engines.docker.api import disk_limit, endpoint, facts, image_pull
+from atoll.engines.docker.api.http import RefusedError
+from atoll.engines.docker.connect import agent_volume
+from atoll.engines.docker.connect.agent_streams import NotVisibleError, Target
+from atoll.engines.docker.container_plan import Identity
+from atoll.engines.docker.states import commits
+from atoll.engines.docker.states.dead_makers import maker_label
+from atoll.engines.docker.states.docker_snapshots import DockerSnapshots, snapshot_of
+from atoll.engines.docker.states.docker_states import NEXT, ORIGIN
+from atoll.engines.enforcement import limit_details, refuse_unsupported
+from atoll.engines.host.deadline import Deadline
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
@@ -55,7 +43,7 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
-from atoll.network.policy import NetworkPolicy
+from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 
@@ -67,11 +55,10 @@ _DELETE_S = 60.0
 _LAST_REQUEST_S = 0.5
 _PATIENCE_S = 2.0
 """How long a deletion waits for what is being done to the sandbox before it takes the container away."""
-HOST_IMAGE = "host"
-_ALWAYS = frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS})
+_UNKNOWN = EngineDescription(frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS}), "namespaces")
 
 
-class DockerEngine(DockerStates):
+class DockerEngine(DockerSnapshots):
     """An `Engine`, `Pausable`, `NetworkPolicies` and `Checkpointing` over the Docker API.
 
     `where` is its endpoint; by default it is found as the `docker` program finds it. `direct` False speaks to agents
@@ -81,43 +68,32 @@ class DockerEngine(DockerStates):
     name = "docker"
 
     def __init__(self, settings: Settings, where: endpoint.Endpoint | None = None, *, direct: bool = True) -> None:
-        self._settings = settings
-        self._where = where
-        self._direct = direct
-        self._capabilities: frozenset[Capability] | None = None
+        super().__init__(settings, where, direct=direct)
+        self._description: EngineDescription | None = None
         self._silent_until = 0.0
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
-        return probing.probe(cls.name, thorough=thorough)
+        return docker_probe.probe(cls.name, thorough=thorough)
 
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """They depend on the engine behind the API, which is asked once. If it does not answer it limits nothing."""
-        if self._capabilities is None:
+    async def describe(self) -> EngineDescription:
+        """As the engine behind the API says, which is asked once. While it does not answer it limits nothing."""
+        if self._description is None:
+            if time.monotonic() < self._silent_until:
+                return _UNKNOWN
             try:
-                if time.monotonic() < self._silent_until:
-                    return _ALWAYS
-                self._capabilities = self._powers(facts.learn_now(self._http))
+                self._description = self._description_from(await facts.learn(self._http))
             except SandboxError:
                 self._silent_until = time.monotonic() + _SILENT_S
-                return _ALWAYS
-        return self._capabilities
-
-    @capabilities.setter
-    def capabilities(self, known: frozenset[Capability]) -> None:
-        self._capabilities = known
-
-    @property
-    def default_image(self) -> str:
-        return self._settings.docker_image
+                return _UNKNOWN
+        return self._description
 
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
         return await self._make(sandbox_id, spec, None)
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: images.Image | None) -> Handle:
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: image_pull.Image | None) -> Handle:
         """From its own image, or from a saved one."""
         who, created_at = self._who(sandbox_id), time.time()
         spec = spec.model_copy(update={"image": self._image_name(spec.image)})
@@ -126,13 +102,13 @@ class DockerEngine(DockerStates):
         if image is None and (name := snapshot_of(spec.image)) is not None:
             image, prepare = (await self._snapshot_named(name)).as_image(), self._freshener(sandbox_id)
         elif image is None:
-            image = await images.ensure(self._http, spec.image)
+            image = await image_pull.ensure(self._http, spec.image)
         if facts.machine(image.architecture) not in ("", known.architecture):
             raise ImageError(
                 f"image '{spec.image}' is for {image.architecture}, the Docker engine runs on {known.architecture}",
                 hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
             )
-        disk.check_volumes(spec, image.volumes)
+        disk_limit.check_volumes(spec, image.volumes)
         try:
             origin = {ORIGIN: image.id} if prepare is not None else {}
             async with self._accounts.claimed():
@@ -148,7 +124,7 @@ class DockerEngine(DockerStates):
             if hangs or await self._containers.inspect(who.container) is None:
                 await self._links.remove(sandbox_id)
             raise
-        given = plan.defaults_of(body["Labels"])
+        given = container_plan.defaults_of(body["Labels"])
         details = target.details() | (limit_details(given) if given is not None else {})
         return Handle(self.name, sandbox_id, spec, created_at, details)
 
@@ -164,29 +140,29 @@ class DockerEngine(DockerStates):
     async def _checked(self, spec: SandboxSpec) -> facts.Facts:
         known = await facts.learn(self._http)
         known.require_usable()
-        self.capabilities = self._powers(known)
+        self._description = self._description_from(known)
         self._links.check(spec, known)
-        refuse_unsupported(self.name, self.capabilities, spec, known.problems)
-        plan.check(spec, self._private(known))
-        plan.check_set_id(spec, known.runtime(spec))
+        refuse_unsupported(self.name, self._description.capabilities, spec, known.problems)
+        container_plan.check(spec, self._private(known))
+        container_plan.check_set_id(spec, known.runtime(spec))
         return known
 
     async def _body(
-        self, who: Identity, spec: SandboxSpec, image: images.Image, created_at: float, labels: Mapping[str, str]
+        self, who: Identity, spec: SandboxSpec, image: image_pull.Image, created_at: float, labels: Mapping[str, str]
     ) -> dict[str, Any]:
         known, agent = await self._checked(spec), agent_volume.packed()
         await agent_volume.ensure(self._http, agent, image.id)
         trusted = self._links.trusted(who.sandbox_id, self._links.now(who.sandbox_id, spec).network)
-        defaults = plan.defaults_of(labels) or known.defaults(self._settings.resources.sandbox, spec)
+        defaults = container_plan.defaults_of(labels) or known.defaults(self._settings.resources.sandbox, spec)
         if known.storage.counts_image and not image.size_bytes:
             image = dataclasses.replace(image, size_bytes=await self._size_of_base(spec, image))
         parent = self._accounts.parent(known, spec.account)
-        return plan.container(who, spec, known, image, agent, created_at, trusted, labels, defaults, parent)
+        return container_plan.container(who, spec, known, image, agent, created_at, trusted, labels, defaults, parent)
 
-    async def _size_of_base(self, spec: SandboxSpec, saved: images.Image) -> int:
+    async def _size_of_base(self, spec: SandboxSpec, saved: image_pull.Image) -> int:
         """Of the image that a saved state was made from: what was written since counts against the limit again."""
         name = spec.image if snapshot_of(spec.image) is None else saved.id
-        base = await images.find(self._http, name) or await images.find(self._http, saved.id)
+        base = await image_pull.find(self._http, name) or await image_pull.find(self._http, saved.id)
         return base.size_bytes if base is not None else 0
 
     async def connect(self, handle: Handle) -> ByteStream:
@@ -205,7 +181,7 @@ class DockerEngine(DockerStates):
     async def inspect(self, handle: Handle) -> Observation:
         name = self._who(handle.sandbox_id).container
         found = await self._completed(name)
-        seen = observing.MISSING if found is None else observing.observe(found)
+        seen = container_state.MISSING if found is None else container_state.observe(found)
         if seen.state is State.PAUSED and found is not None and commits.stands_still(found):
             return Observation(State.RUNNING)
         lifetime_s = handle.spec.limits.lifetime_s
@@ -215,13 +191,13 @@ class DockerEngine(DockerStates):
 
     async def list(self) -> list[Handle]:
         installation = self._settings.installation_id()
-        found = await self._containers.labelled(f"{plan.INSTALLATION}={installation}")
+        found = await self._containers.labelled(f"{container_plan.INSTALLATION}={installation}")
         handles = [handle for entry in found if (handle := self._handle(entry)) is not None]
         return [*{handle.sandbox_id: handle for handle in handles}.values()]  # one that goes back has two for a moment
 
     async def stats(self, handle: Handle) -> Stats:
         found = await self._containers.stats(self._who(handle.sandbox_id).container)
-        return Stats() if found is None else observing.usage(found)
+        return Stats() if found is None else container_state.usage(found)
 
     async def delete(self, handle: Handle) -> None:
         await finish(self._delete(self._who(handle.sandbox_id)))
@@ -273,20 +249,20 @@ class DockerEngine(DockerStates):
     async def refusals(self, handle: Handle) -> Sequence[Refusal]:
         return await self._links.refusals(handle.sandbox_id)
 
-    async def pull(self, image: str, on_progress: images.OnProgress | None = None) -> None:
+    async def pull(self, image: str, on_progress: image_pull.OnProgress | None = None) -> None:
         """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
         image = self._image_name(image)
-        images.check_name(image)
-        await images.pull(self._http, image, on_progress)
+        image_pull.check_name(image)
+        await image_pull.pull(self._http, image, on_progress)
 
     async def can(self, capability: Capability) -> bool:
-        """As `capabilities` says, without holding up the event loop. Raises EngineUnavailableError."""
-        return capability in self._powers(await facts.learn(self._http))
+        """As `describe` says, of the engine as it is now. Raises EngineUnavailableError if it does not answer."""
+        return capability in self._description_from(await facts.learn(self._http)).capabilities
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
         image = self._image_name(image)
-        await images.ensure(self._http, image, images.summed(on_progress) if on_progress is not None else None)
+        await image_pull.ensure(self._http, image, image_pull.summed(on_progress) if on_progress is not None else None)
 
     async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
         """Whether anything in it was killed for its memory limit since that moment, as `time.time()` gives it."""
@@ -295,52 +271,18 @@ class DockerEngine(DockerStates):
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         """From the kernel, or from what the engine remembers where its containers cannot be seen from here."""
         noted = Target.noted(handle.details)
-        if noted is not None and self._streams.reaches(noted) and (seen := counters.read(noted)) is not None:
+        if noted is not None and self._streams.reaches(noted) and (seen := limit_counters.read(noted)) is not None:
             return seen
         if handle.spec.limits.memory_bytes is None:
             return LimitEvents()
         name = self._who(handle.sandbox_id).container
         return LimitEvents(oom_kills=await self._containers.oom_kills(name, handle.created_at, wait=killed))
 
-    def container_name(self, sandbox_id: str) -> str:
-        return self._who(sandbox_id).container
-
-    async def container(self, sandbox_id: str) -> dict[str, Any]:
-        """The engine's own account of a sandbox's container."""
-        found = await self._containers.inspect(self._who(sandbox_id).container)
-        if found is None:
-            raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
-        return found
-
     # --- its parts -------------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _http(self) -> Http:
-        return Http(self._where or endpoint.find())
-
-    @functools.cached_property
-    def _containers(self) -> Containers:
-        return Containers(self._http)
-
-    @functools.cached_property
-    def _streams(self) -> Streams:
-        return Streams(self._http, direct=self._direct)
-
-    @functools.cached_property
-    def _maker(self) -> Maker:
-        return Maker(self._http, self._containers, self._streams)
-
-    @functools.cached_property
-    def _links(self) -> ContainerLinks:
-        return ContainerLinks(self._settings, self._http)
-
-    @functools.cached_property
-    def _accounts(self) -> ContainerAccounts:
-        return ContainerAccounts(self._settings, self._http.endpoint)
-
-    def _powers(self, known: facts.Facts) -> frozenset[Capability]:
+    def _description_from(self, known: facts.Facts) -> EngineDescription:
         linked = {Capability.NETWORK} if self._links.problem(known) is None else frozenset()
-        return known.capabilities | linked
+        return EngineDescription(known.capabilities | linked, known.isolation, known.version)
 
     async def _link(self, who: Identity, target: Target, policy: NetworkPolicy) -> None:
         try:
@@ -371,18 +313,6 @@ class DockerEngine(DockerStates):
         await self._containers.remove(name)
         return str(found["Id"]) if found is not None else ""
 
-    def _image_name(self, image: str) -> str:
-        """A container has no view of this machine's own /usr: `host` is the default image."""
-        return self.default_image if image == HOST_IMAGE else image
-
-    def _who(self, sandbox_id: str) -> Identity:
-        return plan.identity(self._settings.installation_id(), sandbox_id)
-
-    def _private(self, known: facts.Facts) -> builtins.list[str]:
-        """What no sandbox may get as a volume: with any of these it owns the machine or its neighbours."""
-        paths = [str(self._settings.data_dir), str(self._settings.run_dir), known.root_dir, self._http.endpoint.path]
-        return [os.path.realpath(path) for path in paths if path]
-
     async def _connect(self, handle: Handle) -> ByteStream:
         if (noted := Target.noted(handle.details)) is not None:
             try:
@@ -407,15 +337,6 @@ class DockerEngine(DockerStates):
             raise
         return stream
 
-    async def _await_again(self, name: str) -> None:
-        await self._maker.await_agent(name)
-
-    async def _base_image(self, spec: SandboxSpec, image_id: str) -> images.Image:
-        found = await images.find(self._http, image_id)
-        if found is None:
-            raise ImageError(f"the image that the sandbox began with, '{spec.image}', is gone from the Docker engine")
-        return found
-
     async def _let_end(self, name: str) -> Observation:
         """Its lifetime passed while it was paused: it ends as soon as it goes on."""
         with suppress(RefusedError):
@@ -423,7 +344,7 @@ class DockerEngine(DockerStates):
         deadline = time.monotonic() + _ENDING_S
         while True:
             found = await self._containers.inspect(name)
-            seen = observing.MISSING if found is None else observing.observe(found)
+            seen = container_state.MISSING if found is None else container_state.observe(found)
             if seen.state is not State.RUNNING or time.monotonic() > deadline:
                 return seen
             await asyncio.sleep(_ENDING_PAUSE_S)
@@ -447,16 +368,16 @@ class DockerEngine(DockerStates):
 
     def _handle(self, entry: dict[str, Any]) -> Handle | None:
         labels = entry.get("Labels") or {}
-        sandbox_id = str(labels.get(plan.SANDBOX, ""))
+        sandbox_id = str(labels.get(container_plan.SANDBOX, ""))
         try:
             self._who(sandbox_id)
         except SpecError:
             return None
-        given = plan.defaults_of(labels)
+        given = container_plan.defaults_of(labels)
         details = {"container": str(entry.get("Id", "")), **(limit_details(given) if given is not None else {})}
         try:
-            spec = self._links.now(sandbox_id, SandboxSpec.model_validate_json(labels.get(plan.SPEC, "")))
-            created_at = float(labels.get(plan.CREATED, ""))
+            spec = self._links.now(sandbox_id, SandboxSpec.model_validate_json(labels.get(container_plan.SPEC, "")))
+            created_at = float(labels.get(container_plan.CREATED, ""))
         except (ValidationError, ValueError):
             return Handle(self.name, sandbox_id, SandboxSpec(), 0.0, {**details, "damaged": "its labels are damaged"})
         return Handle(self.name, sandbox_id, spec, created_at, details)

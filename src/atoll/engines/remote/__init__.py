@@ -1,5 +1,1 @@
 """The engine `remote`: an Atoll server makes the sandboxes, and hands over the byte stream of their agents."""
-
-from atoll.engines.remote.engine import RemoteEngine
-
-__all__ = ["RemoteEngine"]

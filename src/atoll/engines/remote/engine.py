@@ -12,15 +12,14 @@ import dataclasses
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal
 
-from atoll import manus
+from atoll.cancellation import finish
 from atoll.engines.availability import Availability
-from atoll.engines.base import ByteStream, LimitEvents
-from atoll.engines.remote.following import Following
-from atoll.engines.remote.server import Server
-from atoll.engines.remote.states import MARK, RemoteStates, handle_of, labels_of
+from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
+from atoll.engines.remote.remote_events import RemoteEvents
+from atoll.engines.remote.remote_states import MARK, RemoteStates, handle_of, labels_of
+from atoll.engines.remote.rest_client import Server
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
     EngineError,
@@ -30,8 +29,8 @@ from atoll.errors import (
     SandboxNotFoundError,
     SpecError,
 )
-from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats
-from atoll.network.policy import NetworkPolicy
+from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats, manus_names
+from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 from atoll.signature import SignatureError
@@ -66,8 +65,9 @@ class RemoteEngine(RemoteStates):
         if not polling_interval > 0:
             raise ValueError(f"a polling interval is more than 0 s, not {polling_interval!r}")
         self._polling_interval = polling_interval
+        self._description: EngineDescription | None = None
         self._receive_at: str | None = None
-        self._following: Following | None = None
+        self._events: RemoteEvents | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ours: dict[str, str] = {}
         """Our ids, by those of the server."""
@@ -86,11 +86,14 @@ class RemoteEngine(RemoteStates):
             return Availability(cls.name, False, (error.reason,), (error.hint,) if error.hint else ())
         return Availability(cls.name, True, (f"the server {engine._server.url}",), version=version)
 
-    @cached_property
-    def capabilities(self) -> frozenset[Capability]:
-        """Those of the server's engine. The first look asks the server, and waits for its answer."""
-        known = {capability.value: capability for capability in Capability}
-        return frozenset(known[name] for name in self._server.ask("/info")["capabilities"] if name in known)
+    async def describe(self) -> EngineDescription:
+        """The server's engine. The server is asked once."""
+        if self._description is None:
+            info = await self._server.call("GET", "/info")
+            known = {capability.value: capability for capability in Capability}
+            found = frozenset(known[name] for name in info["capabilities"] if name in known)
+            self._description = EngineDescription(found, info.get("isolation"), info.get("version"))
+        return self._description
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -139,13 +142,13 @@ class RemoteEngine(RemoteStates):
             if remote_id in self._ours:
                 on_change(self._ours[remote_id])
 
-        self._following = Following(self._server, changed, self._polling_interval, self._receive_at)
-        self._watching = asyncio.create_task(self._following.run(), name="what happens on the server")
+        self._events = RemoteEvents(self._server, changed, self._polling_interval, self._receive_at)
+        self._watching = asyncio.create_task(self._events.run(), name="what happens on the server")
 
     def receive(self, signature: str, body: bytes) -> str | None:
-        if self._following is None:
+        if self._events is None:
             raise SignatureError("nobody asked for messages")
-        return self._following.receive(signature, body)
+        return self._events.receive(signature, body)
 
     # --- knowing --------------------------------------------------------------------------------------------------
 
@@ -264,13 +267,13 @@ class RemoteEngine(RemoteStates):
             "settings": settings,
             "labels": self._marked(spec.labels),
         }
-        if manus.is_plain(task := spec.labels.get(manus.TASK_LABEL, "")):
+        if manus_names.is_plain(task := spec.labels.get(manus_names.TASK_LABEL, "")):
             body["task_id"] = task
         info = await self._server.call(
             "POST", "/sandboxes", key=f"create-{secrets.token_hex(16)}", json=body, timeout_s=patience_s
         )
         if not isinstance(info, dict):
-            raise EngineError("the server's answer makes no sense")
+            raise EngineError("the server's answer is invalid")
         return info
 
     async def _undo(self, making: asyncio.Task[Any]) -> None:
@@ -284,12 +287,7 @@ class RemoteEngine(RemoteStates):
                     await self._server.call("DELETE", f"/sandboxes/{info['id']}")
 
         undoing = asyncio.create_task(undo())
-        while not undoing.done():
-            try:
-                await asyncio.wait({undoing}, timeout=_UNDO_S)
-                break
-            except asyncio.CancelledError:
-                continue
+        await finish(asyncio.wait({undoing}, timeout=_UNDO_S))
 
     def _handle(self, info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
         self._ours[str(info["id"])] = sandbox_id

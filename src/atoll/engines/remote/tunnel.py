@@ -9,11 +9,11 @@ import socket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from atoll.engines.remote.failures import error_of
+from atoll.engines.remote.server_errors import error_of
 from atoll.errors import AgentUnreachableError
+from atoll.two_way_copy import SocketEnd, copy_until_one_ends
 
-_CHUNK = 256 << 10
-_LARGEST = 8 << 20
+_MAX_BYTES = 8 << 20
 _OPEN_S = 30.0
 _CLOSE_S = 2.0
 
@@ -34,7 +34,7 @@ class Tunnels:
                 address,
                 additional_headers=self._headers,
                 compression=None,
-                max_size=_LARGEST,
+                max_size=_MAX_BYTES,
                 open_timeout=_OPEN_S,
                 close_timeout=_CLOSE_S,
                 ping_interval=20,
@@ -62,29 +62,27 @@ class Tunnels:
 
 async def _carry(line: ClientConnection, ours: socket.socket) -> None:
     """Until either side ends; then both do."""
-    directions = [asyncio.create_task(_out(line, ours)), asyncio.create_task(_back(line, ours))]
     try:
-        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        await copy_until_one_ends(SocketEnd(ours), _LineEnd(line), expected=(OSError, WebSocketException))
     finally:
-        for task in directions:
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*directions, return_exceptions=True)
         ours.close()
         with contextlib.suppress(Exception):
             await line.close()
 
 
-async def _out(line: ClientConnection, ours: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError, WebSocketException):
-        while data := await loop.sock_recv(ours, _CHUNK):
-            await line.send(data)
+class _LineEnd:
+    """A WebSocket, whose messages are bytes of one stream. Its end is an exception."""
 
+    def __init__(self, line: ClientConnection) -> None:
+        self._line = line
 
-async def _back(line: ClientConnection, ours: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError, WebSocketException):
-        while True:
-            data = await line.recv(decode=False)
-            await loop.sock_sendall(ours, data if isinstance(data, bytes) else data.encode())
+    async def read(self) -> bytes:
+        while not (data := await self._line.recv(decode=False)):  # an empty message is not the end
+            pass
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._line.send(data)
+
+    async def write_eof(self) -> None:
+        await self._line.close()

@@ -8,27 +8,36 @@ from fastapi import APIRouter, Body, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll import checkpoint as states
-from atoll.server import results
-from atoll.server.auth import SandboxReader, SandboxUser, Services_
-from atoll.server.routes.sandboxes import SandboxId
-from atoll.server.streaming import while_connected
-from atoll.service import Success
+from atoll.model import checkpoint as states
+from atoll.server.connections import large_results
+from atoll.server.connections.streaming import while_connected
+from atoll.server.middleware.auth import AppServices, SandboxReadScope, SandboxUseScope
+from atoll.server.routes.openapi_parts import SandboxId, Success
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["checkpoints"])
-CheckpointId = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="Its id or name.")]
+CheckpointId = Annotated[
+    str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", description="The id or name of the checkpoint.")
+]
 Name = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$")]
 
 
 class CheckpointInfo(BaseModel):
+    """A checkpoint of a sandbox."""
+
     id: str
+    """The id of the checkpoint."""
     name: str
+    """The name of the checkpoint; may be empty."""
     created_at: float
+    """When the checkpoint was saved, in seconds since 1970."""
     parent: str | None
-    """The checkpoint that the sandbox came from when this one was made."""
+    """The checkpoint that the sandbox's state came from when this one was saved."""
     made_by: str
+    """Why the checkpoint was saved, such as the command before which it was saved."""
     size_bytes: int
+    """The space that the checkpoint takes."""
     memory: bool
+    """Whether running processes were saved too."""
 
     @classmethod
     def of(cls, found: states.Checkpoint) -> CheckpointInfo:
@@ -44,41 +53,55 @@ class CheckpointInfo(BaseModel):
 
 
 class CheckpointStart(BaseModel):
+    """The checkpoint to save."""
+
     model_config = ConfigDict(extra="forbid")
     name: Name = ""
+    """A name for the checkpoint, unique in the sandbox."""
     made_by: Annotated[str, Field(max_length=256)] = "user"
-    """Why, in words: the command before which it is made."""
+    """Why the checkpoint is saved, in words."""
     memory: bool = False
-    """Also of all processes. That needs isolation `gvisor`, and nobody may be connected."""
+    """Whether to save running processes too. Needs isolation level `gvisor`, and nobody may be connected to the
+    sandbox."""
     drop_connections: bool = False
-    """With memory: connections to the outside cannot be saved, and are in the way unless they may be dropped."""
+    """Connections to the outside cannot be saved, so with `memory` an open one makes the request fail unless this is
+    true."""
 
 
 class UndoSteps(BaseModel):
+    """How far to go back."""
+
     model_config = ConfigDict(extra="forbid")
     steps: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How many commands to undo."""
 
 
 class ChangeInfo(BaseModel):
+    """One difference between two states of a sandbox."""
+
     path: str
+    """The path of the file."""
     kind: states.ChangeKind
+    """Whether the file was added, changed or removed."""
     text: str | None = None
+    """The difference as text, if it was requested."""
     omitted: states.Omitted | None = None
-    """Why there is no text, if text was asked for."""
+    """Why there is no text although it was requested."""
 
     @classmethod
     def of(cls, found: states.Change) -> ChangeInfo:
         return cls(path=printable(found.path), kind=found.kind, text=found.text, omitted=found.omitted)
 
 
-@router.post("/checkpoints", operation_id="make_checkpoint")
+@router.post("/checkpoints", operation_id="make_checkpoint", summary="Save a checkpoint")
 async def make(
-    caller: SandboxUser,
-    services: Services_,
+    caller: SandboxUseScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     wanted: Annotated[CheckpointStart | None, Body()] = None,
 ) -> CheckpointInfo:
-    """Keep the state of all files, at one moment, while it runs."""
+    """Save the state of all files of a running sandbox at one moment. With `memory`, running processes are saved
+    too."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     wanted = wanted or CheckpointStart()
     made = await sandbox.checkpoint(
@@ -87,63 +110,76 @@ async def make(
     return CheckpointInfo.of(made)
 
 
-@router.get("/checkpoints", operation_id="list_checkpoints")
-async def list_them(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> list[CheckpointInfo]:
-    """All of them, oldest first."""
+@router.get("/checkpoints", operation_id="list_checkpoints", summary="List the checkpoints of a sandbox")
+async def list_them(caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId) -> list[CheckpointInfo]:
+    """Return all checkpoints of the sandbox, oldest first."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     return [CheckpointInfo.of(found) for found in await sandbox.checkpoints()]
 
 
-@router.delete("/checkpoints/{checkpoint_id}", operation_id="delete_checkpoint")
+@router.delete("/checkpoints/{checkpoint_id}", operation_id="delete_checkpoint", summary="Delete a checkpoint")
 async def delete(
-    caller: SandboxUser, services: Services_, sandbox_id: SandboxId, checkpoint_id: CheckpointId
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, checkpoint_id: CheckpointId
 ) -> Success:
-    """Others are not affected. May be repeated."""
+    """Delete a checkpoint. Other checkpoints are not affected. Deleting one that does not exist changes nothing."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).delete_checkpoint(checkpoint_id)
     return Success()
 
 
-@router.get("/checkpoints/{checkpoint_id}/diff", operation_id="diff_checkpoint", response_model=list[ChangeInfo])
+@router.get(
+    "/checkpoints/{checkpoint_id}/diff",
+    operation_id="diff_checkpoint",
+    summary="Compare a checkpoint",
+    response_model=list[ChangeInfo],
+)
 async def diff(
-    caller: SandboxReader,
-    services: Services_,
+    caller: SandboxReadScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     checkpoint_id: CheckpointId,
     request: Request,
-    to: Annotated[str | None, Query(max_length=64, description="Another checkpoint; default: now.")] = None,
-    text: bool = False,
+    to: Annotated[
+        str | None,
+        Query(
+            max_length=64, description="The id or name of the checkpoint to compare with. Default: the present state."
+        ),
+    ] = None,
+    text: Annotated[bool, Query(description="Whether to return the differences of text files.")] = False,
 ) -> Response:
-    """What was added, changed and removed since. Text differences have a budget of time and size; a change beyond it
-    has no text, and `omitted` says why. The comparison is cancelled if the client goes away."""
+    """Return the files that were added, changed or removed since a checkpoint, or between two checkpoints. Text
+    differences have a budget of time and size; a change beyond it has no text, and `omitted` says why."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     changes = await while_connected(request, sandbox.diff(checkpoint_id, to, text=text))
-    return results.listing(changes, ChangeInfo.of)
+    return large_results.listing(changes, ChangeInfo.of)
 
 
-@router.post("/checkpoints/{checkpoint_id}/rollback", operation_id="rollback_sandbox")
+@router.post(
+    "/checkpoints/{checkpoint_id}/rollback", operation_id="rollback_sandbox", summary="Roll back to a checkpoint"
+)
 async def rollback(
-    caller: SandboxUser, services: Services_, sandbox_id: SandboxId, checkpoint_id: CheckpointId
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, checkpoint_id: CheckpointId
 ) -> Success:
-    """Go back: processes end, files are as they were, the id stays."""
+    """Put the sandbox back into the state of a checkpoint. Its processes end and its files are restored; its id stays
+    the same."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).rollback(checkpoint_id)
     return Success()
 
 
-@router.post("/undo", operation_id="undo_commands")
+@router.post("/undo", operation_id="undo_commands", summary="Undo the last commands")
 async def undo(
-    caller: SandboxUser,
-    services: Services_,
+    caller: SandboxUseScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     wanted: Annotated[UndoSteps | None, Body()] = None,
 ) -> CheckpointInfo:
-    """Take back the last commands: go to the state before them, which a sandbox made with `undo` keeps."""
+    """Put the sandbox back into the state before its last commands. The sandbox must have been made with `undo`."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     return CheckpointInfo.of(await sandbox.undo((wanted or UndoSteps()).steps))
 
 
-@router.post("/restart", operation_id="restart_sandbox")
-async def restart(caller: SandboxUser, services: Services_, sandbox_id: SandboxId) -> Success:
-    """Go back to the state right after it was created."""
+@router.post("/restart", operation_id="restart_sandbox", summary="Restart a sandbox")
+async def restart(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId) -> Success:
+    """Put the sandbox back into the state it had right after its creation. Its id stays the same."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).restart()
     return Success()
 

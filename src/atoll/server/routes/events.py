@@ -1,4 +1,4 @@
-"""What happened: polled from a cursor, or as it happens."""
+"""Events of sandboxes: polled from a cursor, or streamed as they happen."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
 
-from atoll.manager import Act, Event
+from atoll.manager import Event, Operation
 from atoll.model import Cause, State
-from atoll.server.auth import Reader, Services_
-from atoll.server.streaming import NDJSON, SSE, EventStream, Happening
+from atoll.server.connections.streaming import EventStream, Happening
+from atoll.server.middleware.auth import AppServices, ReadScope
+from atoll.server.routes.openapi_parts import event_stream
 
 router = APIRouter(prefix="/events", tags=["events"])
-Number = Annotated[int, Query(ge=0, le=1 << 53)]
-SandboxQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Number = Annotated[
+    int, Query(ge=0, le=1 << 53, description="Return events with a higher number than this. Default: from the first.")
+]
+SandboxQuery = Annotated[
+    str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Only events of this sandbox.")
+]
 
 
 EventKind = Literal["state", "port", "health", "callback"]
@@ -25,41 +30,53 @@ KindQuery = Annotated[EventKind | None, Query(description="Only events of this k
 
 
 class EventInfo(BaseModel):
-    """A change of a sandbox. Ask for what comes `after` its number."""
+    """Something that happened to a sandbox."""
 
     number: int
+    """The number of the event. Later events have higher numbers."""
     at: datetime
+    """When it happened."""
     sandbox_id: str
+    """The sandbox it happened to."""
     before: State
+    """The state of the sandbox before."""
     after: State
-    act: Act | None
+    """The state of the sandbox afterwards."""
+    act: Operation | None
+    """The operation that caused the event."""
     cause: Cause | None
+    """Why the sandbox ended."""
     reason: str
+    """What happened, in words."""
     kind: EventKind = "state"
-    """`state`: its state changed, or a note about it. `port`: something listens on a port. `health`: what its health
-    check found. `callback`: a message that a program inside posted."""
+    """`state`: the sandbox changed its state, or a note about it. `port`: something began to listen on a port.
+    `health`: the result of a health check. `callback`: a message that a program inside posted."""
     data: dict[str, Any] | None = None
-    """Of the other kinds: the port and its process, the status, or the message."""
+    """Details of the kinds `port` (the port and its process), `health` (the status) and `callback` (the message)."""
 
 
 class EventPage(BaseModel):
+    """One page of events."""
+
     items: list[EventInfo]
+    """The events of this page, oldest first."""
     next_after: int
-    """Where to go on; the same as before if nothing happened."""
+    """The `after` of the next page. Unchanged if there was no event."""
     latest: int
-    """The number of the newest event that there is, of anybody: from here on, all are new."""
+    """The number of the newest event of anybody's sandboxes. All later events are new."""
 
 
-@router.get("", operation_id="list_events")
+@router.get("", operation_id="list_events", summary="List events")
 async def events(
-    caller: Reader,
-    services: Services_,
+    caller: ReadScope,
+    services: AppServices,
     after: Number = 0,
     sandbox_id: SandboxQuery = None,
     kind: KindQuery = None,
-    limit: Annotated[int, Query(gt=0, le=1000)] = 100,
+    limit: Annotated[int, Query(gt=0, le=1000, description="The most events to return.")] = 100,
 ) -> EventPage:
-    """The caller's events, oldest first."""
+    """Return the events of the caller's sandboxes, oldest first, starting after a number. To continue, pass
+    `next_after` as `after`."""
     found, following = await services.sandboxes.events(
         caller, after=after, sandbox_id=sandbox_id, limit=limit, kind=kind
     )
@@ -70,24 +87,32 @@ async def events(
 @router.get(
     "/stream",
     operation_id="stream_events",
+    summary="Stream events",
     response_class=EventStream,
-    responses={
-        200: {
-            "description": "One event after another.",
-            "content": {NDJSON: {"schema": {"type": "string"}}, SSE: {"schema": {"type": "string"}}},
-        }
-    },
+    responses=event_stream("Events of type `event`, and `heartbeat` while nothing happens."),
 )
 async def stream(
-    caller: Reader,
-    services: Services_,
+    caller: ReadScope,
+    services: AppServices,
     request: Request,
-    after: Annotated[int | None, Query(ge=0, le=1 << 53, description="Default: from now on.")] = None,
+    after: Annotated[
+        int | None,
+        Query(ge=0, le=1 << 53, description="Send events with a higher number than this. Default: only new ones."),
+    ] = None,
     sandbox_id: SandboxQuery = None,
     kind: KindQuery = None,
-    last: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=1 << 53)] = None,
+    last: Annotated[
+        int | None,
+        Header(
+            alias="Last-Event-ID",
+            ge=0,
+            le=1 << 53,
+            description="The number of the last event received, as browsers send it. Replaces `after`.",
+        ),
+    ] = None,
 ) -> EventStream:
-    """As they happen. A browser that reconnects goes on where it was."""
+    """Send the events of the caller's sandboxes as they happen. A browser that reconnects continues where it
+    stopped."""
     start = last if last is not None else after
     if start is None:
         start = await services.manager.latest_event()
@@ -96,9 +121,9 @@ async def stream(
 
     async def happening() -> AsyncGenerator[Happening, None]:
         position = start
-        with services.figures.stream("events"):
+        with services.metrics.stream("events"):
             while True:
-                upcoming = services.bell.next
+                upcoming = services.happened.next
                 found, position = await services.sandboxes.events(
                     caller, after=position, sandbox_id=sandbox_id, kind=kind
                 )

@@ -13,70 +13,95 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from atoll.guest.files import FileInfo, Watch
-from atoll.server import results
-from atoll.server.auth import SandboxReader, SandboxUser, Services_
-from atoll.server.routes.sandboxes import SandboxId
+from atoll.server.connections import large_results
+from atoll.server.connections.streaming import Download, EventStream, Happening, while_connected
+from atoll.server.middleware.auth import AppServices, SandboxReadScope, SandboxUseScope
+from atoll.server.routes.openapi_parts import BINARY, BINARY_BODY, SandboxId, Success, event_stream
 from atoll.server.services import Services
-from atoll.server.streaming import NDJSON, SSE, Download, EventStream, Happening, while_connected
-from atoll.server.trees import pack, unpack
-from atoll.service import Success
+from atoll.server.tree_transfers import pack, unpack
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/files", tags=["files"])
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
-FilePath = Annotated[str, Query(min_length=1, max_length=4096, description="Relative to the work directory.")]
-Mode = Annotated[str | None, Query(pattern="^[0-7]{3,4}$", description="Permissions, in octal.")]
+FilePath = Annotated[
+    str,
+    Query(
+        min_length=1,
+        max_length=4096,
+        description="A path inside the sandbox, absolute or relative to the work directory.",
+    ),
+]
+Mode = Annotated[str | None, Query(pattern="^[0-7]{3,4}$", description="The permissions of the file, in octal.")]
 _RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$")
-_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _TAR = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
-_ANY_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
-_TAR_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {**_TAR, **_BINARY}}}
+_TAR_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {**_TAR, **BINARY}}}
 
 
 class FileEntry(BaseModel):
+    """A file, directory or link in a sandbox."""
+
     path: str
+    """The path of the file."""
     kind: str
+    """`file`, `directory`, `symlink` or another kind of file."""
     mode: str
-    """Permissions, in octal."""
+    """The permissions, in octal."""
     size: int
+    """The size in bytes."""
     uid: int
+    """The user id of its owner inside."""
     gid: int
+    """The group id of its owner inside."""
     mtime_s: float
+    """When the content last changed, in seconds since 1970."""
     target: str | None = None
-    """Where a link leads."""
+    """Where a symbolic link points."""
 
 
 class Move(BaseModel):
+    """The file to move."""
+
     model_config = ConfigDict(extra="forbid")
     path: PathText
+    """The present path."""
     target: PathText
+    """The new path."""
 
 
 class MakeDirectory(BaseModel):
+    """The directory to create."""
+
     model_config = ConfigDict(extra="forbid")
     path: PathText
+    """The path of the directory."""
     mode: Annotated[str, Field(pattern="^[0-7]{3,4}$")] = "755"
+    """Its permissions, in octal."""
 
 
 class ChangeMode(BaseModel):
+    """The permissions to set."""
+
     model_config = ConfigDict(extra="forbid")
     path: PathText
+    """The path of the file or directory."""
     mode: Annotated[str, Field(pattern="^[0-7]{3,4}$")]
+    """The permissions, in octal."""
 
 
 @router.get(
     "/content",
     operation_id="read_file",
+    summary="Read a file",
     response_class=Download,
     responses={
-        200: {"description": "The content.", "content": _BINARY},
-        206: {"description": "The part asked for.", "content": _BINARY},
-        416: {"description": "The file is shorter."},
+        200: {"description": "The content.", "content": BINARY},
+        206: {"description": "The requested part.", "content": BINARY},
+        416: {"description": "The file is shorter than the requested part."},
     },
 )
 async def read(
-    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, path: FilePath, request: Request
+    caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, path: FilePath, request: Request
 ) -> Response:
-    """The content of a file, or a part of it: `Range: bytes=0-99`."""
+    """Return the content of a file, or a part of it with a header such as `Range: bytes=0-99`."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     info = await sandbox.stat(path)
     if info.kind == "directory":
@@ -94,26 +119,27 @@ async def read(
     return Download(content, 206 if partial else 200, headers=headers, media_type="application/octet-stream")
 
 
-@router.put("/content", operation_id="write_file", openapi_extra=_ANY_BODY)
+@router.put("/content", operation_id="write_file", summary="Write a file", openapi_extra=BINARY_BODY)
 async def write(
-    caller: SandboxUser,
-    services: Services_,
+    caller: SandboxUseScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     path: FilePath,
     request: Request,
     mode: Mode = None,
 ) -> FileEntry:
-    """Write a file; parents are made. Readers see the old content or the new; a broken upload changes nothing."""
+    """Write the body of the request to a file and create missing parent directories. Readers see either the old or the
+    new content, and an interrupted upload changes nothing."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await sandbox.write_stream(path, _body(request), mode=int(mode, 8) if mode is not None else None)
     return _entry(await sandbox.stat(path))
 
 
-@router.post("/append", operation_id="append_file", openapi_extra=_ANY_BODY)
+@router.post("/append", operation_id="append_file", summary="Append to a file", openapi_extra=BINARY_BODY)
 async def append(
-    caller: SandboxUser, services: Services_, sandbox_id: SandboxId, path: FilePath, request: Request
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, path: FilePath, request: Request
 ) -> FileEntry:
-    """Add to the end of a file, which is made if missing."""
+    """Append the body of the request to a file. The file is created if it does not exist."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await sandbox.write_stream(path, _body(request), append=True)
     return _entry(await sandbox.stat(path))
@@ -122,13 +148,14 @@ async def append(
 @router.get(
     "/tree",
     operation_id="download_tree",
+    summary="Download a directory",
     response_class=Download,
     responses={200: {"description": "An archive.", "content": _TAR}},
 )
 async def download(
-    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, request: Request, path: FilePath = "."
+    caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, request: Request, path: FilePath = "."
 ) -> Download:
-    """A directory and everything in it, as a tar archive. Links stay links."""
+    """Return a directory and everything in it as a tar archive. Symbolic links stay links."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     archive = await while_connected(
         request, pack(services.transfers, sandbox, path, services.settings.max_upload_bytes)
@@ -136,65 +163,73 @@ async def download(
     return Download(_content(services, b"", archive), media_type="application/x-tar")
 
 
-@router.put("/tree", operation_id="upload_tree", openapi_extra=_TAR_BODY)
+@router.put("/tree", operation_id="upload_tree", summary="Upload a directory", openapi_extra=_TAR_BODY)
 async def upload(
-    caller: SandboxUser, services: Services_, sandbox_id: SandboxId, request: Request, path: FilePath = "."
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, request: Request, path: FilePath = "."
 ) -> Success:
-    """Unpack a tar archive into a directory, which is made if missing."""
+    """Unpack a tar archive into a directory. The directory is created if it does not exist."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await unpack(services.transfers, sandbox, path, _body(request), services.settings.max_upload_bytes)
     return Success()
 
 
-@router.get("", operation_id="list_files", response_model=list[FileEntry])
+@router.get("", operation_id="list_files", summary="List a directory", response_model=list[FileEntry])
 async def listing(
-    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, request: Request, path: FilePath = "."
+    caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, request: Request, path: FilePath = "."
 ) -> Response:
-    """What is in a directory, by name."""
+    """Return the entries of a directory, sorted by name."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    return results.listing(await while_connected(request, sandbox.list_files(path)), _entry)
+    return large_results.listing(await while_connected(request, sandbox.list_files(path)), _entry)
 
 
-@router.get("/stat", operation_id="stat_file")
+@router.get("/stat", operation_id="stat_file", summary="Get information about a file")
 async def stat(
-    caller: SandboxReader, services: Services_, sandbox_id: SandboxId, path: FilePath, follow: bool = True
+    caller: SandboxReadScope,
+    services: AppServices,
+    sandbox_id: SandboxId,
+    path: FilePath,
+    follow: Annotated[bool, Query(description="Whether to follow a symbolic link.")] = True,
 ) -> FileEntry:
+    """Return the kind, size, permissions and times of a file or directory."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     return _entry(await sandbox.stat(path, follow=follow))
 
 
-@router.delete("", operation_id="remove_file")
+@router.delete("", operation_id="remove_file", summary="Remove a file or directory")
 async def remove(
-    caller: SandboxUser,
-    services: Services_,
+    caller: SandboxUseScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     path: FilePath,
-    recursive: bool = True,
-    missing_ok: bool = False,
+    recursive: Annotated[bool, Query(description="Whether to remove a directory that is not empty.")] = True,
+    missing_ok: Annotated[bool, Query(description="Whether a missing file is not an error.")] = False,
 ) -> Success:
-    """Remove a file, or a directory and everything in it. Links are removed, not followed."""
+    """Remove a file, or a directory and everything in it. Symbolic links are removed, not followed."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await sandbox.remove(path, recursive=recursive, missing_ok=missing_ok)
     return Success()
 
 
-@router.post("/move", operation_id="move_file")
-async def move(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: Move) -> Success:
-    """Rename, also over an existing file."""
+@router.post("/move", operation_id="move_file", summary="Move a file")
+async def move(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: Move) -> Success:
+    """Rename or move a file or directory. An existing file at the target is replaced."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).move(wanted.path, wanted.target)
     return Success()
 
 
-@router.post("/mkdir", operation_id="make_dir")
-async def make_dir(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: MakeDirectory) -> Success:
-    """Make a directory and its parents; an existing one is fine."""
+@router.post("/mkdir", operation_id="make_dir", summary="Create a directory")
+async def make_dir(
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: MakeDirectory
+) -> Success:
+    """Create a directory and its missing parents. A directory that already exists is not an error."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await sandbox.make_dir(wanted.path, mode=int(wanted.mode, 8))
     return Success()
 
 
-@router.post("/chmod", operation_id="chmod_file")
-async def chmod(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: ChangeMode) -> Success:
+@router.post("/chmod", operation_id="chmod_file", summary="Change permissions")
+async def chmod(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: ChangeMode) -> Success:
+    """Change the permissions of a file or directory."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).chmod(wanted.path, int(wanted.mode, 8))
     return Success()
 
@@ -202,29 +237,25 @@ async def chmod(caller: SandboxUser, services: Services_, sandbox_id: SandboxId,
 @router.get(
     "/watch",
     operation_id="watch_files",
+    summary="Watch a directory",
     response_class=EventStream,
-    responses={
-        200: {
-            "description": "One event after another: `ready`, then what changed, `heartbeat`.",
-            "content": {NDJSON: {"schema": {"type": "string"}}, SSE: {"schema": {"type": "string"}}},
-        }
-    },
+    responses=event_stream("Events: `ready` first, then changes, and `heartbeat` while nothing changes."),
 )
 async def watch(
-    caller: SandboxReader,
-    services: Services_,
+    caller: SandboxReadScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     request: Request,
     path: FilePath = ".",
-    recursive: bool = True,
+    recursive: Annotated[bool, Query(description="Whether to watch all directories below, too.")] = True,
 ) -> EventStream:
-    """Changes below a directory as they happen."""
+    """Send the changes of files below a directory as they happen."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     async with sandbox.use():
         watching = await sandbox.watch(path, recursive=recursive).__aenter__()
 
     async def changes() -> AsyncGenerator[Happening, None]:
-        with services.figures.stream("watch"):
+        with services.metrics.stream("watch"):
             yield {"type": "ready"}
             async for event in watching:
                 yield {"type": str(event.kind), "path": _shown(event.path), "is_dir": event.is_dir}
@@ -240,7 +271,7 @@ async def _content(
     services: Services, first: bytes, pieces: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(pieces):
-        with services.figures.stream("download"):
+        with services.metrics.stream("download"):
             yield first
             async for piece in pieces:
                 yield piece

@@ -9,47 +9,64 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
-from atoll.server.auth import Admin, Reader, Services_
+from atoll.server.middleware.auth import AdminScope, AppServices, ReadScope
 
 router = APIRouter(tags=["server"])
 
 
 class Health(BaseModel):
+    """The server works."""
+
     status: Literal["ok"] = "ok"
+    """Always `ok`."""
     version: str
+    """The version of Atoll."""
 
 
 class ServerInfo(BaseModel):
+    """The server, its engine and the caller."""
+
     version: str
+    """The version of Atoll."""
     engine: str
+    """The engine that makes the sandboxes."""
+    engine_version: str | None
+    """The version of the program or service behind the engine. Null if it is part of Atoll."""
+    isolation: str | None
+    """The isolation level of a sandbox that requests none. Null for plain processes."""
     capabilities: list[str]
-    """What its engine can enforce."""
+    """The features and limits that the engine supports."""
     user_id: str
+    """The user who made the request."""
     scopes: list[str]
+    """What the caller's credential may do."""
 
 
-@router.get("/health", operation_id="health")
-async def health(services: Services_) -> Health:
-    """Whether the server works: its database answers, its manager runs. 503 otherwise. Needs no credential."""
+@router.get("/health", operation_id="health", summary="Check the server")
+async def health(services: AppServices) -> Health:
+    """Return the version of the server if its database and manager work, and 503 otherwise. Needs no credential."""
     await services.store.ping()
     await services.manager.start()
     return Health(version=version("atoll"))
 
 
-@router.get("/info", operation_id="info")
-async def info(caller: Reader, services: Services_) -> ServerInfo:
-    """What this server can do, and who you are to it."""
+@router.get("/info", operation_id="info", summary="Get information about the server")
+async def info(caller: ReadScope, services: AppServices) -> ServerInfo:
+    """Return the version of the server, what its engine can do, and the user and scopes of the caller."""
+    description = await services.engine.describe()
     return ServerInfo(
         version=version("atoll"),
         engine=services.engine.name,
-        capabilities=sorted(services.engine.capabilities),
+        engine_version=description.version,
+        isolation=description.isolation,
+        capabilities=sorted(description.capabilities),
         user_id=caller.user_id,
         scopes=sorted(caller.scopes),
     )
 
 
-@router.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)
-async def metrics(caller: Admin, services: Services_) -> PlainTextResponse:
-    """For Prometheus."""
-    text = services.manager.metrics() + services.sandboxes.metrics() + services.figures.exposition()
+@router.get("/metrics", operation_id="metrics", summary="Get metrics", response_class=PlainTextResponse)
+async def metrics(caller: AdminScope, services: AppServices) -> PlainTextResponse:
+    """Return the metrics of the server in the text format of Prometheus."""
+    text = services.manager.metrics() + services.sandboxes.metrics() + services.metrics.exposition()
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")

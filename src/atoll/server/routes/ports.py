@@ -12,82 +12,98 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
-from atoll.network.names import plain_number
-from atoll.server.auth import (
-    Manager,
-    SandboxReader,
-    SandboxUser,
-    Services_,
+from atoll.model.addresses import plain_number
+from atoll.server.connections.streaming import while_connected
+from atoll.server.middleware.auth import (
+    AppServices,
+    ManageScope,
+    SandboxReadScope,
+    SandboxUseScope,
     allow,
     identify,
     need_known_origin,
     services_of,
     take_in,
 )
-from atoll.server.exposed.exchange import forward
-from atoll.server.exposed.inside_key import with_inside_key
-from atoll.server.exposed.sockets import bridge
-from atoll.server.exposed.way import Way
+from atoll.server.middleware.revocation import remember
+from atoll.server.ports.inner_websocket import bridge
+from atoll.server.ports.port_request import PortRequest, with_inside_key
+from atoll.server.ports.upstream_http import forward
 from atoll.server.problems import respond
-from atoll.server.routes.sandboxes import SandboxId
+from atoll.server.routes.openapi_parts import SandboxId, Success
 from atoll.server.services import Services
-from atoll.server.standing import remember
-from atoll.server.streaming import while_connected
-from atoll.service import Caller, ExposedUrl, ForbiddenError, Scope, Success
-from atoll.service.models import ExposedPort
+from atoll.service import Caller, ExposedUrl, ForbiddenError, Scope
+from atoll.service.models.exposed_port import ExposedPort
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/ports", tags=["ports"])
 links = APIRouter(prefix="/sandboxes/{sandbox_id}/port-links", tags=["ports"])
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-Port = Annotated[int, BeforeValidator(plain_number), Path(ge=1, le=65_535)]
+Port = Annotated[
+    int, BeforeValidator(plain_number), Path(ge=1, le=65_535, description="The port number inside the sandbox.")
+]
 """Written in one way only: what is decided on a path must not depend on who reads it."""
 
 
 class LinkRequest(BaseModel):
+    """The port link to create."""
+
     model_config = ConfigDict(extra="forbid")
     port: Annotated[int, Field(ge=1, le=65_535)]
+    """The port number inside the sandbox."""
     lifetime_s: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+    """Seconds until the link expires."""
     expose: bool = False
-    """Expose the port first if it is not exposed, under the name `port-NUMBER`. That needs the scope `manage`."""
+    """Whether to expose the port first, under the name `port-NUMBER`, if it is not exposed. Needs the scope
+    `manage`."""
 
 
 class PortInfo(BaseModel):
     """A TCP port that something in the sandbox listens on, or that is exposed."""
 
     port: int
+    """The port number inside the sandbox."""
     address: str | None = None
-    """The address that it listens on inside; null if nothing does."""
+    """The address that something listens on. Null if nothing listens."""
     pid: int | None = None
-    """The process, as numbered inside; null where that cannot be seen."""
+    """The id of the listening process inside. Null if it cannot be found out."""
     process: str | None = None
+    """The name of the listening process. Null if it cannot be found out."""
     exposed: list[ExposedUrl] = []
-    """Where it can be reached; empty if it is not exposed."""
+    """Where the port can be reached. Empty if it is not exposed."""
 
 
 class PortLink(BaseModel):
+    """A signed URL for an exposed port."""
+
     url: str
-    """Good for whoever has it, for this port alone, until then or until the sandbox ends."""
+    """The URL by path. Whoever has it can reach this one port until the link expires or the sandbox ends."""
     host_url: str | None = None
-    """The same by host name: an origin of its own, where it leaves a cookie."""
+    """The URL by host name, an origin of its own where a cookie replaces the link. Null where no such host name leads
+    to this server."""
     expires_at: datetime
+    """When the link expires."""
 
 
-@links.post("", operation_id="link_sandbox_port")
-async def link(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: LinkRequest) -> PortLink:
-    """A link to an exposed port that needs no other credential: to be opened in a browser, or given to somebody."""
+@links.post("", operation_id="link_sandbox_port", summary="Create a port link")
+async def link(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: LinkRequest) -> PortLink:
+    """Create a signed URL for an exposed port. It needs no other credential, so it can be opened in a browser or
+    shared."""
     if wanted.expose:
         await _expose_if_not(caller, services, sandbox_id, wanted.port)
     until = int(time.time()) + wanted.lifetime_s
-    url, host_url, until = await services.sandboxes.port_link(caller, sandbox_id, wanted.port, until)
+    url, host_url, until = await services.sandboxes.ports.link(caller, sandbox_id, wanted.port, until)
     return PortLink(url=url, host_url=host_url, expires_at=datetime.fromtimestamp(until, UTC))
 
 
-@router.get("", operation_id="list_sandbox_ports")
-async def ports(caller: SandboxReader, services: Services_, sandbox_id: SandboxId, request: Request) -> list[PortInfo]:
-    """What listens inside, with its process, and which ports are exposed."""
+@router.get("", operation_id="list_sandbox_ports", summary="List the ports of a sandbox")
+async def ports(
+    caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, request: Request
+) -> list[PortInfo]:
+    """Return the TCP ports on which something in the sandbox listens, with the process, and the ports that are
+    exposed."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     found = await while_connected(request, sandbox.ports())
-    urls = await services.sandboxes.exposed_urls(caller, sandbox_id)
+    urls = await services.sandboxes.ports.urls(caller, sandbox_id)
     listed = [
         PortInfo(
             port=each.port,
@@ -103,58 +119,58 @@ async def ports(caller: SandboxReader, services: Services_, sandbox_id: SandboxI
     return sorted(listed, key=lambda each: each.port)
 
 
-@router.post("", operation_id="expose_sandbox_port", status_code=201)
-async def expose(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: ExposedPort) -> ExposedUrl:
-    """Expose a port while the sandbox runs. A port of the same name is replaced; whether something listens there yet
-    does not matter."""
-    return await services.sandboxes.expose_port(caller, sandbox_id, wanted)
+@router.post("", operation_id="expose_sandbox_port", summary="Expose a port", status_code=201)
+async def expose(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: ExposedPort) -> ExposedUrl:
+    """Expose a port of a running sandbox under a URL. A port of the same name is replaced. Nothing needs to listen on
+    the port yet."""
+    return await services.sandboxes.ports.expose(caller, sandbox_id, wanted)
 
 
-@router.delete("/{port}", operation_id="hide_sandbox_port")
-async def hide(caller: Manager, services: Services_, sandbox_id: SandboxId, port: Port) -> Success:
-    """Expose a port no longer, under any of its names."""
-    await services.sandboxes.hide_port(caller, sandbox_id, port)
+@router.delete("/{port}", operation_id="hide_sandbox_port", summary="Stop exposing a port")
+async def hide(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, port: Port) -> Success:
+    """Stop exposing a port, under all of its names."""
+    await services.sandboxes.ports.hide(caller, sandbox_id, port)
     return Success()
 
 
 @router.api_route("/{port}/{path:path}", methods=_METHODS, include_in_schema=False)
-async def by_path(request: Request, services: Services_, sandbox_id: SandboxId, port: Port, path: str) -> Response:
+async def by_path(request: Request, services: AppServices, sandbox_id: SandboxId, port: Port, path: str) -> Response:
     """Pass the request on to what listens on that port, and its answer back."""
-    caller, way = await _admit(request, sandbox_id, port, path)
-    return await forward(request, caller, services, way)
+    caller, wanted = await _admit(request, sandbox_id, port, path)
+    return await forward(request, caller, services, wanted)
 
 
 @router.websocket("/{port}/{path:path}")
 async def socket_by_path(websocket: WebSocket, sandbox_id: SandboxId, port: Port, path: str) -> None:
     """The same for a WebSocket."""
     try:
-        caller, way = await _admit(websocket, sandbox_id, port, path)
+        caller, wanted = await _admit(websocket, sandbox_id, port, path)
     except SandboxError as error:
         await websocket.send_denial_response(respond(error))
         return
-    await bridge(websocket, caller, services_of(websocket), way)
+    await bridge(websocket, caller, services_of(websocket), wanted)
 
 
 async def _expose_if_not(caller: Caller, services: Services, sandbox_id: str, port: int) -> None:
-    if any(url.port == port for url in await services.sandboxes.exposed_urls(caller, sandbox_id)):
+    if any(url.port == port for url in await services.sandboxes.ports.urls(caller, sandbox_id)):
         return
     if caller.sandbox_id is not None:
         raise ForbiddenError("the session key of a sandbox does not allow this")
     caller.need(Scope.MANAGE)
-    await services.sandboxes.expose_port(caller, sandbox_id, ExposedPort(name=f"port-{port}", port=port))
+    await services.sandboxes.ports.expose(caller, sandbox_id, ExposedPort(name=f"port-{port}", port=port))
 
 
-async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: str) -> tuple[Caller, Way]:
+async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: str) -> tuple[Caller, PortRequest]:
     """Who asks, and for what; as it was sent, with its escapes, the path is in the request."""
     services = services_of(connection)
     before, until = f"/ports/{port}/", None
-    caller = await services.sandboxes.by_public_port(sandbox_id, port)
+    caller = await services.sandboxes.credentials.by_public_port(sandbox_id, port)
     if caller is not None:
         take_in(connection, caller)
     if path.startswith("~"):
         mark = path[1:].partition("/")[0]
         if caller is None:
-            caller = await services.sandboxes.by_port_link(sandbox_id, port, mark)
+            caller = await services.sandboxes.credentials.by_port_link(sandbox_id, port, mark)
             take_in(connection, caller)
             remember(connection, caller)
             until = float(mark.partition(".")[0])
@@ -165,4 +181,4 @@ async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: s
     raw: bytes = connection.scope["raw_path"].partition(b"?")[0]
     query: bytes = connection.scope["query_string"]
     target = b"/" + raw.partition(before.encode("latin-1", "replace"))[2] + (b"?" + query if query else b"")
-    return caller, await with_inside_key(connection, Way(sandbox_id, port, target, until=until))
+    return caller, await with_inside_key(connection, PortRequest(sandbox_id, port, target, until=until))

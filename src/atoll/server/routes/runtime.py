@@ -6,59 +6,62 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from atoll.server.auth import Manager, Reader, Services_
-from atoll.service.runtime_models import RuntimeChoice, RuntimeInfo, RuntimeList, RuntimeStart
+from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope
+from atoll.service.models.runtime import RuntimeChoice, RuntimeInfo, RuntimeList, RuntimeStart
 
 router = APIRouter(prefix="/runtime", tags=["runtime"])
-_Id = Annotated[str, Path(max_length=128)]
+SessionId = Annotated[str, Path(max_length=128, description="The id of the session.")]
+RuntimeId = Annotated[str, Path(max_length=128, description="The id of the runtime.")]
 
 
-@router.post("/start", operation_id="start_runtime")
-async def start(caller: Manager, services: Services_, wanted: RuntimeStart) -> RuntimeInfo:
-    """Start the sandbox of a session, or find the one that the same request started. Answers when it runs, or with
-    `starting` if that takes long."""
+@router.post("/start", operation_id="start_runtime", summary="Start an OpenHands runtime")
+async def start(caller: ManageScope, services: AppServices, wanted: RuntimeStart) -> RuntimeInfo:
+    """Start the sandbox of a session, or return the one that the same request started before. The answer comes when the
+    sandbox runs, or with status `starting` if that takes long."""
     return await services.runtimes.start(caller, wanted)
 
 
-@router.post("/stop", operation_id="stop_runtime")
-async def stop(caller: Manager, services: Services_, wanted: RuntimeChoice) -> RuntimeInfo:
+@router.post("/stop", operation_id="stop_runtime", summary="Delete an OpenHands runtime")
+async def stop(caller: ManageScope, services: AppServices, wanted: RuntimeChoice) -> RuntimeInfo:
     """Delete a runtime and everything in it."""
     return await services.runtimes.stop(caller, wanted.runtime_id)
 
 
-@router.post("/pause", operation_id="pause_runtime")
-async def pause(caller: Manager, services: Services_, wanted: RuntimeChoice) -> RuntimeInfo:
-    """Stop its processes where they are. May be repeated."""
+@router.post("/pause", operation_id="pause_runtime", summary="Pause an OpenHands runtime")
+async def pause(caller: ManageScope, services: AppServices, wanted: RuntimeChoice) -> RuntimeInfo:
+    """Stop all processes of a runtime where they are. Pausing a paused runtime changes nothing."""
     return await services.runtimes.pause(caller, wanted.runtime_id)
 
 
-@router.post("/resume", operation_id="resume_runtime")
-async def resume(caller: Manager, services: Services_, wanted: RuntimeChoice) -> RuntimeInfo:
-    """Let its processes go on."""
+@router.post("/resume", operation_id="resume_runtime", summary="Resume an OpenHands runtime")
+async def resume(caller: ManageScope, services: AppServices, wanted: RuntimeChoice) -> RuntimeInfo:
+    """Let the processes of a paused runtime continue."""
     return await services.runtimes.resume(caller, wanted.runtime_id)
 
 
-@router.get("/list", operation_id="list_runtimes")
-async def list_all(caller: Reader, services: Services_) -> RuntimeList:
-    """The caller's runtimes that run or are being started, the newest first."""
+@router.get("/list", operation_id="list_runtimes", summary="List OpenHands runtimes")
+async def list_all(caller: ReadScope, services: AppServices) -> RuntimeList:
+    """Return the caller's running and starting runtimes, newest first."""
     return RuntimeList(runtimes=await services.runtimes.running(caller))
 
 
-@router.get("/sessions/batch", operation_id="batch_get_sessions")
+@router.get("/sessions/batch", operation_id="batch_get_sessions", summary="Get the runtimes of several sessions")
 async def batch(
-    caller: Reader, services: Services_, ids: Annotated[list[str], Query(min_length=1, max_length=100)]
+    caller: ReadScope,
+    services: AppServices,
+    ids: Annotated[list[str], Query(min_length=1, max_length=100, description="The ids of the sessions.")],
 ) -> list[RuntimeInfo | None]:
-    """The runtimes of several sessions, in the order asked for; null for what is not there."""
+    """Return the runtimes of several sessions in the order of the ids, with null for each one that does not exist."""
     return await services.runtimes.batch(caller, ids)
 
 
-@router.get("/sessions/{session_id}", operation_id="get_session")
-async def session(caller: Reader, services: Services_, session_id: _Id) -> RuntimeInfo:
-    """The runtime of a session, paused or not."""
+@router.get("/sessions/{session_id}", operation_id="get_session", summary="Get the runtime of a session")
+async def session(caller: ReadScope, services: AppServices, session_id: SessionId) -> RuntimeInfo:
+    """Return the runtime of a session, also while it is paused."""
     return await services.runtimes.get(caller, session_id)
 
 
-@router.get("/runtime/{runtime_id}", operation_id="get_runtime")
-async def runtime(caller: Reader, services: Services_, runtime_id: _Id) -> RuntimeInfo:
-    """The same by the id of the runtime, as older releases of OpenHands ask."""
+@router.get("/runtime/{runtime_id}", operation_id="get_runtime", summary="Get an OpenHands runtime")
+async def runtime(caller: ReadScope, services: AppServices, runtime_id: RuntimeId) -> RuntimeInfo:
+    """Return a runtime by its own id, as older releases of OpenHands request it."""
     return await services.runtimes.describe(caller, runtime_id)

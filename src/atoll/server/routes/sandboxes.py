@@ -4,173 +4,176 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Body, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import HTTPConnection
 
-from atoll.engines.base import LimitReporting
+from atoll.engines.contract import LimitReporting
 from atoll.errors import SandboxNotFoundError
-from atoll.sandbox import MOST_LEASE_S
-from atoll.server.admission import admission_of
-from atoll.server.auth import (
+from atoll.model.sandbox_status import SandboxStatus
+from atoll.sandbox.sandbox import MAX_LEASE_S
+from atoll.server.connections.streaming import while_connected
+from atoll.server.middleware.auth import (
     SESSION_HEADER,
-    Manager,
-    Reader,
-    SandboxReader,
-    SandboxUser,
-    Services_,
-    services_of,
+    AppServices,
+    ManageScope,
+    ReadScope,
+    SandboxReadScope,
+    SandboxUseScope,
     take_in,
 )
-from atoll.server.streaming import while_connected
-from atoll.service import ForkStart, SandboxInfo, SandboxPage, SandboxStart, SandboxStatus, Success
-from atoll.service.models import Lifetime, SandboxSettings
+from atoll.server.routes.openapi_parts import IdempotencyKey, Limit, PageId, SandboxId, Success
+from atoll.service import ForkStart, SandboxInfo, SandboxPage, SandboxStart
+from atoll.service.models.sandbox_request import Lifetime, SandboxSettings
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
 
 
-async def _resolved(
-    connection: HTTPConnection,
-    sandbox_id: Annotated[
-        str,
-        Path(
-            pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$",
-            description="The id of the sandbox, its name, or the id of its task.",
-        ),
-    ],
-) -> str:
-    """Routes that find out by themselves who asks take ids only."""
-    known = admission_of(connection.scope)
-    return sandbox_id if known is None else await services_of(connection).sandboxes.resolve(known.caller, sandbox_id)
-
-
-SandboxId = Annotated[str, Depends(_resolved)]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[\x21-\x7e]{1,200}$",
-        description="Repeat a request with the same key as often as you like: it is done once.",
-    ),
-]
-PageId = Annotated[str | None, Query(max_length=512, description="`next_page_id` of the page before.")]
-Limit = Annotated[int, Query(gt=0, le=100)]
-
-
 class Usage(BaseModel):
-    """Resources in use; null for what the engine cannot know."""
+    """The resources that a sandbox uses, and how often it reached its limits. Null where the engine cannot measure
+    it."""
 
     memory_bytes: int | None
+    """Memory in use."""
     cpu_s: float | None
+    """CPU seconds used since the sandbox started."""
     pids: int | None
+    """Number of processes."""
     disk_bytes: int | None
+    """Disk space in use."""
     oom_kills: int | None = None
+    """How often a process was killed because the memory limit was reached."""
     pids_refused: int | None = None
+    """How often a process could not be started because of the limit."""
     disk_full: bool | None = None
+    """Whether the disk limit was reached."""
 
 
 class Expiry(BaseModel):
+    """The lifetime to set."""
+
     model_config = ConfigDict(extra="forbid")
     lifetime_s: Lifetime
-    """So long from now on."""
+    """New lifetime in seconds, counted from now. The server may allow less."""
 
 
 class KeepAlive(BaseModel):
+    """How long to count the sandbox as in use."""
+
     model_config = ConfigDict(extra="forbid")
-    seconds: Annotated[float, Field(gt=0, le=MOST_LEASE_S)]
-    """Counted from now. A longer lease that was taken earlier remains."""
+    seconds: Annotated[float, Field(gt=0, le=MAX_LEASE_S)]
+    """Seconds, counted from now. An earlier request for longer stays in effect."""
 
 
 class Pause(BaseModel):
+    """How to pause the sandbox."""
+
     model_config = ConfigDict(extra="forbid")
     memory: Literal["ram", "disk"] = "ram"
-    """On the disk it takes no memory meanwhile. That needs isolation `gvisor`, and nobody may be connected."""
+    """`ram` keeps the memory of the sandbox; `disk` saves it to disk, so that it uses no memory. `disk` needs isolation
+    level `gvisor`, and nobody may be connected to the sandbox."""
     drop_connections: bool = False
-    """Connections to the outside cannot be saved on the disk, and are in the way unless they may be dropped."""
+    """Connections to the outside cannot be saved to disk, so with `disk` an open one makes the request fail unless this
+    is true."""
 
 
 class PauseOld(BaseModel):
+    """How many sandboxes may stay running."""
+
     model_config = ConfigDict(extra="forbid")
     max_num_sandboxes: Annotated[int, Field(gt=0)]
+    """The most sandboxes that are left running."""
 
 
-@router.get("/search", operation_id="search_sandboxes")
+@router.get("/search", operation_id="search_sandboxes", summary="List sandboxes")
 async def search(
-    caller: Reader,
-    services: Services_,
+    caller: ReadScope,
+    services: AppServices,
     page_id: PageId = None,
     limit: Limit = 100,
-    status: SandboxStatus | None = None,
-    name: Annotated[str | None, Query(max_length=128)] = None,
-    label: Annotated[list[str] | None, Query(max_length=16, description="`NAME=VALUE`; all must match.")] = None,
-    ended: Annotated[bool, Query(description="Those that are gone, with their causes.")] = False,
+    status: Annotated[SandboxStatus | None, Query(description="Only sandboxes in this state.")] = None,
+    name: Annotated[str | None, Query(max_length=128, description="Only sandboxes of this name.")] = None,
+    label: Annotated[
+        list[str] | None,
+        Query(max_length=16, description="Only sandboxes with this label, as `NAME=VALUE`. May be repeated."),
+    ] = None,
+    ended: Annotated[bool, Query(description="Return sandboxes that have ended instead of existing ones.")] = False,
 ) -> SandboxPage:
-    """The caller's sandboxes, the newest first."""
+    """Return the caller's sandboxes, newest first, one page at a time. The filters can be combined."""
     labels = dict(_pair(text) for text in label or ())
     return await services.sandboxes.search_sandboxes(
         caller, page_id, limit, status=status, name=name, labels=labels, ended=ended
     )
 
 
-@router.get("", operation_id="batch_get_sandboxes")
+@router.get("", operation_id="batch_get_sandboxes", summary="Get several sandboxes")
 async def batch_get(
-    caller: Reader, services: Services_, id: Annotated[list[str], Query(min_length=1, max_length=100)]
+    caller: ReadScope,
+    services: AppServices,
+    id: Annotated[
+        list[str], Query(min_length=1, max_length=100, description="The ids, names or task ids of the sandboxes.")
+    ],
 ) -> list[SandboxInfo | None]:
-    """Several at once, in the order asked for; null for what is not there."""
+    """Return several sandboxes in the order of the ids, with null for each one that does not exist."""
     return await services.sandboxes.batch_get_sandboxes(caller, id)
 
 
-@router.post("", operation_id="start_sandbox")
+@router.post("", operation_id="start_sandbox", summary="Start a sandbox")
 async def start(
-    caller: Manager,
-    services: Services_,
+    caller: ManageScope,
+    services: AppServices,
     request: Request,
-    sandbox_spec_id: Annotated[str | None, Query(max_length=128)] = None,
+    sandbox_spec_id: Annotated[
+        str | None, Query(max_length=128, description="The spec to start from; the same as in the body.")
+    ] = None,
     wanted: Annotated[SandboxStart | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> SandboxInfo:
-    """Start a sandbox of a spec, of the default one, or as `settings` say. Answers when it runs. If the client goes
-    away before that, no sandbox is made, unless the request has an idempotency key."""
+    """Start a sandbox from a spec, from the default spec, or from `settings`. The answer comes when the sandbox runs.
+    If the client disconnects before that, no sandbox is left behind, unless the request has an idempotency key."""
     wanted = wanted or SandboxStart()
     if sandbox_spec_id is not None:
         if wanted.sandbox_spec_id not in (None, sandbox_spec_id):
-            raise ValueError("sandbox_spec_id in the query and in the body differ")
+            raise ValueError("sandbox_spec_id differs between the query and the body: send it once")
         wanted = wanted.model_copy(update={"sandbox_spec_id": sandbox_spec_id})
-    work = services.sandboxes.start_sandbox(caller, wanted, key=key)
+    work = services.sandboxes.creation.start(caller, wanted, key=key)
     return await (while_connected(request, work) if key is None else work)
 
 
-@router.post("/pause-old", operation_id="pause_old_sandboxes")
-async def pause_old(caller: Manager, services: Services_, wanted: PauseOld) -> list[str]:
-    """Pause the oldest that run until so many are left; the ids of those paused."""
+@router.post("/pause-old", operation_id="pause_old_sandboxes", summary="Pause the oldest sandboxes")
+async def pause_old(caller: ManageScope, services: AppServices, wanted: PauseOld) -> list[str]:
+    """Pause the caller's oldest running sandboxes until at most the given number are running. Returns the ids of the
+    paused sandboxes."""
     return await services.sandboxes.pause_old_sandboxes(caller, wanted.max_num_sandboxes)
 
 
-@router.get("/by-session-key", operation_id="get_sandbox_by_session_key")
+@router.get("/by-session-key", operation_id="get_sandbox_by_session_key", summary="Find the sandbox of a session key")
 async def by_session_key(
-    request: Request, services: Services_, key: Annotated[str, Header(alias=SESSION_HEADER, max_length=512)] = ""
+    request: Request,
+    services: AppServices,
+    key: Annotated[str, Header(alias=SESSION_HEADER, max_length=512, description="The session key.")] = "",
 ) -> SandboxInfo:
-    """The sandbox that the session key in the header is for. 401 if it is unknown, or its sandbox does not run."""
-    take_in(request, await services.sandboxes.by_session_key(key))
+    """Return the sandbox that a session key belongs to. Answers 401 if the key is unknown or its sandbox is not
+    running."""
+    take_in(request, await services.sandboxes.credentials.by_session_key(key))
     return await services.sandboxes.get_sandbox_by_session_api_key(key)
 
 
-@router.get("/{sandbox_id}", operation_id="get_sandbox")
+@router.get("/{sandbox_id}", operation_id="get_sandbox", summary="Get a sandbox")
 async def get(
-    caller: SandboxReader,
-    services: Services_,
+    caller: SandboxReadScope,
+    services: AppServices,
     sandbox_id: SandboxId,
-    resources: Annotated[bool, Query(description="Also what it uses right now.")] = False,
+    resources: Annotated[bool, Query(description="Whether to include the resources in use.")] = False,
 ) -> SandboxInfo:
-    """One sandbox as it is now. 410 with the cause if it has ended."""
+    """Return one sandbox in its present state. Answers 410, with the cause, if the sandbox has ended."""
     return await services.sandboxes.describe(caller, sandbox_id, resources=resources)
 
 
-@router.post("/{sandbox_id}/pause", operation_id="pause_sandbox")
+@router.post("/{sandbox_id}/pause", operation_id="pause_sandbox", summary="Pause a sandbox")
 async def pause(
-    caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: Annotated[Pause | None, Body()] = None
+    caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: Annotated[Pause | None, Body()] = None
 ) -> Success:
-    """Stop its processes where they are. May be repeated."""
+    """Stop all processes of a sandbox where they are, until it is resumed. Pausing a paused sandbox changes nothing."""
     wanted = wanted or Pause()
     done = await services.sandboxes.pause_sandbox(
         caller, sandbox_id, memory=wanted.memory, drop_connections=wanted.drop_connections
@@ -178,73 +181,79 @@ async def pause(
     return _found(done, sandbox_id)
 
 
-@router.post("/{sandbox_id}/fork", operation_id="fork_sandbox")
+@router.post("/{sandbox_id}/fork", operation_id="fork_sandbox", summary="Fork a sandbox")
 async def fork(
-    caller: Manager,
-    services: Services_,
+    caller: ManageScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     request: Request,
     wanted: Annotated[ForkStart | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> list[SandboxInfo]:
-    """New sandboxes that begin as this one is, or was at a checkpoint: all, or none. Answers when they run. If the
-    client goes away before that, none is made, unless the request has an idempotency key."""
-    work = services.sandboxes.fork_sandbox(caller, sandbox_id, wanted or ForkStart(), key=key)
+    """Make new sandboxes that start from the state of this one, or from one of its checkpoints. Either all forks are
+    made or none. The answer comes when they run. If the client disconnects before that, none is left behind, unless the
+    request has an idempotency key."""
+    work = services.sandboxes.creation.fork(caller, sandbox_id, wanted or ForkStart(), key=key)
     return await (while_connected(request, work) if key is None else work)
 
 
-@router.post("/{sandbox_id}/resume", operation_id="resume_sandbox")
-async def resume(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
-    """Resume a paused sandbox. One that the server paused by itself is also resumed by any use of it."""
+@router.post("/{sandbox_id}/resume", operation_id="resume_sandbox", summary="Resume a sandbox")
+async def resume(caller: ManageScope, services: AppServices, sandbox_id: SandboxId) -> Success:
+    """Let the processes of a paused sandbox continue. A sandbox that the server paused by itself is also resumed by any
+    use of it."""
     return _found(await services.sandboxes.resume_sandbox(caller, sandbox_id), sandbox_id)
 
 
-@router.delete("/{sandbox_id}", operation_id="delete_sandbox")
-async def delete(caller: Manager, services: Services_, sandbox_id: SandboxId) -> Success:
-    """Delete it and everything in it."""
+@router.delete("/{sandbox_id}", operation_id="delete_sandbox", summary="Delete a sandbox")
+async def delete(caller: ManageScope, services: AppServices, sandbox_id: SandboxId) -> Success:
+    """End a sandbox and delete everything in it, including its checkpoints."""
     return _found(await services.sandboxes.delete_sandbox(caller, sandbox_id), sandbox_id)
 
 
-@router.get("/{sandbox_id}/wait", operation_id="wait_for_sandbox_running")
+@router.get("/{sandbox_id}/wait", operation_id="wait_for_sandbox_running", summary="Wait until a sandbox runs")
 async def wait(
-    caller: SandboxReader,
-    services: Services_,
+    caller: SandboxReadScope,
+    services: AppServices,
     sandbox_id: SandboxId,
     request: Request,
-    timeout: Annotated[float, Query(gt=0, le=600)] = 120,
+    timeout: Annotated[float, Query(gt=0, le=600, description="How many seconds to wait.")] = 120,
 ) -> SandboxInfo:
-    """Answers when it runs; 410 if it ends instead, 504 if it takes longer."""
+    """Wait until the sandbox is running, then return it. Answers 410 if it ends instead, and 504 if it takes longer
+    than `timeout`."""
     work = services.sandboxes.wait_for_sandbox_running(caller, sandbox_id, timeout)
     return await while_connected(request, work)
 
 
-@router.put("/{sandbox_id}/expiry", operation_id="extend_sandbox")
-async def extend(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: Expiry) -> SandboxInfo:
-    """How long it may live from now on, used or not."""
+@router.put("/{sandbox_id}/expiry", operation_id="extend_sandbox", summary="Set the lifetime of a sandbox")
+async def extend(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: Expiry) -> SandboxInfo:
+    """Set how long the sandbox may live from now on, whether it is used or not."""
     return await services.sandboxes.extend(caller, sandbox_id, wanted.lifetime_s)
 
 
-@router.post("/{sandbox_id}/keep-alive", operation_id="keep_sandbox_alive")
-async def keep_alive(caller: SandboxUser, services: Services_, sandbox_id: SandboxId, wanted: KeepAlive) -> SandboxInfo:
-    """Count the sandbox as in use for this many seconds, whatever it does. Its lifetime still ends it."""
+@router.post("/{sandbox_id}/keep-alive", operation_id="keep_sandbox_alive", summary="Keep a sandbox alive")
+async def keep_alive(
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: KeepAlive
+) -> SandboxInfo:
+    """Count the sandbox as in use for some seconds, whatever it does, so that it does not become idle. Its lifetime can
+    still end it."""
     return await services.sandboxes.keep_alive(caller, sandbox_id, wanted.seconds)
 
 
-@router.get("/{sandbox_id}/settings", operation_id="sandbox_settings")
-async def settings(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> SandboxSettings:
-    """What it was made from."""
+@router.get("/{sandbox_id}/settings", operation_id="sandbox_settings", summary="Get the settings of a sandbox")
+async def settings(caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId) -> SandboxSettings:
+    """Return the settings that the sandbox was made from."""
     return await services.sandboxes.settings(caller, sandbox_id)
 
 
-@router.get("/{sandbox_id}/stats", operation_id="sandbox_stats")
-async def stats(caller: SandboxReader, services: Services_, sandbox_id: SandboxId) -> Usage:
-    """Resources in use, and how often its limits were hit."""
+@router.get("/{sandbox_id}/stats", operation_id="sandbox_stats", summary="Get the resources of a sandbox")
+async def stats(caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId) -> Usage:
+    """Return the resources that the sandbox uses at the moment, and how often it reached its limits."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     found = await sandbox.stats()
     usage = Usage(memory_bytes=found.memory_bytes, cpu_s=found.cpu_s, pids=found.pids, disk_bytes=found.disk_bytes)
-    engine = await sandbox._the_engine()
+    engine = await sandbox.access.engine()
     if isinstance(engine, LimitReporting):
-        hit = await engine.limit_events(sandbox._created())
+        hit = await engine.limit_events(sandbox.access.handle())
         usage.oom_kills, usage.pids_refused, usage.disk_full = hit.oom_kills, hit.pids_refused, hit.disk_full
     return usage
 
@@ -258,5 +267,5 @@ def _found(done: bool, sandbox_id: str) -> Success:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ValueError("a label is NAME=VALUE")
+        raise ValueError("invalid label: write NAME=VALUE")
     return name, value

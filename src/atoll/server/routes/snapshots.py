@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi import Path as PathParameter
@@ -17,35 +17,42 @@ from starlette.background import BackgroundTask
 
 from atoll import workers
 from atoll.errors import SandboxResourceError
-from atoll.server.auth import Manager, Reader, Services_, needs
-from atoll.server.routes.sandboxes import SandboxId
+from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope, needs
+from atoll.server.routes.openapi_parts import BINARY, BINARY_BODY, SandboxId, Success
 from atoll.server.services import Services
-from atoll.service import Caller, Scope, SnapshotInfo, Success
+from atoll.service import Caller, Scope, SnapshotInfo
 
 router = APIRouter(prefix="/snapshots", tags=["snapshots"])
 of_sandbox = APIRouter(prefix="/sandboxes/{sandbox_id}/snapshots", tags=["snapshots"])
 _PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-SnapshotName = Annotated[str, PathParameter(pattern=_PATTERN)]
-Owner = Annotated[str | None, Query(max_length=256, description="Of this user. Only for administrators.")]
+SnapshotName = Annotated[str, PathParameter(pattern=_PATTERN, description="The name of the snapshot.")]
+Owner = Annotated[
+    str | None, Query(max_length=256, description="The user whose snapshots are meant. Only for administrators.")
+]
 User = Annotated[Caller, Depends(needs(Scope.USE))]
-_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_ANY_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
 
 
 class SnapshotStart(BaseModel):
+    """The snapshot to save."""
+
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, Field(pattern=_PATTERN)]
+    """A name for the snapshot, unique among the caller's snapshots."""
     checkpoint: Annotated[str, Field(max_length=64)] | None = None
-    """Its id or name; without it: as the sandbox is now."""
+    """The id or name of the checkpoint to save. Default: the present state."""
     memory: bool = False
-    """Also what runs, with all that is in the memory of programs, secrets included."""
+    """Whether to save running processes too, with everything in their memory, secrets included."""
     drop_connections: bool = False
-    """With memory: connections to the outside cannot be saved, and are in the way unless they may be dropped."""
+    """Connections to the outside cannot be saved, so with `memory` an open one makes the request fail unless this is
+    true."""
 
 
-@of_sandbox.post("", operation_id="make_snapshot")
-async def make(caller: Manager, services: Services_, sandbox_id: SandboxId, wanted: SnapshotStart) -> SnapshotInfo:
-    """Keep a state of a sandbox, also after it is gone. 409 if the caller has one of that name."""
+@of_sandbox.post("", operation_id="make_snapshot", summary="Save a snapshot")
+async def make(
+    caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: SnapshotStart
+) -> SnapshotInfo:
+    """Save the state of a sandbox under a name. The snapshot outlives the sandbox. Answers 409 if the caller already
+    has a snapshot of that name."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     return await services.sandboxes.snapshots.create(
         caller,
@@ -57,20 +64,21 @@ async def make(caller: Manager, services: Services_, sandbox_id: SandboxId, want
     )
 
 
-@router.get("", operation_id="list_snapshots")
-async def list_them(caller: Reader, services: Services_, owner: Owner = None) -> list[SnapshotInfo]:
-    """The caller's, oldest first. Administrators see everybody's."""
+@router.get("", operation_id="list_snapshots", summary="List snapshots")
+async def list_them(caller: ReadScope, services: AppServices, owner: Owner = None) -> list[SnapshotInfo]:
+    """Return the caller's snapshots, oldest first. Administrators see the snapshots of all users."""
     return await services.sandboxes.snapshots.list(caller, owner)
 
 
-@router.get("/{name}", operation_id="get_snapshot")
-async def get(caller: Reader, services: Services_, name: SnapshotName, owner: Owner = None) -> SnapshotInfo:
+@router.get("/{name}", operation_id="get_snapshot", summary="Get a snapshot")
+async def get(caller: ReadScope, services: AppServices, name: SnapshotName, owner: Owner = None) -> SnapshotInfo:
+    """Return what is known about a snapshot: its image, size and origin."""
     return await services.sandboxes.snapshots.get(caller, name, owner)
 
 
-@router.delete("/{name}", operation_id="delete_snapshot")
-async def delete(caller: Manager, services: Services_, name: SnapshotName, owner: Owner = None) -> Success:
-    """Sandboxes that came from it are not affected."""
+@router.delete("/{name}", operation_id="delete_snapshot", summary="Delete a snapshot")
+async def delete(caller: ManageScope, services: AppServices, name: SnapshotName, owner: Owner = None) -> Success:
+    """Delete a snapshot. Sandboxes that were made from it are not affected."""
     await services.sandboxes.snapshots.delete(caller, name, owner)
     return Success()
 
@@ -78,11 +86,12 @@ async def delete(caller: Manager, services: Services_, name: SnapshotName, owner
 @router.get(
     "/{name}/content",
     operation_id="export_snapshot",
+    summary="Export a snapshot",
     response_class=FileResponse,
-    responses={200: {"description": "The snapshot as a file.", "content": _BINARY}},
+    responses={200: {"description": "The snapshot as a file.", "content": BINARY}},
 )
-async def export(caller: User, services: Services_, name: SnapshotName, owner: Owner = None) -> FileResponse:
-    """One file, with a digest, that any server with the same image can take in."""
+async def export(caller: User, services: AppServices, name: SnapshotName, owner: Owner = None) -> FileResponse:
+    """Return a snapshot as one file with a checksum. Any server that has the same image can import it."""
     file = _new_file(services)
     try:
         await services.sandboxes.snapshots.export(caller, name, file, owner)
@@ -93,21 +102,21 @@ async def export(caller: User, services: Services_, name: SnapshotName, owner: O
     return FileResponse(file, media_type="application/octet-stream", background=gone)
 
 
-@router.put("/{name}/content", operation_id="import_snapshot", openapi_extra=_ANY_BODY)
-async def take_in(caller: Manager, services: Services_, name: SnapshotName, request: Request) -> SnapshotInfo:
-    """Take over a file that an export wrote, without its memory. It is checked first: a damaged one is refused, and
-    nothing in it leads out."""
+@router.put("/{name}/content", operation_id="import_snapshot", summary="Import a snapshot", openapi_extra=BINARY_BODY)
+async def take_in(caller: ManageScope, services: AppServices, name: SnapshotName, request: Request) -> SnapshotInfo:
+    """Create a snapshot from an exported file, without its saved memory. The file is checked first, and a damaged one
+    is refused."""
     async with _received(services, request) as file:
         return await services.sandboxes.snapshots.take_in(caller, name, file)
 
 
 @asynccontextmanager
 async def _received(services: Services, request: Request) -> AsyncIterator[Path]:
-    file, holding = _new_file(services), services.transfers.budgets.open(workers.account.get())
+    file, reservation = _new_file(services), services.transfers.budgets.open(workers.account.get())
     try:
         with await workers.run(workers.TRANSFER, _open_new, file) as target:
             async for piece in request.stream():
-                if holding.take(len(piece)) < len(piece):
+                if reservation.take(len(piece)) < len(piece):
                     raise SandboxResourceError(
                         "your transfers take too much space on the server at once",
                         hint="Wait for other transfers to finish.",
@@ -115,7 +124,7 @@ async def _received(services: Services, request: Request) -> AsyncIterator[Path]
                 await workers.run(workers.TRANSFER, target.write, piece)
         yield file
     finally:
-        holding.close()
+        reservation.close()
         file.unlink(missing_ok=True)
 
 

@@ -7,26 +7,28 @@ import collections
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, WebSocket, WebSocketDisconnect
 
+from atoll.cancellation import until_first
 from atoll.errors import SandboxError
 from atoll.manager import ManagedSandbox
-from atoll.server.auth import admit, services_of, subprotocol
+from atoll.sandbox.terminal import AsyncTerminal
+from atoll.server.connections.bounded_protocol import GONE
+from atoll.server.middleware.auth import admit, services_of, subprotocol
 from atoll.server.problems import respond
-from atoll.server.protocol import GONE
 from atoll.server.services import Services
 from atoll.service import Caller, Scope
-from atoll.terminal import AsyncTerminal
+from atoll.two_way_copy import SocketEnd, copy_until_one_ends
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["sockets"])
-_CHUNK = 256 << 10
-_MOST_TYPED = 1 << 20
+_MAX_TYPED_BYTES = 1 << 20
 _ENDED = 1000
 _FAILED = 1011
+_EXPECTED = (OSError, WebSocketDisconnect, SandboxError)
 
 
 @router.websocket("/terminal")
@@ -50,10 +52,11 @@ async def terminal(
             await websocket.send_denial_response(respond(error))
             return
         await websocket.accept(subprotocol(websocket))
-        with services.figures.stream("terminal"):
+        with services.metrics.stream("terminal"):
             try:
                 async with sandbox.use():
-                    await _until_first(_show(websocket, opened), _type(websocket, opened), _gone(websocket))
+                    showing = (_show(websocket, opened), _type(websocket, opened), _gone(websocket))
+                    await until_first(*showing, expected=_EXPECTED)
             finally:
                 await opened.kill()
 
@@ -72,9 +75,10 @@ async def agent(websocket: WebSocket, sandbox_id: str) -> None:
         except (SandboxError, OSError, ValueError) as error:
             await websocket.send_denial_response(respond(error))
             return
-        with contextlib.closing(stream), services.figures.stream("agent"):
+        with contextlib.closing(stream), services.metrics.stream("agent"):
             await websocket.accept(subprotocol(websocket))
-            await _until_first(_from_agent(websocket, stream), _to_agent(websocket, sandbox, stream), _gone(websocket))
+            copying = copy_until_one_ends(_ClientEnd(websocket), _AgentEnd(stream, sandbox), expected=_EXPECTED)
+            await until_first(copying, _gone(websocket), expected=_EXPECTED)
             with contextlib.suppress(RuntimeError):
                 await websocket.close(_ENDED)
 
@@ -87,20 +91,6 @@ async def _admitted(websocket: WebSocket) -> AsyncIterator[tuple[Caller, Service
         return
     with contextlib.suppress(WebSocketDisconnect):
         yield caller, services_of(websocket)
-
-
-async def _until_first(*work: Coroutine[Any, Any, None]) -> None:
-    """Run them all until one ends; the others are cancelled."""
-    tasks = [asyncio.create_task(part) for part in work]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception) and not isinstance(result, OSError | WebSocketDisconnect | SandboxError):
-            raise result
 
 
 async def _gone(websocket: WebSocket) -> None:
@@ -121,7 +111,7 @@ async def _type(websocket: WebSocket, opened: AsyncTerminal) -> None:
     changed = asyncio.Condition()
 
     def is_full() -> bool:
-        return sum(len(message.get("bytes") or b"") for message in waiting) >= _MOST_TYPED
+        return sum(len(message.get("bytes") or b"") for message in waiting) >= _MAX_TYPED_BYTES
 
     async def hear() -> None:
         while (message := await websocket.receive())["type"] != "websocket.disconnect":
@@ -141,7 +131,7 @@ async def _type(websocket: WebSocket, opened: AsyncTerminal) -> None:
                 waiting.popleft()
                 changed.notify_all()
 
-    await _until_first(hear(), pass_on())
+    await until_first(hear(), pass_on(), expected=_EXPECTED)
 
 
 async def _typed(websocket: WebSocket, opened: AsyncTerminal, message: Mapping[str, Any]) -> bool:
@@ -159,17 +149,30 @@ async def _typed(websocket: WebSocket, opened: AsyncTerminal, message: Mapping[s
     return True
 
 
-async def _from_agent(websocket: WebSocket, stream: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    while data := await loop.sock_recv(stream, _CHUNK):
-        await websocket.send_bytes(data)
+class _ClientEnd:
+    """The client's WebSocket, whose binary messages are bytes of one stream."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+
+    async def read(self) -> bytes:
+        while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
+            if data := message.get("bytes"):
+                return bytes(data)
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        await self._websocket.send_bytes(data)
+
+    async def write_eof(self) -> None:
+        await self._websocket.close(_ENDED)
 
 
-async def _to_agent(websocket: WebSocket, sandbox: ManagedSandbox, stream: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        message = await websocket.receive()
-        if message["type"] == "websocket.disconnect":
-            return
-        async with sandbox.use():  # which wakes one that fell asleep
-            await loop.sock_sendall(stream, message.get("bytes") or b"")
+class _AgentEnd(SocketEnd):
+    def __init__(self, stream: socket.socket, sandbox: ManagedSandbox) -> None:
+        super().__init__(stream)
+        self._sandbox = sandbox
+
+    async def write(self, data: bytes) -> None:
+        async with self._sandbox.use():  # which wakes one that fell asleep
+            await super().write(data)

@@ -6,63 +6,66 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Path, Query
 
-from atoll.server.auth import Manager, Reader, Services_
-from atoll.server.routes.sandboxes import Limit, PageId
-from atoll.service import SandboxSpecInfo, SandboxSpecInfoPage, SandboxSpecNotFoundError, Success
-from atoll.service.models import ImagePull, SandboxSpecCreate
+from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope
+from atoll.server.routes.openapi_parts import Limit, PageId, Success
+from atoll.service import SandboxSpecInfo, SandboxSpecInfoPage, SandboxSpecNotFoundError
+from atoll.service.models.catalogue import ImagePull, SandboxSpecCreate
 
 router = APIRouter(prefix="/sandbox-specs", tags=["specs"])
-SpecPath = Annotated[str, Path(max_length=128)]
+SpecPath = Annotated[str, Path(max_length=128, description="The id of the spec.")]
 
 
-@router.get("/search", operation_id="search_sandbox_specs")
+@router.get("/search", operation_id="search_sandbox_specs", summary="List specs")
 async def search(
-    caller: Reader, services: Services_, page_id: PageId = None, limit: Limit = 100
+    caller: ReadScope, services: AppServices, page_id: PageId = None, limit: Limit = 100
 ) -> SandboxSpecInfoPage:
-    """Everybody's specs and the caller's own, by id."""
+    """Return the specs that the caller can use, sorted by id: their own and those shared with everybody."""
     return await services.specs.search_sandbox_specs(caller, page_id, limit)
 
 
-@router.get("", operation_id="batch_get_sandbox_specs")
+@router.get("", operation_id="batch_get_sandbox_specs", summary="Get several specs")
 async def batch_get(
-    caller: Reader, services: Services_, id: Annotated[list[str], Query(min_length=1, max_length=100)]
+    caller: ReadScope,
+    services: AppServices,
+    id: Annotated[list[str], Query(min_length=1, max_length=100, description="The ids of the specs.")],
 ) -> list[SandboxSpecInfo | None]:
-    """Several at once, in the order asked for; null for what is not there."""
+    """Return several specs in the order of the ids, with null for each one that does not exist."""
     return await services.specs.batch_get_sandbox_specs(caller, id)
 
 
-@router.get("/default", operation_id="get_default_sandbox_spec")
-async def default(caller: Reader, services: Services_) -> SandboxSpecInfo:
-    """The one for sandboxes that name none."""
+@router.get("/default", operation_id="get_default_sandbox_spec", summary="Get the default spec")
+async def default(caller: ReadScope, services: AppServices) -> SandboxSpecInfo:
+    """Return the spec that is used for sandboxes that name none."""
     return await services.specs.get_default_sandbox_spec(caller)
 
 
-@router.post("", operation_id="create_sandbox_spec", status_code=201)
-async def create(caller: Manager, services: Services_, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
-    """A new spec. Its image is fetched in the background: `image_status` says how far that is."""
+@router.post("", operation_id="create_sandbox_spec", summary="Create a spec", status_code=201)
+async def create(caller: ManageScope, services: AppServices, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
+    """Add a spec to the catalogue. Its image is fetched in the background; `image_status` shows the progress."""
     return await services.specs.create_sandbox_spec(caller, wanted)
 
 
-@router.get("/{spec_id}", operation_id="get_sandbox_spec")
-async def get(caller: Reader, services: Services_, spec_id: SpecPath) -> SandboxSpecInfo:
+@router.get("/{spec_id}", operation_id="get_sandbox_spec", summary="Get a spec")
+async def get(caller: ReadScope, services: AppServices, spec_id: SpecPath) -> SandboxSpecInfo:
+    """Return one spec of the catalogue and the state of its image."""
     found = await services.specs.get_sandbox_spec(caller, spec_id)
     if found is None:
         raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {spec_id!r}")
     return found
 
 
-@router.post("/{spec_id}/pull", operation_id="pull_sandbox_spec")
+@router.post("/{spec_id}/pull", operation_id="pull_sandbox_spec", summary="Fetch the image of a spec")
 async def pull(
-    caller: Manager, services: Services_, spec_id: SpecPath, wanted: Annotated[ImagePull | None, Body()] = None
+    caller: ManageScope, services: AppServices, spec_id: SpecPath, wanted: Annotated[ImagePull | None, Body()] = None
 ) -> SandboxSpecInfo:
-    """Fetch or build its image now, or again after a failure. Answers at once; ask for the spec to see its
-    `image_progress`."""
+    """Fetch or build the image of a spec now, or again after a failure. The answer comes at once; get the spec to see
+    its `image_progress`."""
     return await services.specs.pull_sandbox_spec(caller, spec_id, (wanted or ImagePull()).registry_login)
 
 
-@router.delete("/{spec_id}", operation_id="delete_sandbox_spec")
-async def delete(caller: Manager, services: Services_, spec_id: SpecPath) -> Success:
-    """Sandboxes that were made from it stay."""
+@router.delete("/{spec_id}", operation_id="delete_sandbox_spec", summary="Delete a spec")
+async def delete(caller: ManageScope, services: AppServices, spec_id: SpecPath) -> Success:
+    """Delete a spec from the catalogue. Sandboxes that were made from it are not affected."""
     if not await services.specs.delete_sandbox_spec(caller, spec_id):
         raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {spec_id!r}")
     return Success()

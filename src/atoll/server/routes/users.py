@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.server.auth import Admin, Services_
-from atoll.server.routes.sandboxes import Limit, PageId
+from atoll.server.middleware.auth import AdminScope, AppServices
+from atoll.server.routes.openapi_parts import Limit, PageId
 from atoll.store import Quotas, Role, User
 
 router = APIRouter(prefix="/users", tags=["users"])
@@ -16,49 +16,63 @@ UserId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@|:+-]{0,255}$")
 
 
 class UserPage(BaseModel):
+    """One page of users."""
+
     items: list[User]
+    """The users of this page."""
     next_page_id: str | None = None
+    """The `page_id` of the next page. Null on the last page."""
 
 
 class UserCreate(BaseModel):
+    """The user to create."""
+
     model_config = ConfigDict(extra="forbid")
     id: UserId
+    """The id of the new user."""
     role: Role = Role.USER
+    """The role of the user."""
     quotas: Quotas = Quotas()
+    """What the user may have."""
 
 
 class UserChange(BaseModel):
-    """What is left out stays as it is."""
+    """What to change. Fields that are left out stay as they are."""
 
     model_config = ConfigDict(extra="forbid")
     role: Role | None = None
+    """The new role."""
     quotas: Quotas | None = None
+    """The new quotas; they replace the old ones."""
     disabled: bool | None = None
+    """Whether the user is locked out."""
     identity: Annotated[str, Field(pattern=r"^[^|*]+\|.+$", max_length=600)] | None = None
-    """The name of this user at the identity provider, as `ISSUER|SUBJECT`. Whoever logs in there under that name is
-    this user from then on."""
+    """The user's name at the identity provider, as `ISSUER|SUBJECT`. From then on, whoever logs in under that name is
+    this user."""
 
 
-@router.get("", operation_id="list_users")
-async def users(caller: Admin, services: Services_, page_id: PageId = None, limit: Limit = 100) -> UserPage:
-    """By id."""
-    found = await services.identities.users(page_id or "", limit + 1)
+@router.get("", operation_id="list_users", summary="List users")
+async def users(caller: AdminScope, services: AppServices, page_id: PageId = None, limit: Limit = 100) -> UserPage:
+    """Return the users of the server, sorted by id, one page at a time."""
+    found = await services.users.list(page_id or "", limit + 1)
     return UserPage(items=found[:limit], next_page_id=found[limit - 1].id if len(found) > limit else None)
 
 
-@router.post("", operation_id="create_user", status_code=201)
-async def create(caller: Admin, services: Services_, wanted: UserCreate) -> User:
-    return await services.identities.create_user(wanted.id, wanted.role, wanted.quotas)
+@router.post("", operation_id="create_user", summary="Create a user", status_code=201)
+async def create(caller: AdminScope, services: AppServices, wanted: UserCreate) -> User:
+    """Create a user with a role and quotas."""
+    return await services.users.create(wanted.id, wanted.role, wanted.quotas)
 
 
-@router.patch("/{user_id}", operation_id="change_user")
+@router.patch("/{user_id}", operation_id="change_user", summary="Change a user")
 async def change(
-    caller: Admin, services: Services_, user_id: Annotated[str, Path(max_length=256)], wanted: UserChange
+    caller: AdminScope,
+    services: AppServices,
+    user_id: Annotated[str, Path(max_length=256, description="The id of the user.")],
+    wanted: UserChange,
 ) -> User:
-    """Change the role, the quotas, the identity at the identity provider, or whether the user is locked out. The
-    change takes effect at once."""
+    """Change a user's role, quotas or identity at the identity provider, or lock the user out. The change takes effect
+    at once."""
     if wanted.identity is not None:
-        await services.identities.link_user(user_id, wanted.identity)
-    return await services.identities.change_user(
-        user_id, role=wanted.role, quotas=wanted.quotas, disabled=wanted.disabled
-    )
+        await services.users.link(user_id, wanted.identity)
+    return await services.users.change(user_id, role=wanted.role, quotas=wanted.quotas, disabled=wanted.disabled)

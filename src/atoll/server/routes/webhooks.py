@@ -1,4 +1,4 @@
-"""Being told what happens, and telling: messages between servers."""
+"""Webhooks: events posted to other servers, and those that a remote engine posts to this one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.engines.base import Reachable
-from atoll.server.auth import Manager, Reader, Services_
-from atoll.server.webhooks import Webhook
-from atoll.service import NotAuthenticatedError, Success
+from atoll.engines.contract import Reachable
+from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope
+from atoll.server.routes.openapi_parts import Success, json_body
+from atoll.server.webhooks.delivery import Webhook
+from atoll.service import NotAuthenticatedError
 from atoll.signature import HEADER
 
 router = APIRouter(tags=["webhooks"])
@@ -18,50 +19,63 @@ RECEIVE = "/engine-events"
 
 
 class Lease(BaseModel):
+    """The webhook to lease."""
+
     model_config = ConfigDict(extra="forbid")
     url: Annotated[str, Field(min_length=8, max_length=2048)]
-    """Where to post. It must be public, unless the server's settings name its host."""
+    """The URL to post to. It must be public unless the server's settings name its host."""
     secret: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){32,128}$")]
-    """With which messages are signed, in hexadecimal."""
+    """The secret that messages are signed with, in hexadecimal."""
     lease_s: Annotated[float, Field(ge=1, le=600)] = 120
-    """Renew it before, or it ends."""
+    """Seconds until the lease ends, unless it is renewed."""
     after: Annotated[int, Field(ge=0, le=1 << 53)] | None = None
-    """The number of the last event that is known already. Default: only what comes."""
+    """The number of the last event that is already known. Default: only new events are posted."""
 
 
 class WebhookInfo(BaseModel):
+    """A leased webhook."""
+
     id: str
+    """The id of the webhook."""
     url: str
+    """The URL that events are posted to."""
     expires_in_s: float
+    """Seconds until the lease ends."""
     failing: bool
-    """Whether the last message was not taken. It is tried again."""
+    """Whether the last message was not accepted. It is sent again."""
     delivered: int
-    """Events so far."""
+    """How many events were delivered so far."""
 
 
 class Heard(BaseModel):
+    """The answer to a message of a remote engine."""
+
     challenge: str | None = None
+    """The challenge of the message, if it had one."""
 
 
-@router.put("/webhooks", operation_id="lease_webhook")
-async def lease(caller: Manager, services: Services_, wanted: Lease) -> WebhookInfo:
-    """Have the events of your sandboxes posted to a URL, signed. The first message is a challenge that it must answer
-    with; the same URL and secret again renew the lease."""
+@router.put("/webhooks", operation_id="lease_webhook", summary="Lease a webhook")
+async def lease(caller: ManageScope, services: AppServices, wanted: Lease) -> WebhookInfo:
+    """Have the events of the caller's sandboxes posted to a URL, signed. The first message is a challenge that the URL
+    must answer with. The same URL and secret again renew the lease."""
     secret = bytes.fromhex(wanted.secret)
     hook = await services.webhooks.lease(caller, wanted.url, secret, wanted.lease_s, wanted.after)
     return _info(hook)
 
 
-@router.get("/webhooks", operation_id="list_webhooks")
-async def webhooks(caller: Reader, services: Services_) -> list[WebhookInfo]:
-    """Yours."""
+@router.get("/webhooks", operation_id="list_webhooks", summary="List webhooks")
+async def webhooks(caller: ReadScope, services: AppServices) -> list[WebhookInfo]:
+    """Return the caller's webhooks."""
     return [_info(hook) for hook in services.webhooks.of(caller)]
 
 
-@router.delete("/webhooks/{webhook_id}", operation_id="delete_webhook")
+@router.delete("/webhooks/{webhook_id}", operation_id="delete_webhook", summary="Delete a webhook")
 async def delete(
-    caller: Manager, services: Services_, webhook_id: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$")]
+    caller: ManageScope,
+    services: AppServices,
+    webhook_id: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$", description="The id of the webhook.")],
 ) -> Success:
+    """Stop posting events to a URL."""
     await services.webhooks.remove(caller, webhook_id)
     return Success()
 
@@ -69,16 +83,17 @@ async def delete(
 @router.post(
     RECEIVE,
     operation_id="receive_engine_events",
-    openapi_extra={
-        "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
-    },
+    summary="Receive events of a remote engine",
+    openapi_extra=json_body({"type": "object"}),
 )
 async def receive(
-    request: Request, services: Services_, signature: Annotated[str, Header(alias=HEADER, max_length=512)] = ""
+    request: Request,
+    services: AppServices,
+    signature: Annotated[str, Header(alias=HEADER, max_length=512, description="The signature of the body.")] = "",
 ) -> Heard:
-    """From the server that is this one's engine. Its signature is the credential."""
+    """Take in events from the server that this one uses as its engine. Their signature is the credential."""
     if not isinstance(services.engine, Reachable):
-        raise NotAuthenticatedError("the engine of this server is on its own machine: nobody is expected here")
+        raise NotAuthenticatedError("the engine of this server runs on the same machine: no events are accepted")
     return Heard(challenge=services.engine.receive(signature, await request.body()))
 
 

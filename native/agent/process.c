@@ -1,0 +1,219 @@
+/* Processes: started, and remembered until they are released.
+ *
+ * launch.c and supervise.c start one, stdio.c gives it its streams, channel.c keeps its output, process_stream.c hands that to whoever is
+ * attached, completion.c and reaper.c see its end, termination.c and kill.c bring it about.
+ */
+#define _GNU_SOURCE
+#include "process.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_KEEP = 1 << 20, MOST_KEEP = 64 << 20 };
+
+struct process *processes;
+static unsigned process_count;
+
+struct process *find_process(struct fields fields)
+{
+    struct field id;
+    if (!fields_find(fields, TAG_ID, &id) || !id.length || id.length > MAX_ID)
+        return NULL;
+    for (struct process *process = processes; process; process = process->next)
+        if (process->id_length == id.length && memcmp(process->id, id.value, id.length) == 0)
+            return process;
+    return NULL;
+}
+
+static void drop(struct process *process)
+{
+    if (process->dropped)
+        return;
+    process->dropped = true;
+    *process->link = process->next;
+    if (process->next)
+        process->next->link = process->link;
+    process_count--;
+    for (int i = 0; i < CHANNELS; i++) {
+        source_close(&process->channels[i].source);
+        free(process->channels[i].bytes);
+    }
+    source_close(&process->input);
+    free(process->input_bytes);
+    timer_set(&process->deadline, 0);
+    timer_set(&process->kill_again, 0);
+    timer_set(&process->settle, 0);
+    launch_release(&process->launch);
+    free_later(process);
+}
+
+void drop_if_forgotten(struct process *process)
+{
+    if (process->gone && process->complete && !process->stream && process->flags & START_FORGET)
+        drop(process);
+}
+
+/* --- starting ------------------------------------------------------------------------------------------------------------- */
+
+static bool make_place(void)
+{
+    struct process *oldest = NULL;
+    if (process_count < MAX_PROCESSES)
+        return true;
+    for (struct process *process = processes; process; process = process->next)
+        if (process->gone && process->complete && !process->stream)
+            oldest = process; /* new ones are put in front */
+    if (oldest)
+        drop(oldest);
+    return oldest;
+}
+
+static struct process *new_process(struct fields fields)
+{
+    struct field id;
+    uint64_t keep = fields_number_or(fields, TAG_KEEP, DEFAULT_KEEP);
+    struct process *process = calloc(1, sizeof *process);
+    if (!process)
+        return NULL;
+    fields_find(fields, TAG_ID, &id);
+    memcpy(process->id, id.value, id.length);
+    process->id_length = id.length;
+    process->flags = (unsigned)fields_number_or(fields, TAG_FLAGS, 0);
+    if (process->flags & START_DETACH)
+        process->flags |= START_STARTED;
+    process->input = (struct source){.fd = -1, .ready = input_ready};
+    for (unsigned i = 0; i < CHANNELS; i++) {
+        struct channel *channel = &process->channels[i];
+        channel->source = (struct source){.fd = -1, .ready = channel_ready};
+        channel->process = process;
+        channel->index = i;
+        channel->most = (keep > MOST_KEEP ? MOST_KEEP : (size_t)keep) + CHUNK;
+    }
+    process->deadline.fire = deadline_fire;
+    process->kill_again.fire = kill_again_fire;
+    process->settle.fire = settle_fire;
+    process->next = processes;
+    process->link = &processes;
+    if (processes)
+        processes->link = &process->next;
+    processes = process;
+    process_count++;
+    return process;
+}
+
+static int start(struct process *process, struct fields fields)
+{
+    if (launch_prepare(&process->launch, fields) < 0)
+        return -1;
+    if (open_streams(process, fields) < 0)
+        return -1;
+    process->launch.tell_started = process->flags & START_STARTED;
+    process->started_ns = now_ns();
+    calm_down();
+    if (supervise(process) < 0)
+        return -1;
+    launch_close(&process->launch);
+    uint64_t deadline_ms = fields_number_or(fields, TAG_DEADLINE_MS, 0);
+    process->grace_ns = fields_number_or(fields, TAG_GRACE_MS, 0) % 86400000 * MS;
+    if (deadline_ms)
+        timer_set(&process->deadline, process->started_ns + (deadline_ms > 1000000000000 ? 1000000000000 : deadline_ms) * MS);
+    listen_again(process);
+    return 0;
+}
+
+void process_start(struct stream *stream, struct fields fields)
+{
+    struct field id;
+    struct process *process = find_process(fields);
+    if (process) {
+        attach(process, stream, (struct fields){NULL, 0});
+        return;
+    }
+    if (!fields_find(fields, TAG_ID, &id) || !id.length || id.length > MAX_ID) {
+        stream_fail(stream, EINVAL, "a process needs an ID");
+        return;
+    }
+    process = make_place() ? new_process(fields) : NULL;
+    if (!process) {
+        stream_fail(stream, EAGAIN, "too many processes");
+        return;
+    }
+    if (start(process, fields) < 0) {
+        int error = errno;
+        drop(process);
+        stream_fail(stream, error, "cannot start a process");
+        return;
+    }
+    process->stream = stream;
+    stream_serve(stream, &process_ops, process);
+}
+
+/* --- releasing and listing ------------------------------------------------------------------------------------------------ */
+
+void process_release(struct stream *stream, struct fields fields)
+{
+    struct process *process = find_process(fields);
+    if (!process) {
+        stream_fail(stream, ENOENT, "no such process");
+    } else if (!process->complete) {
+        stream_fail(stream, EBUSY, NULL);
+    } else {
+        process->flags |= START_FORGET; /* what it left running keeps its entry, so that it can be killed, and no longer */
+        if (process->stream)
+            stream_fail(process->stream, ESTALE, "released");
+        drop_if_forgotten(process);
+        stream_finish(stream, NULL);
+    }
+}
+
+struct listing {
+    size_t length, sent;
+    uint8_t bytes[];
+};
+
+static bool listing_pump(struct stream *stream)
+{
+    struct listing *listing = stream->owner;
+    size_t room;
+    if (listing->sent == listing->length) {
+        struct builder fields;
+        fields.length = 0;
+        add_number(&fields, TAG_CAPACITY, MAX_PROCESSES);
+        stream_finish(stream, &fields);
+        return false;
+    }
+    uint8_t *payload = stream_reserve(stream, listing->length - listing->sent < CHUNK ? listing->length - listing->sent : CHUNK, &room);
+    if (!payload)
+        return false;
+    memcpy(payload, listing->bytes + listing->sent, room);
+    stream_commit(stream, 0, room);
+    listing->sent += room;
+    return true;
+}
+
+static void listing_closed(struct stream *stream) { free(stream->owner); }
+
+void process_list(struct stream *stream)
+{
+    static const struct stream_ops ops = {.pump = listing_pump, .closed = listing_closed};
+    struct listing *listing = calloc(1, sizeof *listing + process_count * (size_t)(MAX_ID + 19));
+    if (!listing) {
+        stream_fail(stream, ENOMEM, NULL);
+        return;
+    }
+    for (struct process *process = processes; process; process = process->next) {
+        if (!process->id_length)
+            continue;
+        uint8_t *at = listing->bytes + listing->length;
+        put_u16(at, (unsigned)process->id_length);
+        memcpy(at + 2, process->id, process->id_length);
+        at += 2 + process->id_length;
+        put_u64(at, (uint64_t)process->pid);
+        at[8] = !process->complete;
+        put_u64(at + 9, now_ns() - process->started_ns);
+        listing->length += 2 + process->id_length + 17;
+    }
+    stream_serve(stream, &ops, listing);
+    stream_wake(stream);
+}

@@ -1,0 +1,111 @@
+/* The host part: what only root of the host may do, or an ordinary user in its own namespace. */
+#include <linux/prctl.h>
+
+#include "sandbox.h"
+
+enum { STACK = 64 << 10 };
+
+static struct worker me = {.step = "start", .detail = "", .give_up = launcher_gives_up};
+
+int first_pid;
+static int userns = -1; /* the first process's */
+static int group_directory = -1;
+static char stack[STACK] __attribute__((aligned(16)));
+
+/* The first process shares our memory and descriptors until it executes the agent: nothing is copied, and it can say why it
+ * failed. Its user, PID and mount namespaces are new and belong to it; network, IPC and UTS are ours, which the host owns. */
+static void start_first(void)
+{
+    struct clone_args arguments = {
+        .flags = CLONE_VM | CLONE_FILES | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_CHILD_CLEARTID | CLONE_CHILD_SETTID,
+        .child_tid = (uint64_t)(uintptr_t)&shared.alive,
+        .exit_signal = CHILD_SIGNAL,
+        .stack = (uint64_t)(uintptr_t)stack,
+        .stack_size = STACK,
+    };
+    if (group_directory >= 0) {
+        arguments.flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = (uint64_t)group_directory;
+    }
+    shared.alive = 1;
+    long self = CALL(getpid);
+    shared.launcher = (int)need(&me, CALL(pidfd_open, self, 0));
+    first_pid = (int)need(&me, start_process(&arguments, sizeof arguments, first_process));
+    report_first();
+    userns = (int)need(&me, CALL(openat, AT_FDCWD, proc_path((unsigned long)first_pid, "ns/user").bytes, O_RDONLY | O_CLOEXEC, 0));
+}
+
+static void map_ids(void)
+{
+    char *users = next_word(&me), *groups = next_word(&me);
+    write_file(&me, proc_path((unsigned long)first_pid, "uid_map").bytes, users);
+    write_file(&me, proc_path((unsigned long)first_pid, "gid_map").bytes, groups);
+    __atomic_store_n(&shared.told, 1, __ATOMIC_SEQ_CST);
+    futex_wake(&shared.told);
+}
+
+/* Into the user namespace in which an ordinary user is root, and a mount namespace that belongs to it. Nothing of the host is ours
+ * there: what follows can do no more than that user could. */
+static void enter(int namespace)
+{
+    need(&me, CALL(setns, namespace, CLONE_NEWUSER));
+    CALL(close, namespace);
+    /* Our own files in /proc would belong to the host's root, and the id maps of the first process are among them. */
+    need(&me, CALL(prctl, PR_SET_DUMPABLE, 1, 0, 0, 0));
+    need(&me, CALL(unshare, CLONE_NEWNS));
+    need(&me, CALL(mount, NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
+}
+
+static void write_rules(const char *path)
+{
+    int fd = (int)need(&me, CALL(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC, 0));
+    for (unsigned long count = next_number(&me); count; count--)
+        write_text(&me, fd, next_word(&me));
+    CALL(close, fd);
+}
+
+static void keep_group(const char *path)
+{
+    if (shared.group_count == MAX_GROUPS)
+        me.give_up(&me, E2BIG);
+    shared.groups[shared.group_count++] = (int)need(&me, CALL(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC, 0));
+}
+
+static void operation(const char *op)
+{
+    if (!strcmp(op, "enter")) { /* enter FD */
+        enter((int)next_number(&me));
+    } else if (!strcmp(op, "ready")) { /* say that all up to here is done */
+        report_ready();
+    } else if (!strcmp(op, "remove")) { /* remove PATH: a tree, whoever of our ids its files belong to */
+        remove_tree(&me, next_subject(&me));
+    } else if (!strcmp(op, "identity")) { /* identity ID GROUPS: who the first process becomes; 1: it keeps its groups */
+        shared.identity = next_number(&me);
+        shared.keeps_groups = next_number(&me);
+    } else if (!strcmp(op, "write")) { /* write PATH TEXT */
+        const char *path = next_subject(&me);
+        write_file(&me, path, next_word(&me));
+    } else if (!strcmp(op, "rules")) { /* rules PATH COUNT RULE …: one write for each, as the kernel wants them */
+        write_rules(next_subject(&me));
+    } else if (!strcmp(op, "group")) { /* group PATH: a list of processes that the first process enters by itself (v1) */
+        keep_group(next_subject(&me));
+    } else if (!strcmp(op, "born-in")) { /* born-in DIRECTORY: the group that the first process is born in (v2) */
+        group_directory = (int)need(&me, CALL(openat, AT_FDCWD, next_subject(&me), O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
+    } else if (!strcmp(op, "first")) {
+        start_first();
+    } else if (!strcmp(op, "map")) { /* map UID-MAP GID-MAP: and the first process goes on */
+        map_ids();
+    } else if (!host_operation(&me, op, userns)) {
+        me.give_up(&me, ENOSYS);
+    }
+}
+
+void host_part(char *words, char *end)
+{
+    for (me.at = words, me.end = end; me.at < me.end;) {
+        me.step = next_word(&me);
+        me.detail = "";
+        operation(me.step);
+    }
+    me.detail = "";
+}

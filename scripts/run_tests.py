@@ -1,0 +1,334 @@
+"""Run the tests in parts, with one line of progress for each.
+
+    run_tests.py [short | rest | all] [--minutes N]
+
+`short` is what `make test` runs. `rest` is what only `make test-all` runs: the tests marked `again`, and the short ones
+on other versions of Python. After N minutes no further test begins, and the end says what was not run.
+
+Up to three tests that fail in a part are tried once more, one after another, with nothing beside them: on a small or
+busy machine some wait longer than they may. What fails again fails. The end is every failure in full, and a list of all
+that was tried twice, with the reason of the first failure: a test that fails and then passes has found a race.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MANY = 3
+"""Tests at a time where most of them wait for something most of the time. Elsewhere there are two."""
+MAX_RETRIED = 3
+MAX_REASON_LINES = 12
+REDRAW_S, REPEAT_S = 0.5, 30.0
+"""How often the line of progress is drawn again on a terminal, and written again elsewhere."""
+
+# They look at the whole machine before and after, so nothing that is not theirs may run beside them.
+ALONE = ("tests/native", "tests/network", "tests/oci", "tests/security", "tests/upgrade")
+# They start Docker engines of their own, which the others would see.
+DOCKER = ("tests/docker", "tests/openmanus")
+# The same whichever Python runs the tests: what they try is not written in Python.
+NO_PYTHON = ("tests/agent",)
+OTHER_PYTHONS = ("3.13", "3.12")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that run at the same time: those with these marks, in these directories or in all but some."""
+
+    name: str
+    marks: str
+    paths: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    python: str | None = None
+    workers: int = 2
+
+    @property
+    def exists(self) -> bool:
+        return not self.paths or any((ROOT / path).exists() for path in self.paths)
+
+    @property
+    def program(self) -> str:
+        return str(ROOT / (f".venv-{self.python}" if self.python else ".venv") / "bin" / "python")
+
+    def arguments(self) -> list[str]:
+        paths = [path for path in self.paths if (ROOT / path).exists()]
+        ignored = [f"--ignore={path}" for path in self.without]
+        return ["-m", self.marks, "-n", str(self.workers), *paths, *ignored]
+
+
+def parts(marks: str, prefix: str = "") -> list[Part]:
+    """All tests with these marks."""
+    return [
+        Part(f"{prefix}most", marks, without=ALONE + DOCKER, workers=MANY),
+        Part(f"{prefix}machine", f"{marks} and not docker", ALONE),
+        Part(f"{prefix}docker", marks, DOCKER),
+        Part(f"{prefix}machine with docker", f"{marks} and docker", ALONE),
+    ]
+
+
+SHORT = parts("not slow and not again")
+REST = [
+    *parts("again and not slow", "again: "),
+    *(
+        Part(f"Python {version}", SHORT[0].marks, without=ALONE + DOCKER + NO_PYTHON, python=version, workers=MANY)
+        for version in OTHER_PYTHONS
+    ),
+]
+PARTS = {"short": SHORT, "rest": REST, "all": [*SHORT, *REST]}
+
+
+@dataclass
+class Result:
+    """What is known of one run of pytest."""
+
+    tests: list[str] = field(default_factory=list)
+    ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    status: int = 0
+    log: str = ""
+    """All that pytest wrote."""
+
+    def having(self, outcome: str) -> list[str]:
+        return [name for name, event in self.ended.items() if event["outcome"] == outcome]
+
+    @property
+    def not_run(self) -> int:
+        return len(self.tests) - len(self.ended)
+
+    @property
+    def broke(self) -> bool:
+        """Something other than a test failed: 0, 1 and 5 are success, failed tests, and no tests."""
+        return self.status not in (0, 1, 5) or (self.status == 1 and not self.having("failed"))
+
+    def counts(self) -> str:
+        found = [f"{len(self.having(outcome))} {outcome}" for outcome in ("passed", "failed", "skipped")]
+        return ", ".join(each for each in found if not each.startswith("0 ")) or "nothing to run"
+
+
+class Durations:
+    """How long each test took when it ran last, kept from run to run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds: dict[str, float] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self._seconds = json.loads(path.read_text())
+        self._mean = sum(self._seconds.values()) / len(self._seconds) if self._seconds else 1.0
+
+    def of(self, tests: Iterable[str]) -> float:
+        return sum(self._seconds.get(test, self._mean) for test in tests)
+
+    def learn(self, result: Result) -> None:
+        self._seconds |= {name: round(event["seconds"], 3) for name, event in result.ended.items()}
+        self._path.parent.mkdir(exist_ok=True)
+        self._path.write_text(json.dumps(self._seconds))
+
+
+class Line:
+    """The line of progress: drawn again and again on a terminal, elsewhere written now and then."""
+
+    def __init__(self, name: str, durations: Durations) -> None:
+        self._name = name
+        self._durations = durations
+        self._began = self._shown = time.monotonic()
+
+    def show(self, result: Result) -> None:
+        now, is_drawn = time.monotonic(), sys.stdout.isatty()
+        if now - self._shown < (REDRAW_S if is_drawn else REPEAT_S):
+            return
+        self._shown = now
+        text = self._text(result, now - self._began)
+        if is_drawn:
+            print("\r\033[K" + text[: os.get_terminal_size().columns - 1], end="", flush=True)
+        else:
+            print(text, flush=True)
+
+    def say(self, text: str) -> None:
+        """Something that stays."""
+        print(("\r\033[K" if sys.stdout.isatty() else "") + text, flush=True)
+
+    def end(self, result: Result) -> None:
+        not_run = f", {result.not_run} not run" if result.not_run else ""
+        self.say(f"{self._name}: {result.counts()}{not_run}; took {clock(time.monotonic() - self._began)}")
+
+    def _text(self, result: Result, elapsed_s: float) -> str:
+        if not result.tests:
+            return f"{self._name}: looking for tests, {clock(elapsed_s)}"
+        failed = f", {len(result.having('failed'))} failed" if result.having("failed") else ""
+        count = f"{len(result.ended)} of {len(result.tests)}{failed}"
+        return f"{self._name}: {count}, {clock(elapsed_s)}{self._left(result, elapsed_s)}"
+
+    def _left(self, result: Result, elapsed_s: float) -> str:
+        """As fast as until now, measured in what the tests took the last time."""
+        done = self._durations.of(result.ended)
+        todo = self._durations.of(set(result.tests) - set(result.ended))
+        return f", about {clock(elapsed_s * todo / done)} left" if done else ""
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def run_pytest(part: Part, arguments: list[str], until: float | None, line: Line) -> Result:
+    result = Result()
+    environment = dict(os.environ)
+    if part.python:
+        environment.pop("CI", None)  # nobody has to have another Python, nor one that other users can run
+    folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")
+    readable, writable = os.pipe()
+    command = [part.program, "-m", "pytest", "-p", "xdist", "-p", "no:cacheprovider", "--basetemp", f"{folder}/t"]
+    command += ["--events", str(writable), *(["--until", str(until)] if until is not None else []), *arguments]
+    try:
+        with open(f"{folder}/log", "w+", errors="replace") as log:
+            running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, pass_fds=[writable])
+            os.close(writable)
+            try:
+                for event in _events(readable, line, result):
+                    _note(event, result, line)
+            finally:
+                if running.poll() is None and sys.exc_info()[0] is SystemExit:
+                    running.send_signal(signal.SIGINT)  # a terminal has sent it one
+                result.status = running.wait()
+            log.seek(0)
+            result.log = log.read()
+    finally:
+        os.close(readable)
+        subprocess.run(["rm", "-rf", "--one-file-system", folder], check=False)
+    return result
+
+
+def _events(readable: int, line: Line, result: Result) -> Iterator[Any]:
+    """Until nobody is left who could write any. The line is shown meanwhile."""
+    unfinished = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(readable, selectors.EVENT_READ)
+        while True:
+            line.show(result)
+            if not selector.select(REDRAW_S):
+                continue
+            if not (data := os.read(readable, 1 << 16)):
+                return
+            *lines, unfinished = (unfinished + data).split(b"\n")
+            yield from map(json.loads, lines)
+
+
+def _note(event: Any, result: Result, line: Line) -> None:
+    if isinstance(event, list):
+        result.tests = event
+        return
+    result.ended[event["test"]] = event
+    if event["outcome"] == "failed":
+        line.say(f"FAILED {event['test']}")
+
+
+@dataclass
+class Run:
+    """All parts, one after another, and what is to be said of them at the end."""
+
+    until: float | None
+    durations: Durations = field(default_factory=lambda: Durations(ROOT / ".pytest_cache" / "durations.json"))
+    outcomes: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    retried: list[str] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
+
+    def part(self, part: Part) -> None:
+        if self.until is not None and time.time() > self.until:
+            self.not_run.append(f"{part.name}: no time was left")
+            return
+        if part.python and (problem := _set_up(part.python)):
+            self.not_run.append(f"{part.name}: {problem}")
+            return
+        line = Line(part.name, self.durations)
+        result = run_pytest(part, part.arguments(), self.until, line)
+        line.end(result)
+        self.durations.learn(result)
+        self.outcomes.update(event["outcome"] for event in result.ended.values())
+        self.skipped.update(result.ended[name]["text"] for name in result.having("skipped"))
+        if result.not_run and not result.broke:
+            self.not_run.append(f"{part.name}: {result.not_run} of {len(result.tests)} tests, because no time was left")
+        again = self._again(part, result) if result.status == 1 else None
+        for found in (result, again) if again and again.broke else (again or result,):
+            if found.broke:
+                self.failures.append(f"{part.name}: pytest ended with {found.status}\n{found.log}")
+            self.failures += [f"{name}\n{found.ended[name]['text']}" for name in found.having("failed")]
+
+    def _again(self, part: Part, first: Result) -> Result | None:
+        failed = first.having("failed")
+        if not 0 < len(failed) <= MAX_RETRIED:
+            return None
+        line = Line(f"{part.name}, once more, alone", self.durations)
+        second = run_pytest(part, failed, None, line)
+        line.end(second)
+        passed = second.having("passed")
+        for name in failed:
+            verdict = "passed the second time" if name in passed else "failed again"
+            self.retried.append(f"{name}: {verdict}\n{_indented(_reason(first.ended[name]['text']))}")
+        self.outcomes.update(passed=len(passed), failed=-len(passed))
+        return second
+
+    def summary(self, seconds: float) -> str:
+        """The last line says it all; what has to be read is above it."""
+        blocks = [f"\n=== FAILED: {failure}" for failure in self.failures]
+        if self.retried:
+            blocks += ["\nTried twice, and why the first time failed:\n", *self.retried]
+        if self.skipped:
+            blocks += ["\nSkipped:", *(f"  {count:4}  {reason}" for reason, count in self.skipped.most_common())]
+        if self.not_run:
+            blocks += ["\nNot run:", *(f"  {each}" for each in self.not_run)]
+        counts = [f"{self.outcomes[name]} {name}" for name in ("failed", "passed", "skipped") if self.outcomes[name]]
+        return "\n".join([*blocks, f"\n{', '.join(counts) or 'no tests'} in {clock(seconds)}"])
+
+
+def _set_up(version: str) -> str | None:
+    """Make the environment with that Python; what stands in the way, if something does."""
+    done = subprocess.run([ROOT / "scripts" / "setup", "python", version], capture_output=True, text=True)
+    return None if done.returncode == 0 else done.stderr.strip().splitlines()[-1].removeprefix("setup: ")
+
+
+def _reason(text: str) -> str:
+    """What pytest marks as the error, and where it was; the last line if nothing is marked."""
+    lines = text.partition("\n--- ")[0].splitlines()
+    marked = [line for line in lines if line.startswith("E  ")][:MAX_REASON_LINES]
+    place = next((line for line in reversed(lines) if line and not line.startswith(("E  ", " "))), "")
+    return "\n".join([*marked, place])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run the tests in parts.")
+    parser.add_argument("which", nargs="?", choices=PARTS, default="short")
+    parser.add_argument("--minutes", type=float, help="begin no test after so long")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    began = time.monotonic()
+    run = Run(None if options.minutes is None else time.time() + options.minutes * 60)
+    try:
+        for part in PARTS[options.which]:
+            if part.exists:
+                run.part(part)
+    except KeyboardInterrupt:
+        run.failures.append("interrupted")
+    print(run.summary(time.monotonic() - began), flush=True)
+    return 1 if run.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""A finished root file system: made fit for use, measured, named by its content, removed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.archive.root import Root
+from atoll.archive.work import Work
+from atoll.errors import ImageError
+from atoll.removal import remove_tree
+from atoll.walking import walk
+
+MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "etc": 0o755, "tmp": 0o1777, "run": 0o755}
+"""Directories that engines mount over or write to. As links they would lead a careless runtime to the host."""
+_EMPTIED = ("dev", "proc", "sys")
+_CHUNK = 1 << 20
+_MAX_DEPTH = 512
+"""More than the names in an archive may have: links let an archive go on where such a name ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """`digest` covers every path with its type, mode, owner, size and content; not the times."""
+
+    digest: str
+    size_bytes: int
+    entries: int
+
+
+def settle(path: Path) -> None:
+    """Make the mount points real directories: made where absent, refused where they are anything else.
+
+    What lies in /dev, /proc and /sys is removed: it is hidden by mounts in every sandbox, and outside one it could
+    only mislead.
+    """
+    with Root(path) as root:
+        for name, mode in MOUNT_POINTS.items():
+            parts = (name.encode(),)
+            info = root.lstat(parts)
+            if info is None:
+                os.mkdir(name, 0o700, dir_fd=root.fd)
+                os.chmod(name, mode, dir_fd=root.fd)
+            elif not stat.S_ISDIR(info.st_mode):
+                what = "a symbolic link" if stat.S_ISLNK(info.st_mode) else "a file"
+                raise ImageError(
+                    f"/{name} of the image is {what}, not a directory", hint="Such an image is broken or hostile."
+                )
+            elif name in _EMPTIED:
+                for child in os.listdir(root.directory(parts)):
+                    root.remove((*parts, os.fsencode(child)))
+
+
+def measure(path: Path, work: Work) -> Measure:
+    """Read all of a tree. The digest is a SHA-256 over one record for each entry, in the order of a sorted walk."""
+    total, entries = 0, 0
+    links: dict[int, bytes] = {}
+    digest = hashlib.sha256(b"atoll-tree-1\n")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for parent, name, path_below, info in walk(fd):
+            work.check()
+            if path_below.count(b"/") >= _MAX_DEPTH:
+                raise ImageError(
+                    f"the image has more than {_MAX_DEPTH} directories in one another",
+                    hint="Such an image is broken or hostile.",
+                )
+            size = info.st_size
+            if stat.S_ISREG(info.st_mode):
+                kind, content = b"f", links.get(info.st_ino)
+                if content is None:
+                    content = _hash_file(parent, name, work)
+                    total += size
+                    if info.st_nlink > 1:
+                        links[info.st_ino] = content
+            elif stat.S_ISLNK(info.st_mode):
+                kind, content = b"l", hashlib.sha256(os.fsencode(os.readlink(name, dir_fd=parent))).digest()
+            elif stat.S_ISDIR(info.st_mode):
+                kind, content, size = b"d", b"", 0
+            else:
+                raise ImageError(f"the image holds a device, pipe or socket, {ascii(name)[:120]}")
+            entries += 1
+            fields = b"%s %o %d %d %d " % (kind, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, size)
+            digest.update(fields + content.hex().encode() + b"\0/" + path_below + b"\0")
+            if entries % 2000 == 0:
+                work.report("check", "reading files", total)
+    finally:
+        os.close(fd)
+    return Measure(f"sha256:{digest.hexdigest()}", total, entries)
+
+
+def _hash_file(parent: int, name: str, work: Work) -> bytes:
+    digest = hashlib.sha256()
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with os.fdopen(os.open(name, flags, dir_fd=parent), "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            if len(chunk) == _CHUNK:
+                work.check()
+    return digest.digest()
+
+
+def remove(path: Path) -> None:
+    """Remove a tree, however deep, also one with directories that their owner may not write to. May be repeated."""
+    remove_tree(path)

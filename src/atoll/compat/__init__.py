@@ -1,0 +1,1 @@
+"""Names of other systems, as thin faces of ours."""

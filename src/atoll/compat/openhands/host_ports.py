@@ -1,0 +1,77 @@
+"""The exposed ports of sandboxes as ports of this machine, open as long as their sandbox runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from urllib.parse import quote
+
+from atoll.compat.openhands.values import AGENT_SERVER, VSCODE, ExposedPort, ExposedUrl
+from atoll.errors import SandboxError
+from atoll.guest.http_status import http_status
+from atoll.manager.managed_sandbox import ManagedSandbox
+from atoll.sandbox.port_forward import AsyncForward
+
+_HEALTH_S = 2.0
+
+
+class Ports:
+    def __init__(self, ports: Sequence[ExposedPort], pattern: str, host: str, vscode_port: int | None) -> None:
+        if "{port}" not in pattern:
+            raise ValueError(f"a URL pattern has {{port}} in it, unlike {pattern!r}")
+        self._ports = ports
+        self._pattern = pattern
+        self._host = host
+        self._vscode_port = vscode_port
+        self._open: dict[str, dict[str, AsyncForward]] = {}
+        self._opening = asyncio.Lock()
+
+    async def urls(self, sandbox: ManagedSandbox, key: str) -> list[ExposedUrl]:
+        async with self._opening:
+            if sandbox.id not in self._open:
+                self._open[sandbox.id] = await self._forwards(sandbox)
+            forwards = self._open.get(sandbox.id, {})
+        found: list[ExposedUrl] = []
+        for port in self._ports:
+            url = self._pattern.format(port=forwards[port.name].address[1])
+            if port.name == VSCODE:
+                url = f"{url.rstrip('/')}/?tkn={quote(key, safe='')}&folder={quote(sandbox.spec.work_dir, safe='')}"
+            found.append(ExposedUrl(name=port.name, url=url, port=port.container_port))
+        return found
+
+    async def is_well(self, sandbox: ManagedSandbox, path: str) -> bool:
+        """Whether the agent server says so. Where none is exposed nobody is asked."""
+        port = next((each.container_port for each in self._ports if each.name == AGENT_SERVER), None)
+        if port is None:
+            return True
+        try:
+            async with asyncio.timeout(_HEALTH_S), await sandbox.connect_port(port) as stream:
+                return await http_status(stream, port, f"/{path.lstrip('/')}") == 200
+        except (OSError, SandboxError):  # a timeout is an OSError too
+            return False
+
+    async def close(self, sandbox_id: str) -> None:
+        for forward in self._open.pop(sandbox_id, {}).values():
+            await forward.aclose()
+
+    async def close_all(self) -> None:
+        for sandbox_id in list(self._open):
+            await self.close(sandbox_id)
+
+    async def _forwards(self, sandbox: ManagedSandbox) -> dict[str, AsyncForward]:
+        async with AsyncExitStack() as opened:
+            forwards = {
+                port.name: await opened.enter_async_context(
+                    await sandbox.expose(port.container_port, self._local_port(port), host=self._host)
+                )
+                for port in self._ports
+            }
+            opened.pop_all()
+            return forwards
+
+    def _local_port(self, port: ExposedPort) -> int:
+        """The port that was chosen for the editor is that of the first sandbox which has it."""
+        wanted = self._vscode_port if port.name == VSCODE else None
+        taken = {forward.address[1] for each in self._open.values() for forward in each.values()}
+        return wanted if wanted is not None and wanted not in taken else 0

@@ -1,0 +1,64 @@
+"""The names of OpenManus's `app.sandbox`, for programs written for it: change the imports and they run.
+
+Each is a thin face of what the rest of Atoll offers, with the engine `docker` chosen; nothing is implemented twice.
+`docs/guides/openmanus.md` has a table of what is better.
+"""
+
+from atoll.compat.openmanus.configuration import Config, config
+from atoll.compat.openmanus.docker_sandbox import Container, DockerSandbox
+from atoll.compat.openmanus.dockerized_terminal import AsyncDockerizedTerminal
+from atoll.compat.openmanus.error_names import CommandRefusedError, OperationError, ToolError
+from atoll.compat.openmanus.excluding import (
+    EXCLUDED_DIRS,
+    EXCLUDED_EXT,
+    EXCLUDED_FILES,
+    clean_path,
+    should_exclude_file,
+)
+from atoll.compat.openmanus.file_operator import FileOperator, LocalFileOperator, PathLike, SandboxFileOperator
+from atoll.compat.openmanus.openmanus_manager import SandboxManager
+from atoll.compat.openmanus.policy import ALLOW, Policy, Verdict, ask, refuse
+from atoll.compat.openmanus.sandbox_client import (
+    SANDBOX_CLIENT,
+    BaseSandboxClient,
+    LocalSandboxClient,
+    SandboxFileOperations,
+    create_sandbox_client,
+)
+from atoll.compat.openmanus.sandbox_settings import SandboxSettings
+from atoll.errors import SandboxError, SandboxResourceError, SandboxTimeoutError
+
+__all__ = [
+    "ALLOW",
+    "EXCLUDED_DIRS",
+    "EXCLUDED_EXT",
+    "EXCLUDED_FILES",
+    "SANDBOX_CLIENT",
+    "AsyncDockerizedTerminal",
+    "BaseSandboxClient",
+    "CommandRefusedError",
+    "Config",
+    "Container",
+    "DockerSandbox",
+    "FileOperator",
+    "LocalFileOperator",
+    "LocalSandboxClient",
+    "OperationError",
+    "PathLike",
+    "Policy",
+    "SandboxError",
+    "SandboxFileOperations",
+    "SandboxFileOperator",
+    "SandboxManager",
+    "SandboxResourceError",
+    "SandboxSettings",
+    "SandboxTimeoutError",
+    "ToolError",
+    "Verdict",
+    "ask",
+    "clean_path",
+    "config",
+    "create_sandbox_client",
+    "refuse",
+    "should_exclude_file",
+]

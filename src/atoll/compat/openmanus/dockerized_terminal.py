@@ -1,0 +1,137 @@
+"""`AsyncDockerizedTerminal`: a persistent shell in any running container."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from atoll.compat.openmanus.error_names import OperationError, failing_to
+from atoll.engines.docker.connect.attached_container import AttachedContainer
+from atoll.engines.docker.engine import DockerEngine
+from atoll.errors import SandboxTimeoutError
+from atoll.guest.guest import Guest
+from atoll.model import Cause, ExecutionResult
+from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES
+from atoll.sandbox.shell import AsyncShell
+from atoll.settings import Settings
+
+Before = Callable[[str], Awaitable[None]]
+"""Called with each command before it runs; what it raises keeps the command from running."""
+
+
+class HasId(Protocol):
+    """A container of whatever library."""
+
+    @property
+    def id(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerId:
+    """A container of which nothing but its name or id is known yet."""
+
+    id: str
+    name: str = ""
+
+
+class Session:
+    """The shell behind a terminal."""
+
+    def __init__(self, shell: AsyncShell, before: Before | None = None) -> None:
+        self._shell = shell
+        self._before = before
+
+    async def run(self, command: str, timeout_s: float) -> ExecutionResult:
+        """As `AsyncShell.run`, but a timeout is a SandboxTimeoutError."""
+        if self._before is not None:
+            await self._before(command)
+        result = await self._shell.run(command, timeout_s)
+        if result.cause is Cause.TIMEOUT:
+            raise SandboxTimeoutError(
+                f"Command execution timed out after {timeout_s:g} seconds",
+                hint="The command was killed; the shell goes on. Give a longer timeout if it needs one.",
+                output=result.stdout,
+            )
+        return result
+
+    async def execute(self, command: str, timeout: float) -> str:
+        """What a person would see."""
+        return (await self.run(command, timeout)).stdout.rstrip("\n")
+
+    async def close(self) -> None:
+        await self._shell.close()
+
+
+class AsyncDockerizedTerminal:
+    """A persistent shell in a running container, also in one that Atoll did not make.
+
+    Use it as an async context manager, or call `init` and `close`. Commands run as the container's own user, with no
+    more rights than its other processes. Concurrent callers take turns.
+    """
+
+    def __init__(
+        self,
+        container: str | HasId,
+        working_dir: str = "/workspace",
+        env_vars: Mapping[str, str] | None = None,
+        default_timeout: float = 60,
+    ) -> None:
+        self.client = DockerEngine(Settings.load())
+        self.container: HasId = ContainerId(container) if isinstance(container, str) else container
+        self.working_dir = working_dir
+        self.env_vars = dict(env_vars or {})
+        self.default_timeout = default_timeout
+        self.session: Session | None = None
+        self._visit: AttachedContainer | None = None
+        self._guest: Guest | None = None
+
+    @classmethod
+    def of_sandbox(
+        cls, container: HasId, working_dir: str, default_timeout: float, shell: AsyncShell, before: Before
+    ) -> Self:
+        """The terminal of a sandbox, which has an agent already."""
+        terminal = cls(container, working_dir, None, default_timeout)
+        terminal.session = Session(shell, before)
+        return terminal
+
+    async def init(self) -> None:
+        """Enter the container. The working directory is made if it is missing."""
+        if self.session is not None:
+            return
+        if not self.container.id:
+            raise OperationError("Failed to create session: the container has no id")
+        with failing_to("create session"):
+            visit = await AttachedContainer.enter(self.container.id, self.working_dir, self.env_vars)
+            self.container = ContainerId(str(visit.container["Id"]), str(visit.container["Name"]).lstrip("/"))
+            self._visit = visit
+            self._guest = Guest(visit.connect, work_dir=self.working_dir)
+            shell = AsyncShell(self._guest, "terminal", self.working_dir, DEFAULT_OUTPUT_BYTES, visit.explain)
+            self.session = Session(shell)
+
+    async def run_command(self, cmd: str, timeout: float | None = None) -> str:
+        """What a person would see. A TimeoutError kills the command and keeps the shell."""
+        if self.session is None:
+            raise OperationError("Terminal not initialized")
+        with failing_to("execute command"):
+            return await self.session.execute(cmd, self.default_timeout if timeout is None else timeout)
+
+    async def close(self) -> None:
+        """End the shell, what it started, and our agent in the container. May be repeated."""
+        with failing_to("close session"):
+            if self.session is not None:
+                await self.session.close()
+            if self._guest is not None:
+                await self._guest.aclose()
+            if self._visit is not None:
+                await self._visit.leave()
+
+    async def __aenter__(self) -> Self:
+        await self.init()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

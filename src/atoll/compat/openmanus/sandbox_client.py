@@ -1,0 +1,168 @@
+"""Clients: one object that makes a sandbox when told to, and passes everything on to it."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from atoll.compat.openmanus.docker_sandbox import DockerSandbox
+from atoll.compat.openmanus.error_names import NOT_INITIALIZED, OperationError
+from atoll.compat.openmanus.sandbox_settings import SandboxSettings
+from atoll.model import ExecutionResult
+from atoll.sandbox.execution import CommandLine
+
+
+class SandboxFileOperations(Protocol):
+    """What can be done with files of a sandbox."""
+
+    async def copy_from(self, container_path: str, local_path: str) -> None: ...
+
+    async def copy_to(self, local_path: str, container_path: str) -> None: ...
+
+    async def read_file(self, path: str) -> str: ...
+
+    async def write_file(self, path: str, content: str) -> None: ...
+
+
+class BaseSandboxClient(ABC):
+    """What a client can do."""
+
+    @abstractmethod
+    async def create(
+        self, config: SandboxSettings | None = None, volume_bindings: dict[str, str] | None = None
+    ) -> None: ...
+
+    @abstractmethod
+    async def run_command(self, command: str, timeout: float | None = None) -> str: ...
+
+    @abstractmethod
+    async def copy_from(self, container_path: str, local_path: str | Path) -> None: ...
+
+    @abstractmethod
+    async def copy_to(self, local_path: str | Path, container_path: str) -> None: ...
+
+    @abstractmethod
+    async def read_file(self, path: str) -> str: ...
+
+    @abstractmethod
+    async def write_file(self, path: str, content: str | bytes) -> None: ...
+
+    @abstractmethod
+    async def cleanup(self) -> None: ...
+
+
+class LocalSandboxClient(BaseSandboxClient):
+    """Passes everything on to one `DockerSandbox`. Before `create` every call is an OperationError (a RuntimeError)."""
+
+    def __init__(self) -> None:
+        self.sandbox: DockerSandbox | None = None
+
+    async def create(
+        self, config: SandboxSettings | None = None, volume_bindings: dict[str, str] | None = None
+    ) -> None:
+        """Make the sandbox. One that there was before is cleaned up first."""
+        await self._end()
+        sandbox = DockerSandbox(config, volume_bindings)
+        await sandbox.create()
+        self.sandbox = sandbox
+
+    async def run_command(self, command: str, timeout: float | None = None) -> str:
+        return await self._made().run_command(command, timeout)
+
+    async def exec(self, command: CommandLine, timeout: float | None = None) -> ExecutionResult:
+        """One command in a process of its own: exit code, stdout and stderr."""
+        return await self._made().exec(command, timeout)
+
+    async def copy_from(self, container_path: str, local_path: str | Path) -> None:
+        await self._made().copy_from(container_path, local_path)
+
+    async def copy_to(self, local_path: str | Path, container_path: str) -> None:
+        await self._made().copy_to(local_path, container_path)
+
+    async def read_file(self, path: str) -> str:
+        return await self._made().read_file(path)
+
+    async def write_file(self, path: str, content: str | bytes) -> None:
+        await self._made().write_file(path, content)
+
+    async def cleanup(self) -> None:
+        """Remove the sandbox. May be repeated, also without `create`."""
+        await self._end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.cleanup()
+
+    def _made(self) -> DockerSandbox:
+        if self.sandbox is None:
+            raise OperationError(NOT_INITIALIZED)
+        return self.sandbox
+
+    async def _end(self) -> None:
+        if self.sandbox is not None:
+            await self.sandbox.cleanup()
+            self.sandbox = None
+
+
+class SharedSandboxClient(LocalSandboxClient):
+    """A client that several tasks share without knowing of each other.
+
+    Who uses it is noted. `cleanup` of one task takes nothing from another that still runs and has used the sandbox: it
+    goes with the last of them. A `create` while others use it gives them all the one that is there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._users: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+
+    def __deepcopy__(self, _: dict[int, object]) -> Self:
+        """Itself: tools are pydantic models, which copy their attributes, and a copy's sandbox would be nobody's."""
+        return self
+
+    async def create(
+        self, config: SandboxSettings | None = None, volume_bindings: dict[str, str] | None = None
+    ) -> None:
+        others = self._others()
+        if self.sandbox is None or not others:
+            await super().create(config, volume_bindings)
+        self._note_user()
+
+    async def cleanup(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._users.discard(task)
+        if not self._others():
+            await super().cleanup()
+
+    def _made(self) -> DockerSandbox:
+        sandbox = super()._made()
+        self._note_user()
+        return sandbox
+
+    def _note_user(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._users.add(task)
+
+    def _others(self) -> list[asyncio.Task[Any]]:
+        mine = asyncio.current_task()
+        return [
+            task for task in self._users if task is not mine and not task.done() and not task.get_loop().is_closed()
+        ]
+
+
+def create_sandbox_client() -> LocalSandboxClient:
+    """A client of your own."""
+    return LocalSandboxClient()
+
+
+SANDBOX_CLIENT = SharedSandboxClient()
+"""The one of this process, for programs that expect a global one."""

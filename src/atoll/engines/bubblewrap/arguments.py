@@ -1,0 +1,170 @@
+"""What bubblewrap is told, as a pure function of the spec.
+
+Theory of operation. The sandbox's root is an empty, read-only tmpfs of bubblewrap's. On it lie, read-only, the host's
+`/usr` (with the links that lead into it), a small `/etc` and the agent; writable are only the sandbox's own three
+directories, its volumes and a bounded `/dev/shm`. Every namespace is new, so there is no network but a loopback, no
+process, no message queue and no host name of others to see. The one user inside is an ordinary one, who has no
+capability and cannot get any: `no_new_privs` is set by bubblewrap, file systems are mounted `nosuid`, and further user
+namespaces are disabled. It has the filter of system calls of the other engines. Where it may write to a volume, it
+cannot make a file set-uid, because that would be a program of the host.
+
+bubblewrap itself is started by the agent's `--as`, which leaves the keys of the session behind, turns core dumps off
+and gives `/usr` and `/etc` inodes of their own (`native/agent/fresh.c`).
+
+The environment may hold secrets, and the command line of a process can be read by everybody on the host. So all but the
+agent's own words goes through a descriptor (`hidden_arguments`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.engines.bubblewrap.base_files import HOME, UID
+from atoll.errors import SpecError
+from atoll.model import SandboxSpec
+
+AGENT = "/run/atoll/agent"
+SHM_BYTES = 64 << 20
+_RESERVED = (
+    "/proc",
+    "/dev",
+    "/sys",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/run/atoll",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    source: str
+    target: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    listener: int
+    """The socket that the agent serves."""
+    info: int
+    """Where bubblewrap writes which process is the first one inside."""
+    hidden: int
+    """Where it reads the hidden arguments."""
+    hosts: int | None
+    """Where it reads an /etc/hosts, if the usual one does not fit."""
+    filter: int
+    """Where it reads the filter of system calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the plan depends on besides the spec."""
+
+    home: Path
+    """The sandbox's directory, with `work`, `home` and `tmp`."""
+    base: Path
+    """The directory with `etc` and `agent`, and with the host's `/usr` for whom it is started by."""
+    links: Mapping[str, str]
+    """Top-level links of the host that lead into /usr, such as /lib → usr/lib."""
+    directories: tuple[str, ...]
+    """Those of the same names that are directories, on hosts where /usr is not merged."""
+    fds: Descriptors
+    covered: tuple[str, ...] = ()
+    """Files of /proc that tell about the machine, as far as it has them: an empty one is shown."""
+
+
+TELLING = ("buddyinfo", "cmdline", "config.gz", "diskstats", "interrupts", "key-users", "keys", "partitions")
+"""What is worth covering in /proc, of what every user of the machine may read."""
+
+
+def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
+    """For bubblewrap, without its own name. The command in the sandbox is the agent, as process 1."""
+    agent = [AGENT, "--listen-fd", str(around.fds.listener), "--work-dir", spec.work_dir]
+    if spec.limits.open_files is not None:
+        agent += ["--rlimit-nofile", str(spec.limits.open_files)]
+    return [
+        *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"),
+        *("--disable-userns", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID)),
+        *("--as-pid-1", "--hostname", spec.hostname, "--info-fd", str(around.fds.info)),
+        *("--seccomp", str(around.fds.filter)),
+        *_system(around),
+        *_binds(_own_directories(spec, around)),
+        *_binds(volumes(spec)),
+        *("--remount-ro", "/", "--chdir", spec.work_dir),
+        *("--args", str(around.fds.hidden), "--", *agent),
+    ]
+
+
+def hidden_arguments(before: Iterable[str], environment: Mapping[str, str]) -> bytes:
+    """Those that bubblewrap reads from a descriptor: what comes before that descriptor, and the environment."""
+    words = [*before, "--clearenv"]
+    for name, value in environment.items():
+        words += ["--setenv", name, value]
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
+def _system(around: Surroundings) -> list[str]:
+    words = ["--ro-bind", f"{around.base}/usr", "/usr"]
+    for path in around.directories:
+        words += ["--ro-bind", path, path]
+    for path, target in around.links.items():
+        words += ["--symlink", target, path]
+    words += ["--ro-bind", f"{around.base}/etc", "/etc", "--ro-bind", f"{around.base}/agent", AGENT]
+    if around.fds.hosts is not None:
+        words += ["--perms", "0644", "--ro-bind-data", str(around.fds.hosts), "/etc/hosts"]
+    # bubblewrap's /dev is a tmpfs that would take any amount of memory; only /dev/shm has to be written to.
+    words += ["--proc", "/proc"]
+    for name in around.covered:
+        words += ["--ro-bind", f"{around.base}/nothing", f"/proc/{name}"]
+    words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
+    return [*words, "--remount-ro", "/dev", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108
+
+
+def _own_directories(spec: SandboxSpec, around: Surroundings) -> list[Mount]:
+    own = {HOME: "home", "/tmp": "tmp", spec.work_dir: "work"}  # noqa: S108
+    return [Mount(f"{around.home}/{name}", target, False) for target, name in own.items()]
+
+
+def _binds(mounts: Iterable[Mount]) -> list[str]:
+    """What is mounted inside another must come after it."""
+    words: list[str] = []
+    for mount in sorted(mounts, key=lambda mount: mount.target.count("/")):
+        words += ["--ro-bind" if mount.read_only else "--bind", mount.source, mount.target]
+    return words
+
+
+def check_targets(spec: SandboxSpec) -> None:
+    """Refuse to cover what the sandbox's own walls and programs stand on."""
+    targets = [volume.path for volume in spec.volumes]
+    for target in [spec.work_dir, *targets]:
+        if target == "/" or any(is_inside(target, reserved) or is_inside(reserved, target) for reserved in _RESERVED):
+            raise SpecError(
+                f"'{target}' in the sandbox is reserved", hint=f"Choose a path outside {', '.join(_RESERVED)}."
+            )
+    if len(set(targets)) != len(targets):
+        raise SpecError("two volumes have the same path in the sandbox")
+
+
+def volumes(spec: SandboxSpec) -> list[Mount]:
+    """The volumes with their sources as they really are. Raises SpecError for one that does not exist."""
+    mounts = []
+    for volume in spec.volumes:
+        try:
+            source = os.path.realpath(volume.host, strict=True)
+        except OSError as error:
+            raise SpecError(f"the volume '{volume.host}' cannot be used: {error.strerror}") from error
+        mounts.append(Mount(source, volume.path, volume.read_only))
+    return mounts
+
+
+def is_inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")

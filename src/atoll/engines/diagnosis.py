@@ -1,0 +1,48 @@
+"""What works on this machine, what is missing and what to do about it. Finds out; printing is the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from atoll.engines import registry
+from atoll.engines.availability import Availability
+from atoll.engines.contract import Engine, LimitDefaults
+from atoll.engines.host.machine import Machine, look
+from atoll.errors import EngineUnavailableError
+from atoll.model import EffectiveLimits, SandboxSpec
+from atoll.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    machine: Machine
+    settings: Settings
+    engines: tuple[Availability, ...]
+    """Strongest first. Those that `auto` never picks come last."""
+    auto: str | None
+    """The engine that `auto` picks here."""
+    auto_reasons: tuple[str, ...]
+    """Why that one, and why none before it."""
+    limits: EffectiveLimits | None = None
+    """What that engine gives to a sandbox that asks for nothing."""
+    shared: tuple[str, ...] = ()
+    """What it bounds for all sandboxes of an account and of the installation together."""
+
+
+def diagnose(settings: Settings) -> Diagnosis:
+    """Try everything for real. Takes up to a few seconds, so not for an event loop."""
+    engines = tuple(registry.probe_all(settings, thorough=True))
+    try:
+        engine, reasons = registry.auto(settings, thorough=True)
+        picked = engine.name
+    except EngineUnavailableError as error:
+        return Diagnosis(look(settings.data_dir), settings, engines, None, (error.reason,))
+    limits, shared = asyncio.run(_limits(engine))
+    return Diagnosis(look(settings.data_dir), settings, engines, picked, tuple(reasons), limits, shared)
+
+
+async def _limits(engine: Engine) -> tuple[EffectiveLimits | None, tuple[str, ...]]:
+    if not isinstance(engine, LimitDefaults):
+        return None, ()
+    return await engine.default_limits(SandboxSpec()), await engine.shared_ceilings()

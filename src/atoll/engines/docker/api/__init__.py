@@ -1,0 +1,1 @@
+"""The Docker API: its HTTP, its objects, and what an engine can do."""

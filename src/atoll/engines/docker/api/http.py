@@ -1,0 +1,304 @@
+"""As much of HTTP/1.1 as the Docker API needs, on asyncio's streams.
+
+Every request has a connection of its own. On a unix socket that costs a tenth of a millisecond, and in return nothing
+outlives a request: there is no pool to close, nothing belongs to an event loop, and an engine that was restarted is
+simply connected to again. Decision 20 has the measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from atoll.engines.docker.api.endpoint import Endpoint
+from atoll.errors import EngineError, EngineUnavailableError
+from atoll.printable import printable
+
+QUICK_S = 5.0
+"""For whatever the engine answers from memory, and for the connection itself."""
+SLOW_S = 60.0
+_LOOK_S = 1.0
+"""While a slow request runs the engine is asked every second whether it is there at all."""
+_MAX_HEAD = 64 << 10
+_MAX_BODY = 64 << 20
+_MAX_MESSAGE = 2000
+_READ = 64 << 10
+_CONTINUE = 100
+
+
+class RefusedError(Exception):
+    """The engine understood and said no. Never leaves this package."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{message} ({status})")
+        self.status = status
+        self.message = message
+
+
+class BrokenOffError(Exception):
+    """The engine closed the connection in the middle of its answer. Never leaves this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes."""
+        if "chunked" in self.headers.get("transfer-encoding", ""):
+            while size := int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
+                if size > _MAX_BODY:
+                    raise BrokenOffError("an absurd chunk")
+                yield (await self.reader.readexactly(size + 2))[:-2]
+        elif length := self.headers.get("content-length"):
+            if int(length) > _MAX_BODY:
+                raise BrokenOffError("an absurd length")
+            yield await self.reader.readexactly(int(length))
+        elif self.status not in (101, 204, 304):
+            while piece := await self.reader.read(_READ):
+                yield piece
+
+    async def body(self) -> bytes:
+        parts, size = [], 0
+        async for piece in self.pieces():
+            size += len(piece)
+            if size > _MAX_BODY:
+                raise BrokenOffError("an absurd length")
+            parts.append(piece)
+        return b"".join(parts)
+
+
+class Http:
+    """Requests to one Docker engine. Raises EngineUnavailableError without an answer, RefusedError for a "no"."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        tar: bytes | None = None,
+        timeout_s: float = QUICK_S,
+    ) -> Any:
+        """The answer's JSON; None if it has none."""
+        async with self._request(method, path, query, body, tar, {}, timeout_s) as answer:
+            text = await answer.body()
+        return _decoded(text) if text.strip() else None
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout_s: float = SLOW_S,
+    ) -> bytes:
+        """The answer as it is."""
+        async with self._request(method, path, query, body, None, {}, timeout_s) as answer:
+            return await answer.body()
+
+    async def lines(
+        self, method: str, path: str, *, query: Mapping[str, str], headers: Mapping[str, str], timeout_s: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """JSON objects, one in each line, as they come."""
+        async with self._request(method, path, query, None, None, headers, timeout_s) as answer:
+            rest = b""
+            async for piece in answer.pieces():
+                *lines, rest = (rest + piece).split(b"\n")
+                if len(rest) > _MAX_BODY:
+                    raise BrokenOffError("an absurd line")
+                for line in lines:
+                    if line.strip() and isinstance(value := _decoded(line), dict):
+                        yield value
+
+    async def stream(self, path: str, timeout_s: float) -> AsyncIterator[bytes]:
+        """The answer to a GET piece by piece, whatever its length."""
+        try:
+            async with self._request("GET", path, None, None, None, {}, timeout_s) as answer:
+                async for piece in answer.pieces():
+                    yield piece
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine refused: {error.message}") from error
+
+    async def send(
+        self, path: str, query: Mapping[str, str], pieces: AsyncIterator[bytes], timeout_s: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """POST a tar archive piece by piece; what the engine says about it, one JSON object in each line."""
+        async with self._translated(timeout_s):
+            reader, writer = await self._connect()
+            try:
+                headers = {"Connection": "close", "Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": "docker", **headers}.items())
+                writer.write(f"POST {path}?{urlencode(query)} HTTP/1.1\r\n{lines}\r\n".encode())
+                async for piece in pieces:
+                    if piece:
+                        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                        await writer.drain()
+                writer.write(b"0\r\n\r\n")
+                answer = await _head(reader, writer)
+                await _refuse(answer)
+                for line in (await answer.body()).split(b"\n"):
+                    if line.strip() and isinstance(value := _decoded(line), dict):
+                        yield value
+            finally:
+                await close(writer)
+
+    async def hijack(self, path: str, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Turn a request into a byte stream in both directions, which the caller closes."""
+        async with self._translated(QUICK_S):
+            reader, writer = await self._connect()
+            try:
+                headers = {"Connection": "Upgrade", "Upgrade": "tcp"}
+                writer.write(_encoded("POST", path, None, body, None, headers))
+                answer = await _head(reader, writer)
+                await _refuse(answer)
+            except BaseException:
+                await close(writer)
+                raise
+            return reader, writer
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Any,
+        tar: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+    ) -> AsyncIterator[Answer]:
+        async with self._translated(timeout_s):
+            async with asyncio.timeout(QUICK_S):
+                reader, writer = await self._connect()
+            try:
+                writer.write(_encoded(method, path, query, body, tar, {"Connection": "close", **headers}))
+                answer = await _head(reader, writer, bodiless=method == "HEAD")
+                if answer.status == _CONTINUE and tar is not None:
+                    writer.write(tar)
+                    await writer.drain()
+                    answer = await _head(reader, writer)
+                await _refuse(answer)
+                yield answer
+            finally:
+                await close(writer)
+
+    @asynccontextmanager
+    async def _translated(self, timeout_s: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                watching = asyncio.create_task(self._watch(deadline)) if timeout_s > QUICK_S else None
+                try:
+                    yield
+                finally:
+                    if watching is not None:
+                        watching.cancel()
+        except TimeoutError as error:
+            raise EngineUnavailableError(
+                f"the Docker engine at {self.endpoint} does not answer",
+                hint="Look at it with 'docker info'; it may hang or be overloaded.",
+            ) from error
+        except PermissionError as error:
+            raise EngineUnavailableError(
+                f"this user may not use the Docker engine at {self.endpoint}",
+                hint="Add the user to the group 'docker' and log in again, or run as root.",
+            ) from error
+        except OSError as error:
+            raise EngineUnavailableError(
+                f"there is no Docker engine at {self.endpoint}: {error.strerror or error}",
+                hint="Start it ('systemctl start docker'), or set DOCKER_HOST to where it is.",
+            ) from error
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, BrokenOffError, ValueError) as error:
+            raise EngineUnavailableError(
+                f"the Docker engine at {self.endpoint} broke off its answer",
+                hint="It may be restarting; try again.",
+            ) from error
+
+    async def _watch(self, deadline: asyncio.Timeout) -> None:
+        """An engine that works on a request for long still answers a ping; one that hangs does not, and then the
+        request is over."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                with suppress(RefusedError):  # a proxy in between may refuse it: that is an answer too
+                    await self.raw("GET", "/_ping", timeout_s=QUICK_S)
+            except EngineUnavailableError:
+                with suppress(RuntimeError):  # it ended by itself meanwhile
+                    deadline.reschedule(asyncio.get_running_loop().time())
+                return
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        where = self.endpoint
+        if where.path:
+            return await asyncio.open_unix_connection(where.path, limit=_MAX_HEAD)
+        return await asyncio.open_connection(where.host, where.port, ssl=where.tls(), limit=_MAX_HEAD)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """At once, also when the other side does not care to say goodbye."""
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+def _encoded(
+    method: str,
+    path: str,
+    query: Mapping[str, str] | None,
+    body: Any,
+    tar: bytes | None,
+    headers: Mapping[str, str],
+) -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    lines = {"Host": "docker", "User-Agent": "atoll", **headers}
+    if tar is None:
+        lines |= {"Content-Type": "application/json", "Content-Length": str(len(content))}
+    else:
+        # Sent when the engine asks for it: one that refuses hangs up, and its reason would be lost.
+        lines |= {"Content-Type": "application/x-tar", "Content-Length": str(len(tar)), "Expect": "100-continue"}
+    target = f"{path}?{urlencode(query)}" if query else path
+    head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{head}\r\n".encode() + content
+
+
+async def _head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, bodiless: bool = False) -> Answer:
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    if bodiless:  # its headers speak of the body that another method would have got
+        lines = []
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    version, _, rest = status.partition(" ")
+    if not version.startswith("HTTP/1."):
+        raise BrokenOffError("not HTTP")
+    return Answer(int(rest[:3]), headers, reader, writer)
+
+
+async def _refuse(answer: Answer) -> None:
+    if answer.status < 400:
+        return
+    text = await answer.body()
+    with suppress(ValueError, AttributeError, TypeError):
+        text = str(json.loads(text)["message"]).encode()
+    raise RefusedError(answer.status, printable(text, _MAX_MESSAGE, instead=" ") or "no reason given")
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise EngineError("the Docker engine answered with something else than JSON") from error

@@ -1,0 +1,106 @@
+"""Streams through the engine: it executes a program inside, whose standard streams reach us over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+from atoll.engines.docker.api.http import SLOW_S, Http, close
+from atoll.two_way_copy import SocketEnd, StreamEnd, copy_until_one_ends
+
+_PIECE = 256 << 10
+_FRAME = struct.Struct(">BxxxL")
+_STDOUT = 1
+_PAUSE_S = 0.005
+_ATTACHED = {"Detach": False, "Tty": False}
+
+
+class ExecBridges:
+    """Each bridge belongs to the event loop that it was made in, and ends with it."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    async def connect(self, container: str, program: str, path: str) -> socket.socket:
+        """Raises RefusedError, EngineUnavailableError, OSError. Whether it answers shows only when it is spoken to."""
+        exec_id = await self._prepare(container, [program, "connect", path], stdin=True)
+        reader, writer = await self._http.hijack(f"/exec/{exec_id}/start", _ATTACHED)
+        try:
+            await self._await_start(exec_id)
+        except BaseException:
+            await close(writer)
+            raise
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        task = asyncio.create_task(_carry(reader, writer, theirs), name=f"bridge to {container}")
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+        return ours
+
+    async def _await_start(self, exec_id: str) -> None:
+        """Until the program runs. If it cannot, the engine would write its reason into the middle of our stream."""
+        while True:
+            state = await self._http.call("GET", f"/exec/{exec_id}/json")
+            if state.get("Pid"):
+                return
+            if not state.get("Running") and state.get("ExitCode") is not None:
+                raise ConnectionRefusedError("the container has ended, or does not run programs")
+            await asyncio.sleep(_PAUSE_S)
+
+    async def knock(self, container: str, program: str, path: str) -> bool:
+        """Whether the agent listens: without input its `connect` only connects, and says how that went."""
+        exec_id = await self._prepare(container, [program, "connect", path], stdin=False)
+        await self._http.raw("POST", f"/exec/{exec_id}/start", body=_ATTACHED)
+        answer = await self._http.call("GET", f"/exec/{exec_id}/json")
+        return bool(answer.get("ExitCode") == 0)
+
+    async def aclose(self) -> None:
+        """Those of other event loops end with their loops."""
+        loop = asyncio.get_running_loop()
+        mine = [task for task in self._carrying if task.get_loop() is loop]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+
+    async def _prepare(self, container: str, argv: list[str], *, stdin: bool) -> str:
+        body = {
+            "Cmd": argv,
+            "User": "0:0",
+            "AttachStdin": stdin,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "WorkingDir": "/",
+        }
+        answer = await self._http.call("POST", f"/containers/{container}/exec", body=body, timeout_s=SLOW_S)
+        return str(answer["Id"])
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: socket.socket) -> None:
+    """Until either side ends, or the event loop does."""
+    expected = (OSError, asyncio.IncompleteReadError)
+    try:
+        await copy_until_one_ends(SocketEnd(stream), _ExecEnd(reader, writer), expected=expected)
+    finally:
+        stream.close()
+        await close(writer)
+
+
+class _ExecEnd(StreamEnd):
+    """The standard streams of a program. The engine marks each piece with the stream that it came from."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
+        self._frames = reader
+        self._kind = self._left = 0
+
+    async def read(self) -> bytes:
+        while True:
+            while not self._left:
+                self._kind, self._left = _FRAME.unpack(await self._frames.readexactly(_FRAME.size))
+            data = await self._frames.read(min(self._left, _PIECE))
+            self._left -= len(data)
+            if self._kind == _STDOUT or not data:
+                return data

@@ -1,0 +1,225 @@
+"""What the container of a sandbox is: a pure function from a spec to the request that makes it.
+
+Theory of operation. Docker's own walls stay: its namespaces, its read-only parts of /proc, its device list, and its
+user namespace where the engine has one (`userns-remap`, rootless). On top of them, and why:
+
+* All capabilities are dropped but those that package managers and `su` inside need on the sandbox's own files,
+  processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
+* Our own system call filter, which refuses more than Docker's, and our own list of what is covered in /proc and /sys,
+  which tells less about the machine. With a writable volume no file can become set-uid or set-gid: root inside may be
+  root of the host, and nobody could tell a file of the volume from another.
+* Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
+* No network but loopback. If a policy allows more, a link to our gateway is put in (`links.py`); the name server that
+  it answers as is named from the start, and without a link it is not there.
+* The agent is PID 1, from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and with it
+  everything inside, whether anybody of ours still runs or not. Its socket is in a tmpfs of 64 KiB that only root inside
+  can look into, so nothing of the host is mounted for it.
+* The image's own entry point, user and health check are not used: nothing of it runs unless asked for.
+* The log, which only the agent could write to, is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.engines.docker.api import seccomp_format
+from atoll.engines.docker.api.facts import Facts, has_own_kernel, is_gvisor
+from atoll.engines.docker.api.image_pull import Image
+from atoll.engines.docker.connect import agent_volume
+from atoll.engines.host.confinement.masks import masked_paths
+from atoll.engines.host.environment import clean_environment
+from atoll.errors import SpecError
+from atoll.model import EffectiveLimits, Limits, SandboxSpec, Volume
+from atoll.model.network_policy import without_secrets
+from atoll.network.authority import BUNDLE, VARIABLES
+from atoll.network.client import NAME_SERVER
+
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
+INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
+GIVEN, LEFT_OUT = "atoll.default_limits", "atoll.limits_left_out"
+_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_RESERVED = (agent_volume.HOME, "/proc", "/sys", "/dev")
+_LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose sandbox it is, and what it is called."""
+
+    installation: str
+    sandbox_id: str
+
+    @property
+    def container(self) -> str:
+        """The name of its container. The same name twice is refused by the engine."""
+        return f"atoll-{self.installation[:8]}-{self.sandbox_id}"
+
+
+def identity(installation: str, sandbox_id: str) -> Identity:
+    """Raises SpecError for an id that cannot be part of a name."""
+    if not _ID.fullmatch(sandbox_id):
+        raise SpecError(
+            f"{sandbox_id[:80]!r} cannot be the name of a sandbox",
+            hint="Use up to 40 lower-case letters, digits, '-' and '_', beginning with a letter or digit.",
+        )
+    return Identity(installation, sandbox_id)
+
+
+def check(spec: SandboxSpec, private: list[str]) -> None:
+    """Raise SpecError for paths that would open or cover the walls. `private` are paths of the host."""
+    targets = [volume.path for volume in spec.volumes]
+    for target in [spec.work_dir, *targets]:
+        if target == "/" or any(_is_inside(target, place) or _is_inside(place, target) for place in _RESERVED):
+            raise SpecError(
+                f"'{target}' in the sandbox is reserved", hint=f"Choose a path outside {', '.join(_RESERVED)}."
+            )
+    if len(set(targets)) != len(targets):
+        raise SpecError("two volumes have the same path in the sandbox")
+    for volume in spec.volumes:
+        source = os.path.realpath(volume.host)
+        for path in private:
+            if _is_inside(source, path) or _is_inside(path, source):
+                raise SpecError(
+                    f"the volume '{volume.host}' would show '{path}', and with it other sandboxes or the host itself"
+                )
+
+
+def check_set_id(spec: SandboxSpec, runtime: str) -> None:
+    """Raise SpecError for a writable volume where our filter, which keeps set-uid programs off it, has no effect."""
+    if spec.has_writable_volume and has_own_kernel(runtime):
+        raise SpecError(
+            f"under {runtime} the Docker engine cannot keep set-uid programs off a writable volume",
+            hint="Mount it read-only, or choose engine 'oci' with isolation 'gvisor'.",
+        )
+
+
+def container(
+    who: Identity,
+    spec: SandboxSpec,
+    facts: Facts,
+    image: Image,
+    agent: agent_volume.Agent,
+    created_at: float,
+    trusted: Path | None = None,
+    labels: Mapping[str, str] | None = None,
+    defaults: EffectiveLimits | None = None,
+    cgroup_parent: str = "",
+) -> dict[str, Any]:
+    """The body of the request that makes it. `trusted` are the certificates that it has to trust, if not its own;
+    `defaults` are limits that nobody asked for."""
+    asked, defaults = spec, defaults or EffectiveLimits(Limits())
+    spec = spec.model_copy(update={"limits": spec.limits.over(defaults.limits)})
+    argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
+    if spec.limits.open_files is not None:
+        argv += ["--rlimit-nofile", str(spec.limits.open_files)]
+    if spec.limits.lifetime_s is not None:
+        argv += ["--lifetime-ms", str(max(1, round(spec.limits.lifetime_s * 1000)))]
+    if is_gvisor(facts.runtime(spec)):
+        argv.append("--gvisor")
+    return {
+        "Image": image.id,
+        "Hostname": spec.hostname,
+        "User": "0:0",
+        "Entrypoint": argv,
+        "Cmd": [],
+        "WorkingDir": spec.work_dir,
+        "Env": [f"{name}={value}" for name, value in _environment(who, spec, image, trusted).items()],
+        "Healthcheck": {"Test": ["NONE"]},
+        "Labels": {
+            INSTALLATION: who.installation,
+            SANDBOX: who.sandbox_id,
+            SPEC: asked.model_copy(update={"network": without_secrets(spec.network)}).model_dump_json(),
+            CREATED: repr(created_at),
+            GIVEN: defaults.limits.model_dump_json(exclude_none=True),
+            LEFT_OUT: " ".join(defaults.left_out),
+            **(labels or {}),
+        },
+        "HostConfig": _host_config(spec, facts, agent, trusted, image)
+        | ({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
+    }
+
+
+def defaults_of(labels: Mapping[str, str]) -> EffectiveLimits | None:
+    """Those that a container was made with. None: it was made before there were any."""
+    try:
+        return EffectiveLimits(Limits.model_validate_json(labels[GIVEN]), tuple(labels.get(LEFT_OUT, "").split()))
+    except (KeyError, ValueError):
+        return None
+
+
+def _host_config(
+    spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, trusted: Path | None, image: Image
+) -> dict[str, Any]:
+    limits = spec.limits
+    config: dict[str, Any] = {
+        "Runtime": facts.runtime(spec),
+        "NetworkMode": "none",  # a bridge reaches the host and its private networks
+        "Dns": [NAME_SERVER],
+        "DnsOptions": ["timeout:5", "attempts:2"],
+        "IpcMode": "private",
+        "CgroupnsMode": "private",
+        "CapDrop": ["ALL"],
+        "CapAdd": list(CAPABILITIES),
+        "SecurityOpt": [
+            "no-new-privileges:true",
+            f"seccomp={seccomp_format.rendered(facts.architecture, refuses_set_id=spec.has_writable_volume)}",
+        ],
+        "MaskedPaths": list(masked_paths(facts.processors)),
+        "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *map(_mount, spec.volumes)],
+        "Tmpfs": {agent_volume.RUN: "rw,noexec,nosuid,nodev,size=64k,mode=0700"},
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "LogConfig": _LOG,
+        "RestartPolicy": {"Name": "no"},
+    }
+    if limits.memory_bytes is not None:
+        config |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
+    if limits.cpus is not None:
+        config["NanoCpus"] = int(limits.cpus * 1e9)
+    if limits.pids is not None:
+        config["PidsLimit"] = limits.pids
+    if limits.disk_bytes is not None:
+        config["StorageOpt"] = {"size": str(facts.storage.size(limits.disk_bytes, image.size_bytes))}
+    return config
+
+
+def _agent_mount(agent: agent_volume.Agent) -> dict[str, Any]:
+    return {
+        "Type": "volume",
+        "Source": agent.volume,
+        "Target": agent_volume.HOME,
+        "ReadOnly": True,
+        "VolumeOptions": {"NoCopy": True},
+    }
+
+
+def _trusted_mount(path: Path | None) -> list[dict[str, Any]]:
+    return [{"Type": "bind", "Source": str(path), "Target": BUNDLE, "ReadOnly": True}] if path is not None else []
+
+
+def _mount(volume: Volume) -> dict[str, Any]:
+    # Older engines leave what is mounted below a read-only directory writable: then it is better not to show it.
+    options = {"Propagation": "rprivate", "NonRecursive": volume.read_only}
+    return {
+        "Type": "bind",
+        "Source": volume.host,
+        "Target": volume.path,
+        "ReadOnly": volume.read_only,
+        "BindOptions": options,
+    }
+
+
+def _environment(who: Identity, spec: SandboxSpec, image: Image, trusted: Path | None) -> dict[str, str]:
+    """Our defaults, over them the image's own, over them the spec's."""
+    ours = clean_environment(who.sandbox_id, spec, "/root", "root")
+    trust = VARIABLES if trusted is not None else {}
+    return {**ours, **image.env, **trust, **spec.env, "ATOLL_SANDBOX_ID": who.sandbox_id}
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return posixpath.normpath(path) == directory or path.startswith(directory.rstrip("/") + "/")

@@ -1,0 +1,1 @@
+"""Saved states of containers, as images of the Docker engine."""

@@ -1,0 +1,149 @@
+"""Saved states as images of the Docker engine.
+
+Their repositories say what they are (`atoll-INSTALLATION-checkpoint`, `-snapshot`, `-origin`), their tags are their
+ids, and a label holds what we know of them. An origin is kept only for containers that came from it. Tags can change,
+labels cannot: so a checkpoint that is deleted while forks need it is only tagged anew.
+
+`docker commit` writes the container's configuration into the image, with its environment: values that are not the
+image's own are blanked. Some engines keep a second copy of that configuration, so only what goes with its sandbox is
+committed; what outlives it is a plain file tree without any (`flatten`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from atoll.engines.docker.api.http import Http, RefusedError
+from atoll.engines.docker.api.image_pull import Image
+from atoll.engines.host.saved_states import StateRecord
+from atoll.errors import EngineError
+from atoll.model.checkpoint import Checkpoint, Snapshot
+
+Kind = Literal["checkpoint", "snapshot", "origin"]
+LABEL = "atoll.saved"
+SLOW_S = 1800.0
+
+
+class SavedState(StateRecord):
+    image: str
+    """What the sandbox was made from, as its spec says."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """That image's own variables."""
+    image_id: str = ""
+    """Of the state itself. Not written down: the engine knows."""
+    architecture: str = ""
+
+    def as_checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            self.id, self.sandbox_id, self.name, self.created_at, self.parent, self.made_by, self.size_bytes
+        )
+
+    def as_snapshot(self) -> Snapshot:
+        return Snapshot(self.name, self.created_at, self.image, self.image_id, self.size_bytes, self.source)
+
+    def as_image(self) -> Image:
+        return Image(self.image_id, self.architecture, self.env)
+
+    def label(self) -> str:
+        text = self.model_dump_json(exclude={"image_id", "architecture"})
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+_standing: set[str] = set()
+"""Containers that stand still only because their state is being kept."""
+
+
+def stands_still(container: Mapping[str, Any]) -> bool:
+    """Whether it is paused for a moment, by us."""
+    return str(container.get("Id")) in _standing
+
+
+class Commits:
+    def __init__(self, http: Http, installation: str) -> None:
+        self._http = http
+        self._prefix = f"atoll-{installation[:8]}"
+
+    async def commit(self, container: Mapping[str, Any], saved: SavedState, kind: Kind) -> SavedState:
+        """The state of a container, which stands still meanwhile."""
+        config = container.get("Config") or {}
+        blank = {str(entry).partition("=")[0] for entry in config.get("Env") or ()}
+        own = {name: value for name, value in saved.env.items() if name in blank}
+        labels = dict.fromkeys(config.get("Labels") or {}, "")
+        body = {
+            "Env": [f"{name}={own.get(name, '')}" for name in sorted(blank)],
+            "Labels": {**labels, LABEL: saved.label()},
+        }
+        query = {"container": str(container["Id"]), "repo": self._repository(kind), "tag": saved.id, "pause": "1"}
+        if not (container.get("State") or {}).get("Paused"):
+            _standing.add(str(container["Id"]))
+        try:
+            answer = await self._http.call("POST", "/commit", query=query, body=body, timeout_s=SLOW_S)
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine could not keep the state: {error.message}") from error
+        finally:
+            _standing.discard(str(container["Id"]))
+        return saved.model_copy(update={"image_id": str(answer["Id"])})
+
+    async def flatten(self, pieces: AsyncIterator[bytes], saved: SavedState) -> SavedState:
+        """A snapshot from a file tree, as a tar archive."""
+        query = {
+            "fromSrc": "-",
+            "repo": self._repository("snapshot"),
+            "tag": saved.id,
+            "changes": f'LABEL {LABEL}="{saved.label()}"',
+        }
+        try:
+            async for line in self._http.send("/images/create", query, pieces, SLOW_S):
+                if "error" in line:
+                    raise EngineError(f"the Docker engine could not keep the state: {str(line['error'])[:500]}")
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine could not keep the state: {error.message}") from error
+        for found in await self.all("snapshot"):
+            if found.id == saved.id:
+                return found
+        raise EngineError("the Docker engine says that it kept the state, and it is not there")
+
+    async def all(self, kind: Kind) -> list[SavedState]:
+        """Oldest first."""
+        query = {"filters": json.dumps({"reference": [self._repository(kind)]})}
+        try:
+            answer = await self._http.call("GET", "/images/json", query=query, timeout_s=SLOW_S)
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine cannot list its images: {error.message}") from error
+        found = [saved for entry in answer if (saved := _understood(entry)) is not None]
+        return sorted(found, key=lambda saved: (saved.created_at, saved.id))
+
+    async def hide(self, saved: SavedState) -> None:
+        """From now on it is kept only for those who need it."""
+        query = {"repo": self._repository("origin"), "tag": saved.id}
+        await self._ask("POST", f"/images/{saved.image_id}/tag", query)
+        await self.untag(saved, "checkpoint")
+        await self.untag(saved, "snapshot")
+
+    async def untag(self, saved: SavedState, kind: Kind) -> None:
+        """Without another tag the image goes, as soon as no container needs it."""
+        await self._ask("DELETE", f"/images/{self._repository(kind)}:{saved.id}", {"force": "1"})
+
+    async def _ask(self, method: str, path: str, query: Mapping[str, str]) -> None:
+        try:
+            await self._http.call(method, path, query=query, timeout_s=SLOW_S)
+        except RefusedError as error:
+            if error.status != 404:
+                raise EngineError(f"the Docker engine cannot do that to an image: {error.message}") from error
+
+    def _repository(self, kind: Kind) -> str:
+        return f"{self._prefix}-{kind}"
+
+
+def _understood(entry: Mapping[str, Any]) -> SavedState | None:
+    text = (entry.get("Labels") or {}).get(LABEL, "")
+    try:
+        saved = SavedState.model_validate_json(base64.urlsafe_b64decode(text))
+    except (ValueError, ValidationError):
+        return None
+    return saved.model_copy(update={"image_id": str(entry["Id"]), "architecture": ""})

@@ -1,0 +1,385 @@
+"""Saved states of containers, with what a Docker engine can do.
+
+What it costs: a checkpoint is `docker commit`, for which the container stands still, tenths of a second and more with
+much that was written. Going back and forking make new containers from such an image. A snapshot and a comparison read
+all files of the sandbox. What is in volumes is in none of them, also in those that an image asks for.
+
+Going back makes the new container beside the old one first, under another name; then the old one is removed, and the
+new one gets its name and is started. If we die after the removal, whoever looks at the sandbox next completes it.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from atoll import workers
+from atoll.cancellation import finish
+from atoll.engines.docker.api.http import RefusedError
+from atoll.engines.docker.api.image_pull import Image
+from atoll.engines.docker.container_maker import Prepare
+from atoll.engines.docker.container_plan import GIVEN, INSTALLATION, LEFT_OUT, SANDBOX, Identity
+from atoll.engines.docker.parts import DockerParts
+from atoll.engines.docker.states import fresh_identity, image_archive, tree_difference
+from atoll.engines.docker.states.commits import SavedState
+from atoll.engines.docker.states.dead_makers import is_abandoned, maker_label
+from atoll.engines.host import exclusion
+from atoll.engines.host.saved_states import all_or_none, checked_name, fork_specs
+from atoll.errors import (
+    CheckpointNotFoundError,
+    EngineError,
+    EngineUnavailableError,
+    SandboxResourceError,
+    UnsupportedError,
+)
+from atoll.model import Handle, SandboxSpec
+from atoll.model.checkpoint import Change, Checkpoint
+
+ORIGIN, RESTORED = "atoll.origin", "atoll.restored"
+NEXT = "-next"
+_EXPORT_S = 1800.0
+_AT_ONCE = 4
+_GOING_S, _PAUSE_S = 5.0, 0.05
+_KILLED = 137
+
+
+class DockerStates(DockerParts, abc.ABC):
+    """A `Checkpointing`."""
+
+    @abc.abstractmethod
+    async def delete(self, handle: Handle) -> None: ...
+
+    @abc.abstractmethod
+    async def _body(
+        self, who: Identity, spec: SandboxSpec, image: Image, created_at: float, labels: Mapping[str, str]
+    ) -> dict[str, Any]: ...
+
+    @abc.abstractmethod
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: Image | None) -> Handle: ...
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    async def checkpoint(
+        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
+    ) -> Checkpoint:
+        if memory:
+            raise no_memory()
+        if name:
+            checked_name(name)
+        async with self._alone(handle):
+            container = await self._container(handle)
+            saved = await self._described(handle, container, name, made_by)
+            await self._check_room(handle, saved)
+            return (await finish(self._commits.commit(container, saved, "checkpoint"))).as_checkpoint()
+
+    async def _check_room(self, handle: Handle, more: SavedState) -> None:
+        """The engine's own limit is for what the container has written; what checkpoints keep of that counts here."""
+        most = handle.limits().limits.disk_bytes
+        if most is None:
+            return
+        kept = sum(saved.size_bytes for saved in await self._all_of(handle))
+        if kept + more.size_bytes > most:
+            raise SandboxResourceError(
+                f"the checkpoints of sandbox '{handle.sandbox_id}' would exceed its disk limit of {most} bytes",
+                hint="Delete some checkpoints first.",
+            )
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        await self._container(handle)
+        return [saved.as_checkpoint() for saved in await self._all_of(handle)]
+
+    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
+        with suppress(CheckpointNotFoundError):
+            await finish(self._drop(await self._find(handle, checkpoint_id)))
+
+    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        async with self._alone(handle):
+            container = await self._container(handle)
+            if checkpoint_id is None:
+                target = await self._origin(handle, container)
+            else:
+                target = (await self._find(handle, checkpoint_id)).as_image()
+            async with self._accounts.claimed():
+                await finish(self._replace(handle, container, target))
+
+    async def fork(
+        self,
+        handle: Handle,
+        sandbox_ids: Sequence[str],
+        checkpoint_id: str | None = None,
+        *,
+        memory: bool = False,
+        labels: Sequence[Mapping[str, str]] = (),
+    ) -> Sequence[Handle]:
+        if memory:
+            raise no_memory()
+        specs = fork_specs(handle.spec, len(sandbox_ids), labels)
+        try:
+            async with self._alone(handle):
+                container = await self._container(handle)
+                if checkpoint_id is None:
+                    described = await self._described(handle, container, "", "fork")
+                    source = await finish(self._commits.commit(container, described, "origin"))
+                else:
+                    source = await self._find(handle, checkpoint_id)
+            image, wanted = source.as_image(), list(zip(sandbox_ids, specs, strict=True))
+            return await all_or_none(wanted, lambda id, spec: self._make(id, spec, image), self.delete, _AT_ONCE)
+        except BaseException:
+            await finish(self._sweep())
+            raise
+
+    async def hibernate(self, handle: Handle) -> None:
+        raise no_memory()
+
+    async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
+        """By reading all files of both states."""
+        before = await self._find(handle, old)
+        async with self._kept(handle, new) as after:
+            with tempfile.TemporaryDirectory(prefix="atoll-diff-", dir=self._settings.data_dir) as folder:
+                files = [Path(folder, "old"), Path(folder, "new")]
+                for saved, file in zip((before, after), files, strict=True):
+                    await self._write_tree(saved, file)
+                return await workers.run_cancellable(
+                    workers.COMPARISON,
+                    lambda cancellation: tree_difference.changes(*files, text=text, cancellation=cancellation),
+                )
+
+    # --- for the rest of the engine --------------------------------------------------------------------------------
+
+    async def _forget_states(self, sandbox_id: str) -> None:
+        """The sandbox is gone: so are its checkpoints, but for those that forks need."""
+        for saved in await self._commits.all("checkpoint"):
+            if saved.sandbox_id == sandbox_id:
+                await self._drop(saved, sweep=False)
+        await self._sweep()
+
+    async def _collect(self) -> list[str]:
+        """Remove containers whose maker died before it started them, and complete deletions that were killed."""
+        removed, installation = [], self._settings.installation_id()
+        for entry in await self._containers.labelled(f"{INSTALLATION}={installation}"):
+            sandbox_id = str((entry.get("Labels") or {}).get(SANDBOX, ""))
+            if not is_abandoned(entry) or (sandbox_id and await self._is_on_its_way_back(entry, sandbox_id)):
+                continue
+            await self._containers.remove(str(entry["Id"]))
+            removed.append(f"container {str(entry['Id'])[:12]}, which was never started")
+        for home in self._settings.engine_run_dir("docker").iterdir():
+            if self._exclusion.is_being_deleted(home.name) and not self._exclusion.is_busy(home.name):
+                await self.delete(Handle("docker", home.name, SandboxSpec(), 0.0))
+                removed.append(f"sandbox {home.name}")
+        await self._sweep()
+        return removed
+
+    async def _is_on_its_way_back(self, entry: Mapping[str, Any], sandbox_id: str) -> bool:
+        """Whether it is needed: somebody goes on with it, or it is all that there is of the sandbox."""
+        if self._exclusion.is_busy(sandbox_id):
+            return True
+        if not (entry.get("Labels") or {}).get(RESTORED):
+            return False
+        name = self._who(sandbox_id).container
+        found = await self._containers.inspect(name)
+        return found is None or found["Id"] == entry["Id"]
+
+    async def _completed(self, name: str) -> dict[str, Any] | None:
+        """The container of that name, after completing a way back that was broken off."""
+        found = await self._containers.inspect(name)
+        if (found is None or _is_going(found)) and await self._containers.inspect(name + NEXT) is not None:
+            deadline = time.monotonic() + _GOING_S
+            while found is not None and _is_going(found) and time.monotonic() < deadline:
+                await asyncio.sleep(_PAUSE_S)  # the engine removes it, whether or not anybody waits for that
+                found = await self._containers.inspect(name)
+            if found is not None:
+                return found
+            await self._rename(name)
+            found = await self._containers.inspect(name)
+        if found is not None and _is_waiting(found):
+            async with self._accounts.claimed():
+                self._accounts.renew(str((found.get("HostConfig") or {}).get("CgroupParent") or ""))
+                with suppress(RefusedError):
+                    await self._containers.start(name)
+            found = await self._containers.inspect(name)
+        return found
+
+    # --- its parts -------------------------------------------------------------------------------------------------
+
+    async def _container(self, handle: Handle) -> dict[str, Any]:
+        found = await self._completed(self._who(handle.sandbox_id).container)
+        if found is None:
+            raise exclusion.deleted(handle.sandbox_id)
+        return found
+
+    @asynccontextmanager
+    async def _alone(self, handle: Handle) -> AsyncIterator[None]:
+        """Nobody else of this installation changes the sandbox meanwhile. What fails because it is deleted says so."""
+        async with self._exclusion.alone(handle.sandbox_id):
+            try:
+                yield
+            except EngineUnavailableError:
+                raise  # it would be waited for once more
+            except EngineError as error:
+                if await self._containers.inspect(self._who(handle.sandbox_id).container) is None:
+                    raise exclusion.deleted(handle.sandbox_id) from error
+                raise
+
+    async def _all_of(self, handle: Handle) -> list[SavedState]:
+        return [saved for saved in await self._commits.all("checkpoint") if saved.sandbox_id == handle.sandbox_id]
+
+    async def _find(self, handle: Handle, checkpoint: str) -> SavedState:
+        for saved in reversed(await self._all_of(handle)):
+            if checkpoint and checkpoint in (saved.id, saved.name):
+                return saved
+        raise CheckpointNotFoundError(
+            f"sandbox '{handle.sandbox_id}' has no checkpoint {checkpoint[:80]!r}",
+            hint="`checkpoints()` lists what there is.",
+        )
+
+    async def _described(self, handle: Handle, container: dict[str, Any], name: str, made_by: str) -> SavedState:
+        """What to write down about its state as it is now."""
+        image = await self._origin(handle, container)
+        return SavedState(
+            id=os.urandom(12).hex(),
+            sandbox_id=handle.sandbox_id,
+            name=name,
+            created_at=time.time(),
+            parent=_parent(container, await self._all_of(handle)),
+            made_by=made_by,
+            size_bytes=await self._containers.written_bytes(str(container["Id"])),
+            image=handle.spec.image,
+            env=image.env,
+        )
+
+    async def _origin(self, handle: Handle, container: dict[str, Any]) -> Image:
+        """The image that the sandbox began with."""
+        labels = (container.get("Config") or {}).get("Labels") or {}
+        image_id = str(labels.get(ORIGIN) or container["Image"])
+        for kind in ("origin", "snapshot", "checkpoint"):
+            for saved in await self._commits.all(kind):
+                if saved.image_id == image_id:
+                    return saved.as_image()
+        return await self._base_image(handle.spec, image_id)
+
+    async def _replace(self, handle: Handle, container: dict[str, Any], image: Image) -> None:
+        who = self._who(handle.sandbox_id)
+        labels = (container.get("Config") or {}).get("Labels") or {}
+        origin = str(labels.get(ORIGIN) or container["Image"])
+        limits = {name: labels[name] for name in (GIVEN, LEFT_OUT) if name in labels}
+        more = {ORIGIN: origin, RESTORED: "1", **limits, **maker_label()}
+        body = await self._body(who, handle.spec, image, handle.created_at, more)
+        await self._containers.remove(who.container + NEXT)
+        try:
+            await self._containers.make(who.container + NEXT, body)
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine could not make the container anew: {error.message}") from error
+        if ORIGIN in labels and image.id == origin:
+            await fresh_identity.freshen(self._http, who.container + NEXT, handle.sandbox_id)
+        self._exclusion.refuse_deleted(handle.sandbox_id)
+        # By its id: whoever looks at the sandbox meanwhile may give its name to the new one.
+        await self._containers.remove(str(container["Id"]))
+        await self._rename(who.container)
+        await self._completed(who.container)
+        await self._await_again(who.container)
+
+    async def _rename(self, name: str) -> None:
+        try:
+            await self._http.call("POST", f"/containers/{name}{NEXT}/rename", query={"name": name})
+        except RefusedError as error:
+            if error.status not in (404, 409):  # else somebody else was faster
+                raise EngineError(f"the Docker engine could not rename a container: {error.message}") from error
+
+    async def _drop(self, saved: SavedState, *, sweep: bool = True) -> None:
+        await self._commits.hide(saved)
+        if sweep:
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        """Remove the states that no container needs any more."""
+        origins = await self._commits.all("origin")
+        if not origins:
+            return
+        needed: set[str] = set()
+        for entry in await self._containers.labelled(f"atoll.installation={self._settings.installation_id()}"):
+            needed |= {str(entry.get("ImageID", "")), str((entry.get("Labels") or {}).get(ORIGIN, ""))}
+        for saved in origins:
+            if saved.image_id not in needed:
+                await self._commits.untag(saved, "origin")
+
+    @asynccontextmanager
+    async def _kept(self, handle: Handle, checkpoint: str | None) -> AsyncIterator[SavedState]:
+        """A checkpoint, or the state of now as long as the context lasts."""
+        if checkpoint is not None:
+            yield await self._find(handle, checkpoint)
+            return
+        async with self._alone(handle):
+            container = await self._container(handle)
+            described = await self._described(handle, container, "", "snapshot")
+            try:
+                state = await finish(self._commits.commit(container, described, "origin"))
+            except BaseException:
+                await finish(self._commits.untag(described, "origin"))
+                raise
+        try:
+            yield state
+        finally:
+            await finish(self._commits.untag(described, "origin"))
+
+    @asynccontextmanager
+    async def _exported(self, saved: SavedState) -> AsyncIterator[AsyncIterator[bytes]]:
+        """All its files, as a tar archive, from a container that never runs."""
+        name = f"{self._who('x').container}-export-{os.urandom(6).hex()}"
+        labels = {INSTALLATION: self._settings.installation_id(), **maker_label()}
+        body = {
+            "Image": saved.image_id,
+            "Entrypoint": ["/none"],
+            "Labels": labels,
+            "HostConfig": {"NetworkMode": "none"},
+        }
+        try:
+            await self._containers.make(name, body)
+        except RefusedError as error:
+            raise EngineError(f"the Docker engine cannot read the state: {error.message}") from error
+        try:
+            yield self._http.stream(f"/containers/{name}/export", _EXPORT_S)
+        finally:
+            await finish(self._containers.remove(name))
+
+    async def _write_tree(self, saved: SavedState, file: Path) -> None:
+        async with self._exported(saved) as pieces:
+            with file.open("wb") as target:
+                async for piece in pieces:
+                    await workers.run(workers.TRANSFER, target.write, piece)
+
+    def _freshener(self, sandbox_id: str) -> Prepare:
+        return lambda name: fresh_identity.freshen(self._http, name, sandbox_id)
+
+
+def _parent(container: Mapping[str, Any], known: Sequence[SavedState]) -> str | None:
+    """The last one that was made of this container, else the one that the container came from."""
+    began = image_archive.moment(container.get("Created"))
+    later = [saved for saved in known if saved.created_at > began]
+    if later:
+        return later[-1].id
+    return next((saved.id for saved in known if saved.image_id == container["Image"]), None)
+
+
+def _is_going(container: Mapping[str, Any]) -> bool:
+    """Whether it is being removed, or was killed for that."""
+    state = container.get("State") or {}
+    return state.get("Status") in ("removing", "dead") or state.get("ExitCode") == _KILLED
+
+
+def _is_waiting(container: Mapping[str, Any]) -> bool:
+    labels = (container.get("Config") or {}).get("Labels") or {}
+    return bool(labels.get(RESTORED)) and (container.get("State") or {}).get("Status") == "created"
+
+
+def no_memory() -> UnsupportedError:
+    return UnsupportedError(
+        "the memory of a sandbox cannot be saved with engine 'docker'",
+        hint="Engine 'oci' can, with isolation='gvisor'.",
+    )

@@ -1,0 +1,132 @@
+"""A snapshot of the Docker engine as a file, to be moved to another one.
+
+    one line of JSON     what it is
+    a tar archive        all its files, packed with gzip
+    64 hex digits, \\n   the SHA-256 of all before
+
+The digest tells damage, not malice. A stranger's archive is unpacked by the Docker engine, as a layer of an image that
+only sandboxes use; nothing in the file decides a name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from pydantic import ValidationError
+
+from atoll import durable, workers
+from atoll.engines.docker.states.commits import SavedState
+from atoll.engines.host import snapshot_envelope
+from atoll.errors import EngineError, ImageError
+
+_FORMAT, _VERSION = "atoll-docker-snapshot", 1
+_MAX_HEADER_BYTES = 1 << 20
+_BLOCK = 1 << 20
+_MAX_BYTES = 32 << 30
+_GZIP = 31
+
+
+@dataclass(frozen=True, slots=True)
+class ImageArchive:
+    """A file that is what its digest says."""
+
+    saved: SavedState
+    start: int
+    end: int
+
+
+def moment(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)[:26].rstrip("Z").ljust(26, "0") + "+00:00").timestamp()
+    except ValueError:
+        return 0.0
+
+
+async def write(saved: SavedState, tree: AsyncIterator[bytes], file: Path) -> None:
+    """It appears as a whole, or not at all."""
+    header = {"format": _FORMAT, "version": _VERSION, "saved": json.loads(saved.model_dump_json())}
+    digest, packer = hashlib.sha256(), zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+    try:
+        with durable.draft(file) as draft, await workers.run(workers.TRANSFER, draft.open, "xb") as target:
+
+            def put(data: bytes) -> None:
+                digest.update(data)
+                target.write(data)
+
+            put(json.dumps(header).encode() + b"\n")
+            async for piece in tree:
+                await workers.run(workers.TRANSFER, lambda data=piece: put(packer.compress(data)))  # type: ignore[misc]
+            put(packer.flush())
+            target.write(digest.hexdigest().encode() + b"\n")
+            target.flush()
+            await workers.run(workers.TRANSFER, os.fsync, target.fileno())
+    except OSError as error:
+        raise EngineError(f"the snapshot could not be written to '{file}': {error.strerror or error}") from error
+
+
+def read(file: Path) -> ImageArchive:
+    """Raises ImageError for a file that is damaged or no snapshot of this engine."""
+    try:
+        with file.open("rb") as content:
+            return _understood(content, file)
+    except OSError as error:
+        raise ImageError(f"the snapshot '{file}' cannot be read: {error.strerror or error}") from error
+
+
+def measure(file: Path, incoming: ImageArchive, most_bytes: int | None) -> None:
+    """Raises ImageError if it unpacks to more than it may, before anybody unpacks it."""
+    most = _MAX_BYTES if most_bytes is None else min(most_bytes, _MAX_BYTES)
+    total = 0
+    for piece in _plain(file, incoming):
+        total += len(piece)
+        if total > most:
+            raise ImageError(f"the snapshot unpacks to more than {most:,} bytes")
+
+
+async def pieces(file: Path, incoming: ImageArchive) -> AsyncIterator[bytes]:
+    """Its tar archive."""
+    source = _plain(file, incoming)
+    while (piece := await workers.run(workers.TRANSFER, next, source, None)) is not None:
+        yield piece
+
+
+def _plain(file: Path, incoming: ImageArchive) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(_GZIP)
+    try:
+        with file.open("rb") as content:
+            content.seek(incoming.start)
+            left = incoming.end - incoming.start
+            while left and (block := content.read(min(left, _BLOCK))):
+                left -= len(block)
+                data = block
+                while data:
+                    if piece := unpacker.decompress(data, _BLOCK):
+                        yield piece
+                    data = unpacker.unconsumed_tail
+            if not unpacker.eof:
+                raise ImageError(f"'{file}' is damaged: its archive breaks off")
+    except zlib.error as error:
+        raise ImageError(f"'{file}' is damaged: {error}") from error
+
+
+def _understood(content: IO[bytes], file: Path) -> ImageArchive:
+    found = snapshot_envelope.read_header(content, _FORMAT, _MAX_HEADER_BYTES)
+    if found is None:
+        raise ImageError(
+            f"'{file}' is no snapshot of a Docker engine", hint="Snapshots of other engines stay with these."
+        )
+    header, start, end = found
+    snapshot_envelope.check_version(file, header, _VERSION)
+    snapshot_envelope.check_digest(content, file, end)
+    try:
+        return ImageArchive(SavedState.model_validate(header.get("saved")), start, end)
+    except ValidationError as error:
+        raise ImageError(f"'{file}' is not a snapshot: its header is invalid") from error

@@ -1,0 +1,69 @@
+"""Which limits and controls of a spec an engine enforces.
+
+What was asked for and cannot be enforced is refused; a default that cannot be enforced is left out and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.errors import UnsupportedError
+from atoll.model import DEFAULTS, LEFT_OUT, Capability, EffectiveLimits, Limits, SandboxSpec
+
+_CAPABILITY_OF = {
+    "memory_bytes": Capability.MEMORY,
+    "cpus": Capability.CPUS,
+    "pids": Capability.PIDS,
+    "disk_bytes": Capability.DISK,
+    "open_files": Capability.OPEN_FILES,
+}
+
+
+def enforceable_defaults(wanted: Limits, capabilities: frozenset[Capability], asked: Limits) -> EffectiveLimits:
+    """Those of the machine's defaults that this engine can enforce, and the names of the others."""
+    given: dict[str, object] = {}
+    left_out = []
+    for name, capability in _CAPABILITY_OF.items():
+        if getattr(asked, name) is None and getattr(wanted, name) is not None:
+            if capability in capabilities:
+                given[name] = getattr(wanted, name)
+            else:
+                left_out.append(name)
+    return EffectiveLimits(_NO_LIMITS.model_copy(update=given), tuple(left_out))
+
+
+def limit_details(defaults: EffectiveLimits) -> dict[str, str]:
+    """Default limits, as the details of a handle carry them."""
+    given = defaults.limits.model_dump_json(exclude_none=True)
+    return {DEFAULTS: given, **({LEFT_OUT: " ".join(defaults.left_out)} if defaults.left_out else {})}
+
+
+_NO_LIMITS = Limits()
+LATER = ("memory_bytes", "cpus", "pids")
+"""The limits that a `Resizable` engine can set later."""
+
+
+def refuse_unsupported(
+    engine: str, capabilities: frozenset[Capability], spec: SandboxSpec, why: Mapping[Capability, str] | None = None
+) -> None:
+    """Raise UnsupportedError if the spec asks for a control that is not among the capabilities. `why`: what is missing
+    for each, as far as it is known."""
+    limits = spec.limits
+    asked = {
+        Capability.MEMORY: limits.memory_bytes,
+        Capability.CPUS: limits.cpus,
+        Capability.PIDS: limits.pids,
+        Capability.DISK: limits.disk_bytes,
+        Capability.INODES: limits.inodes,
+        Capability.OPEN_FILES: limits.open_files,
+        Capability.VOLUMES: spec.volumes or None,
+        Capability.CHECKPOINTS: spec.undo,
+        Capability.NETWORK: None if spec.network == "none" else spec.network,
+    }
+    for capability, value in asked.items():
+        if value is not None and capability not in capabilities:
+            reason = (why or {}).get(capability)
+            raise UnsupportedError(
+                f"engine '{engine}' cannot enforce {capability.value} here{f': {reason}' if reason else ''}",
+                hint="Leave it out, or choose another engine: 'atoll doctor' lists what each one can enforce.",
+            )

@@ -1,0 +1,150 @@
+"""What engines that keep saved states share: how these are called, differences of text, many sandboxes or none."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from atoll.cancellation import finish
+from atoll.engines.host.line_diff import unified_diff
+from atoll.errors import SpecError
+from atoll.model import Handle, SandboxSpec
+from atoll.model.checkpoint import Omitted
+from atoll.workers import Cancellation
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
+_OWNER = re.compile(r"[a-zA-Z0-9%~][a-zA-Z0-9_.%@|:+-]{0,255}")
+MAX_TEXT = 256 << 10
+_MAX_LINES = 5_000
+MAX_DIFFERENCES = 16 << 20
+"""Of all differences together; what comes after is told without its text."""
+TEXT_S = 5.0
+"""For all differences of text together; what comes after is reported without its text."""
+COMPARE_S = 120.0
+"""For a whole comparison; one that takes longer is an error."""
+
+
+class StateRecord(BaseModel):
+    """What is written down about every saved state."""
+
+    model_config = ConfigDict(frozen=True)
+    id: str
+    sandbox_id: str = ""
+    """Whose it is; snapshots and origins belong to nobody."""
+    name: str = ""
+    created_at: float
+    parent: str | None = None
+    made_by: str = "user"
+    source: str = ""
+    size_bytes: int = 0
+
+
+def checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            f"{name[:80]!r} cannot be the name of a snapshot or checkpoint",
+            hint="Use up to 63 letters, digits, '.', '-' and '_', beginning with a letter or digit.",
+        )
+    return name
+
+
+def checked_snapshot(name: str) -> str:
+    """`NAME`, or `OWNER/NAME` for one that a server keeps for a user of its own."""
+    owner, slash, own = name.rpartition("/")
+    if slash and not _OWNER.fullmatch(owner):
+        raise SpecError(f"{owner[:80]!r} cannot be the owner of a snapshot")
+    checked_name(own)
+    return name
+
+
+def lines_of(data: bytes) -> list[str] | None:
+    """None: not a text, or too large to show. At most one byte more than MAX_TEXT is needed to know."""
+    found = text_of(data)
+    return None if isinstance(found, Omitted) else found
+
+
+def text_of(data: bytes) -> list[str] | Omitted:
+    """Its lines, or why they are not shown."""
+    if b"\0" in data:
+        return Omitted.BINARY
+    if len(data) > MAX_TEXT:
+        return Omitted.SIZE
+    try:
+        lines = data.decode().splitlines(keepends=True)
+    except UnicodeDecodeError:
+        return Omitted.BINARY
+    return lines if len(lines) <= _MAX_LINES else Omitted.SIZE
+
+
+class Texts:
+    """Differences of texts, as long as there is room and time for them."""
+
+    def __init__(self, most_bytes: int, cancellation: Cancellation) -> None:
+        self._left = most_bytes
+        self._cancellation = cancellation
+
+    def refusal(self) -> Omitted | None:
+        """Why there is no text from here on."""
+        if self._left <= 0:
+            return Omitted.SIZE
+        return Omitted.TIME if self._cancellation.elapsed_s > TEXT_S else None
+
+    def of(
+        self, old: list[str] | Omitted, new: list[str] | Omitted, path: str
+    ) -> tuple[str, None] | tuple[None, Omitted]:
+        if isinstance(old, Omitted):
+            return None, old
+        if isinstance(new, Omitted):
+            return None, new
+        words = difference(old, new, path, self._cancellation.check)
+        self._left -= len(words)
+        return words, None
+
+
+def keep_comparing(cancellation: Cancellation) -> None:
+    """Between two steps: raises WorkCancelledError if nobody waits any more, OverflowError after COMPARE_S."""
+    cancellation.check()
+    if cancellation.elapsed_s > COMPARE_S:
+        raise OverflowError(f"comparing took more than {COMPARE_S:g} s")
+
+
+def difference(old: list[str], new: list[str], path: str, check: Callable[[], None] = lambda: None) -> str:
+    return unified_diff(old, new, path, check)
+
+
+def fork_specs(spec: SandboxSpec, count: int, labels: Sequence[Mapping[str, str]]) -> list[SandboxSpec]:
+    """One for each new sandbox: the source's, with labels of its own if there are any."""
+    each = labels or [spec.labels] * count
+    return [spec.model_copy(update={"labels": dict(own)}) for own in each]
+
+
+async def all_or_none(
+    wanted: Sequence[tuple[str, SandboxSpec]],
+    make: Callable[[str, SandboxSpec], Awaitable[Handle]],
+    delete: Callable[[Handle], Awaitable[None]],
+    at_once: int,
+) -> Sequence[Handle]:
+    """Sandboxes side by side. If one cannot be made, or the caller is cancelled, none is left."""
+    turns = asyncio.Semaphore(at_once)
+
+    async def in_turn(sandbox_id: str, spec: SandboxSpec) -> Handle:
+        async with turns:
+            return await make(sandbox_id, spec)
+
+    making = [asyncio.ensure_future(in_turn(*each)) for each in wanted]
+
+    async def undo() -> None:
+        await asyncio.wait(making)
+        made = [each.result() for each in making if not each.cancelled() and each.exception() is None]
+        await asyncio.gather(*(delete(each) for each in made))
+
+    try:
+        return await asyncio.gather(*making)
+    except BaseException:
+        for each in making:
+            each.cancel()
+        await finish(undo())
+        raise

@@ -1,0 +1,145 @@
+"""Making a sandbox: from its record to an agent that answers, or to nothing.
+
+The record is written before anything is made. What is made bears the sandbox's name, so the teardown finds it whatever
+fails, here or in a process that was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from atoll import workers
+from atoll.cancellation import finish
+from atoll.engines.host import exclusion, process_ref
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.host.process_ref import ProcessRef
+from atoll.engines.linux import materials, network_link
+from atoll.engines.linux.launcher import Launcher, Progress
+from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.record import Record
+from atoll.engines.linux.states.checkpoints import Checkpoints
+from atoll.engines.linux.states.saved_state import SavedState
+from atoll.engines.linux.teardown import Teardown
+from atoll.errors import EngineError, SandboxError
+from atoll.model import EffectiveLimits, SandboxSpec
+
+_CREATE_S = 30.0
+_UNDO_S = 30.0
+
+
+def first_record(
+    sandbox_id: str, spec: SandboxSpec, runtime: str, defaults: EffectiveLimits, source: SavedState | None
+) -> Record:
+    """The record of a sandbox that is about to be made. `source`: the saved state that it begins with."""
+    now, lifetime = time.time(), spec.limits.lifetime_s
+    return Record(
+        sandbox_id=sandbox_id,
+        spec=spec,
+        defaults=defaults.limits,
+        left_out=defaults.left_out,
+        account=spec.account,
+        runtime=runtime,
+        created_at=now,
+        expires_at=None if lifetime is None else now + lifetime,
+        expires_now=None if lifetime is None else time.clock_gettime(time.CLOCK_BOOTTIME) + lifetime,
+        boot_id=process_ref.boot_id(),
+        creator=process_ref.this_process(),
+        origin=source.id if source is not None else None,
+        base=source.base if source is not None else None,
+        inherited_bytes=source.size_bytes if source is not None else 0,
+        origin_bytes=source.size_bytes if source is not None else 0,
+        memory=source.id if source is not None and source.memory and source.runtime == runtime else None,
+    )
+
+
+class Construction:
+    def __init__(self, layout: SandboxLayout, checkpoints: Checkpoints, teardown: Teardown) -> None:
+        self._layout = layout
+        self._checkpoints = checkpoints
+        self._teardown = teardown
+
+    async def make(self, record: Record, launcher: Launcher, source: SavedState | None) -> Record:
+        """A new sandbox. Returns its complete record. A failure, or a cancellation, leaves nothing behind."""
+        sandbox_id = record.sandbox_id
+        lock = self._layout.records.begin(record)
+        try:
+            if source is not None:
+                await finish(workers.run(workers.ENGINE, self._checkpoints.begin_with, sandbox_id, source))
+            return await self.launch(record, launcher)
+        except BaseException as error:
+            unwanted = self._layout.exclusion.is_being_deleted(sandbox_id)
+            await self._undo(sandbox_id, error)
+            if unwanted and isinstance(error, Exception):
+                raise exclusion.deleted(sandbox_id) from error
+            if isinstance(error, OSError | RuntimeError) and not isinstance(error, SandboxError):
+                raise EngineError(f"the sandbox could not be made: {error}") from error
+            raise
+        finally:
+            os.close(lock)
+
+    async def launch(self, record: Record, launcher: Launcher) -> Record:
+        """Start what the record says, for the first time or again. Returns the record complete, as it is written down.
+        For whoever has the lock of the sandbox."""
+        deadline = Deadline.after(_CREATE_S)
+        birth = _Birth(self._layout, record)
+        try:
+            async with self._layout.group_lock.claimed(deadline):
+                materials.check_volumes(record.spec)
+                image = await materials.acquire_image(self._layout, record)
+                init = await launcher.start(record, image, birth.progress, deadline)
+        finally:
+            connected = await birth.connected()
+        late = launcher.connects_late and record.spec.network != "none"
+        if late and network_link.network_of(init.pid) not in connected:
+            await self.connect(record, init)
+        return birth.complete(init)
+
+    async def connect(self, record: Record, init: ProcessRef) -> None:
+        """Give a sandbox that runs its link to the network."""
+        await finish(workers.run(workers.ENGINE, network_link.attach, self._layout.gateway, record, init))
+
+    async def _undo(self, sandbox_id: str, error: BaseException) -> None:
+        try:
+            await finish(self._teardown.erase_held(sandbox_id, Deadline.after(_UNDO_S)))
+        except Exception as leftover:  # the first error is the one to report; `gc` finds what is left
+            error.add_note(f"and cleaning up failed: {leftover}")
+
+
+class _Birth:
+    """What has come of a record while its sandbox is being made."""
+
+    def __init__(self, layout: SandboxLayout, record: Record) -> None:
+        self._layout = layout
+        self._record = record
+        self._connecting: list[asyncio.Future[int | None]] = []
+        self.progress = Progress(self._connect, self._note_first)
+
+    def _connect(self, pid: int) -> None:
+        # Its network namespace is there already: it is connected while the rest is made.
+        if self._record.spec.network != "none":
+            work = workers.run(workers.ENGINE, network_link.attach_early, self._layout.gateway, self._record, pid)
+            self._connecting.append(asyncio.ensure_future(work))
+
+    async def connected(self) -> list[int | BaseException | None]:
+        """The network namespaces that have a link."""
+        return await asyncio.gather(*self._connecting, return_exceptions=True)
+
+    def _note_first(self, pid: int) -> bool:
+        init = ProcessRef.of(pid)
+        if init is None:
+            return False
+        # Without a control group only its number finds it: it is noted before it is sure to become the agent.
+        self._write(init, half_made=not self._layout.hierarchy.controllers)
+        return True
+
+    def complete(self, init: ProcessRef) -> Record:
+        if self._record.init != init or self._record.half_made:
+            self._write(init, half_made=False)
+        return self._record
+
+    def _write(self, init: ProcessRef, *, half_made: bool) -> None:
+        done = {"init": init, "half_made": half_made, "restoring": None, "memory": None, "asleep": False}
+        self._record = self._record.model_copy(update=done)
+        self._layout.records.write(self._record)

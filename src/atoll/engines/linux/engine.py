@@ -1,0 +1,301 @@
+"""An engine that makes sandboxes of Linux's own walls: namespaces, control groups, an overlay, a filter.
+
+Theory of operation. From a spec a plan is made (`plan/sandbox_plan.py`), and a launcher (`launcher.py`) makes processes
+of it, with an agent that serves a socket of ours. No daemon and no process of ours stays: the sandbox is its first
+process, a control group, a layer, a range of ids and a record, all found by its name.
+
+The mounts live in the sandbox's own mount namespace, so they go when its processes go. Deleting is: kill the first
+process (the kernel takes the rest of its PID namespace with it), make sure by the control group, then remove what is
+left, the record last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
+
+from atoll import timer, workers
+from atoll.archive.work import Progress
+from atoll.cancellation import finish
+from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
+from atoll.engines.enforcement import LATER, enforceable_defaults, refuse_unsupported
+from atoll.engines.host.cgroups.group_limits import CgroupLimits
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux.checkpoint_operations import CheckpointOperations
+from atoll.engines.linux.construction import Construction, first_record
+from atoll.engines.linux.launcher import Isolation, Launcher, Launchers
+from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.observation import Observer
+from atoll.engines.linux.record import Record
+from atoll.engines.linux.restoration import Restoration
+from atoll.engines.linux.standstill import Standstill
+from atoll.engines.linux.states.checkpoints import Checkpoints
+from atoll.engines.linux.states.saved_state import SavedState
+from atoll.engines.linux.states.snapshot_file import MemoryFormat
+from atoll.engines.linux.states.snapshots import SNAPSHOT, Snapshots
+from atoll.engines.linux.states.state_storage import StateStorage
+from atoll.engines.linux.teardown import Teardown
+from atoll.errors import AgentUnreachableError, EngineError, SandboxError, UnsupportedError
+from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
+from atoll.model.network_policy import NetworkPolicy
+from atoll.network.refusals import Refusal
+
+_CONNECT_S = 5.0
+_RETRY_S = 0.01
+_DELETE_S = 30.0
+_PAUSE_S = 10.0
+
+
+class LinuxEngine(CheckpointOperations):
+    """An `Engine`, `Pausable`, `LimitReporting` and `GarbageCollecting`, once it has a name and launchers."""
+
+    name: str
+    unsupported: Mapping[Capability, str] = MappingProxyType({})
+    """Why some capabilities are missing here, where that is known."""
+
+    def __init__(self, layout: SandboxLayout, launchers: Launchers, memory_format: MemoryFormat) -> None:
+        self.layout = layout
+        self._launchers = launchers
+        self._memory_format = memory_format
+        self._storage = storage = StateStorage(layout)
+        self._checkpoints = Checkpoints(layout, storage)
+        self._snapshots = Snapshots(layout, storage)
+        self._teardown = Teardown(layout, storage)
+        self._construction = Construction(layout, self._checkpoints, self._teardown)
+        self._standstill = Standstill(layout)
+        self._restoration = Restoration(layout, launchers, self._checkpoints, self._construction, self._teardown)
+        self._observer = Observer(layout, launchers, self._standstill, self._restoration, self._teardown)
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self.capabilities = self._capabilities(launchers.isolation)
+
+    # --- the contract ----------------------------------------------------------------------------------------------
+
+    async def describe(self) -> EngineDescription:
+        return EngineDescription(self.capabilities, self._launchers.isolation)
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
+        return await self._create(sandbox_id, spec, None)
+
+    async def _create(self, sandbox_id: str, spec: SandboxSpec, source: SavedState | None) -> Handle:
+        launcher = self._launchers.choose(spec)
+        self._check(spec, launcher)
+        if source is None and spec.image.startswith(SNAPSHOT):
+            source = await workers.run(workers.ENGINE, self._snapshots.named, spec.image)
+        record = first_record(sandbox_id, spec, launcher.name, self._defaults(spec), source)
+        record = await self._construction.make(record, launcher, source)
+        self._watch(record)
+        return self._handle(record)
+
+    def _check(self, spec: SandboxSpec, launcher: Launcher) -> None:
+        """Raises for what cannot be enforced, and for a launcher that cannot work."""
+        title = self.name if launcher.name == self.name else f"{self.name}' with '{launcher.name}"
+        refuse_unsupported(title, self._capabilities(launcher.isolation), spec, self.unsupported)
+        launcher.check()
+
+    async def connect(self, handle: Handle) -> ByteStream:
+        deadline, sandbox_id = Deadline.after(_CONNECT_S), handle.sandbox_id
+        launcher = self._launchers.of_handle(handle.details)
+        if handle.spec.network != "none":
+            await workers.run(workers.ENGINE, self.layout.gateway.ensure)
+        if not launcher.connects_late:
+            await self._observer.need_existing(sandbox_id)
+        while True:
+            try:
+                return await launcher.connect(sandbox_id, deadline)
+            except OSError as error:
+                await self._observer.need_existing(sandbox_id)
+                # Its socket is closed but it is not dead yet: it is just ending, and then we know why.
+                if not isinstance(error, ConnectionRefusedError | FileNotFoundError) or not deadline.left():
+                    raise AgentUnreachableError(
+                        f"the agent of sandbox '{sandbox_id}' cannot be reached: {error}"
+                    ) from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def inspect(self, handle: Handle) -> Observation:
+        return await self._observer.observe(handle.sandbox_id)
+
+    async def list(self) -> list[Handle]:
+        return [*await workers.run(workers.ENGINE, self._found_all)]
+
+    async def stats(self, handle: Handle) -> Stats:
+        seen = self.layout.group(handle.sandbox_id).stats()
+        record = self.layout.records.read(handle.sandbox_id)
+        disk = await workers.run(workers.ENGINE, self._disk, handle.sandbox_id, record) if record is not None else None
+        return Stats(seen.memory_bytes, seen.cpu_s, seen.pids, disk)
+
+    def _disk(self, sandbox_id: str, record: Record) -> int | None:
+        """All that counts against its limit; without one what its files take."""
+        counted = self.layout.layers.account_usage(sandbox_id)
+        if counted is not None:
+            return counted + record.origin_bytes
+        used = self.layout.layers.usage(sandbox_id)
+        return None if used is None else used + record.inherited_bytes
+
+    async def delete(self, handle: Handle) -> None:
+        watcher = self._watchers.pop(handle.sandbox_id, None)
+        if watcher is not None:
+            watcher.cancel()
+        self._launchers.forget(handle.sandbox_id)
+        await finish(self._teardown.erase(handle.sandbox_id, Deadline.after(_DELETE_S)))
+        self._launchers.rest()
+
+    async def aclose(self) -> None:
+        """Stop watching, and unmount a pool that holds nothing. Sandboxes go on."""
+        watchers, self._watchers = list(self._watchers.values()), {}
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+        await self._launchers.aclose()
+        try:
+            await workers.run(workers.ENGINE, self.layout.close)
+        except RuntimeError:  # the program is ending, and starts no threads any more
+            self.layout.close()
+
+    # --- pausing, and more -----------------------------------------------------------------------------------------
+
+    async def pause(self, handle: Handle) -> None:
+        async with self._alone_with_launcher(handle) as launcher:
+            await launcher.pause(handle.sandbox_id, Deadline.after(_PAUSE_S))
+
+    async def resume(self, handle: Handle) -> None:
+        record = self.layout.records.read(handle.sandbox_id)
+        if record is not None and record.asleep:
+            await self._wake_up(handle)
+            return
+        async with self._alone_with_launcher(handle) as launcher:
+            await launcher.resume(handle.sandbox_id, Deadline.after(_PAUSE_S))
+
+    @asynccontextmanager
+    async def _alone_with_launcher(self, handle: Handle) -> AsyncIterator[Launcher]:
+        if Capability.PAUSE not in self.capabilities:
+            why = self.unsupported.get(Capability.PAUSE)
+            raise UnsupportedError(f"engine '{self.name}' cannot pause sandboxes here{f': {why}' if why else ''}")
+        await self._observer.need_existing(handle.sandbox_id)
+        async with self.layout.exclusion.alone(handle.sandbox_id):
+            record = self._observer.record(handle.sandbox_id, living=True)
+            async with self._observer.explaining_end(record):
+                yield self._launchers.named(record.runtime)
+
+    async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
+        async with self.layout.exclusion.alone(handle.sandbox_id):
+            record = self._observer.record(handle.sandbox_id)
+            spec = record.spec.model_copy(update={"network": policy})
+            self._check(spec, self._launchers.named(record.runtime))
+            self.layout.gateway.need_authority(handle.sandbox_id, policy)
+            changed = record.model_copy(update={"spec": spec})
+            self.layout.records.write(changed)
+            try:
+                await finish(self._change_network(changed, policy))
+            except BaseException:
+                self.layout.records.write(record)
+                raise
+
+    async def _change_network(self, record: Record, policy: NetworkPolicy) -> None:
+        if await workers.run(workers.ENGINE, self.layout.gateway.change, record.sandbox_id, policy):
+            return
+        if policy == "none" or not record.is_alive():
+            return  # it has no link, or gets one when it is started again
+        if not self._launchers.named(record.runtime).connects_late:
+            raise UnsupportedError(
+                "this sandbox was made without a network, and its own kernel takes none while it runs",
+                hint="Make it with network={}, which reaches nothing, and open it later.",
+            )
+        assert record.init is not None
+        await self._construction.connect(record, record.init)
+
+    async def refusals(self, handle: Handle) -> Sequence[Refusal]:
+        return await workers.run(workers.ENGINE, self.layout.gateway.refusals, handle.sandbox_id)
+
+    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
+        events = self.layout.group(handle.sandbox_id).events()
+        if handle.limits().limits.disk_bytes is None:
+            return events
+        return dataclasses.replace(events, disk_full=self.layout.layers.is_full(handle.sandbox_id))
+
+    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+        await self._observer.need_existing(handle.sandbox_id)
+        async with self.layout.exclusion.alone(handle.sandbox_id):
+            self._limit(handle, limits)
+
+    def _limit(self, handle: Handle, limits: Limits) -> None:
+        record = self._observer.record(handle.sandbox_id, living=True)
+        old = record.spec.limits
+        for name in Limits.model_fields:
+            if getattr(old, name) not in ((None, getattr(limits, name)) if name in LATER else (getattr(limits, name),)):
+                raise UnsupportedError(f"the limit '{name}' of a sandbox that runs cannot be changed")
+        spec = record.spec.model_copy(update={"limits": limits})
+        isolation = self._launchers.named(record.runtime).isolation
+        refuse_unsupported(self.name, self._capabilities(isolation), spec, self.unsupported)
+        try:
+            self.layout.group(handle.sandbox_id).limit(CgroupLimits.of(limits.over(record.defaults)))
+            self.layout.records.write(record.model_copy(update={"spec": spec}))
+        except OSError as error:
+            raise EngineError(f"the limits of sandbox '{handle.sandbox_id}' cannot be set: {error}") from error
+
+    async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
+        def report(step: Progress) -> None:
+            if on_progress is not None:
+                on_progress(ImageProgress(step.stage, step.detail, step.done_bytes, step.total_bytes))
+
+        await self.layout.images.ensure(image, report)
+
+    async def gc(self, *, shared: bool = True) -> Sequence[str]:
+        """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
+        removed = await finish(self._teardown.collect(Deadline.after(_DELETE_S)))
+        if shared:
+            removed += await finish(self._teardown.collect_shared())
+        return removed
+
+    # --- its parts -------------------------------------------------------------------------------------------------
+
+    async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
+        return self._defaults(spec)
+
+    async def shared_ceilings(self) -> tuple[str, ...]:
+        return self.layout.accounts.enforced()
+
+    async def balance(self) -> None:
+        await workers.run(workers.ENGINE, self.layout.accounts.balance)
+
+    def _defaults(self, spec: SandboxSpec) -> EffectiveLimits:
+        capabilities = self._capabilities(spec.isolation or self._launchers.isolation)
+        return enforceable_defaults(self.layout.settings.resources.sandbox, capabilities, spec.limits)
+
+    def _watch(self, record: Record) -> None:
+        if record.expires_at is None:
+            return
+        task = asyncio.create_task(self._expire_later(record), name=f"lifetime of {record.sandbox_id}")
+        self._watchers[record.sandbox_id] = task
+        task.add_done_callback(lambda _: self._watchers.pop(record.sandbox_id, None))
+
+    async def _expire_later(self, record: Record) -> None:
+        while (left := record.left_s()) > 0:
+            await timer.sleep(left)
+        with suppress(SandboxError, OSError):
+            async with self.layout.exclusion.alone(record.sandbox_id):
+                # It may have been started again since, which gives it another first process but no other end.
+                record = self.layout.records.read(record.sandbox_id) or record
+                await finish(self._teardown.expire(record))
+
+    def _found_all(self) -> Sequence[Handle]:
+        found = []
+        for sandbox_id in self.layout.records.ids():
+            record = self.layout.records.read(sandbox_id)
+            if record is None:
+                # Half made or half deleted: nothing is known but that it exists and can be deleted.
+                damaged = {"damaged": "it has no readable record"}
+                found.append(Handle(self.name, sandbox_id, SandboxSpec(), 0.0, damaged))
+            elif self._launchers.has(record.runtime):
+                found.append(self._handle(record))
+        return found
+
+    def _handle(self, record: Record) -> Handle:
+        details = {**self._launchers.named(record.runtime).handle_details, **record.limit_details()}
+        return Handle(self.name, record.sandbox_id, record.spec, record.created_at, details)
+
+    def _capabilities(self, isolation: Isolation) -> frozenset[Capability]:
+        """What sandboxes of this isolation can have here."""
+        return self.layout.capabilities() - self._launchers.lacks(isolation)

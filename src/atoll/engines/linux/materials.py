@@ -1,0 +1,142 @@
+"""What a sandbox stands on: its image, its layer, files of this machine. The same for every launcher."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.engines.linux.host_image import host_copies, host_view
+from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.plan.sandbox_plan import HostFacts, IdRange, Plan, Root, make_plan
+from atoll.engines.linux.record import Record
+from atoll.engines.linux.states import identity
+from atoll.errors import SpecError
+from atoll.images import Image, ImageConfig, Kind
+from atoll.model import SandboxSpec
+from atoll.storage import Layer
+
+_FRESH_S = 2.0
+"""How long a look at the host's /etc and at the agent's file is good for."""
+
+
+def check_volumes(spec: SandboxSpec) -> None:
+    """Raises SpecError for a directory that is not there, or that the launcher would refuse."""
+    for volume in spec.volumes:
+        if not os.path.exists(volume.host):
+            raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
+        if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):
+            # What the launcher would refuse too: another sandbox may have made that link.
+            raise SpecError(
+                f"the path of the volume '{volume.host}' goes through a symbolic link",
+                hint=f"If you trust it, name the real path: {real}",
+            )
+        if not volume.read_only and os.geteuid() == 0:
+            _check_owner(volume.host, os.stat(volume.host))
+
+
+def _check_owner(path: str, info: os.stat_result) -> None:
+    """What the launcher would refuse too: root inside is the owner of what it may write to."""
+    if info.st_uid == 0 or info.st_gid == 0:
+        whose = "root" if info.st_uid == 0 else "root's group"
+        raise SpecError(
+            f"the volume '{path}' belongs to {whose}, so a sandbox may not write to it",
+            hint=f"Give it to an ordinary user ('chown USER:GROUP {path}'), or mount it read-only.",
+        )
+
+
+async def acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
+    """The image that a sandbox stands on; None for the host's own. What a state was made on is taken by its digest."""
+    base = record.base
+    if base is None:
+        if record.spec.image == "host":
+            return None
+        return await layout.images.acquire(record.spec.image, record.sandbox_id)
+    if not base.digest:
+        return None
+    root = await layout.images.lease(record.sandbox_id, base.digest)
+    return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))
+
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    root: Root
+    env: dict[str, str]
+    """The image's own variables and the network's."""
+
+
+class MaterialStore:
+    """Remembers what many sandboxes share, and looks at it anew every few seconds."""
+
+    def __init__(self, layout: SandboxLayout) -> None:
+        self._layout = layout
+        self._looked_at = -_FRESH_S
+        self._skeleton: Path
+        self._agent: Path
+        self._copies: dict[int, Path] = {}
+
+    @property
+    def agent(self) -> Path:
+        """The agent's file, as of the last `take`."""
+        return self._agent
+
+    def take(self, record: Record, image: Image | None) -> Materials:
+        """Make the sandbox's layer over its image. Blocks: the file system of the layers may be busy."""
+        self._look()
+        if image is None or image.root is None:
+            layer = _layer(self._layout, record, self._skeleton / host_view.INNER)
+            copies = self._copies_for(record.account or "")
+            root = Root((self._skeleton,), layer.path, host_view.INNER, host_view.USR, copies)
+            env = {}
+        else:
+            layer = _layer(self._layout, record, image.root)
+            root = Root((image.root.parent,), layer.path, image.root.name)
+            env = image.config.env
+        return Materials(root, {**env, **self._layout.network_variables(record.spec)})
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < _FRESH_S and self._skeleton.is_dir():
+            return
+        self._skeleton = host_view.skeleton(self._layout.data / "host")
+        self._copies.clear()
+        self._agent = self._layout.agent()
+        self._looked_at = now
+
+    def _copies_for(self, account: str) -> Path:
+        number = host_copies.number_of(account)
+        if number not in self._copies:
+            self._copies[number] = host_copies.copies(self._layout.data / "host-copies", number, host_view.USR)
+        return self._copies[number]
+
+
+def plan_for(
+    layout: SandboxLayout, record: Record, materials: Materials, facts: HostFacts, ids: IdRange, argv: tuple[str, ...]
+) -> Plan:
+    """The plan of this sandbox, with the limits that hold and the files that its network needs."""
+    files = layout.network_files(record.sandbox_id, record.spec, materials.root)
+    return make_plan(
+        record.limited_spec(),
+        facts,
+        materials.root,
+        ids,
+        sandbox_id=record.sandbox_id,
+        argv=argv,
+        env=materials.env,
+        files=files,
+    )
+
+
+def _layer(layout: SandboxLayout, record: Record, below: Path) -> Layer:
+    """Its writable layer over this root: a new one, or the one it has when it is only started again."""
+    if record.restoring is not None:
+        layer = layout.layers.open_layer(record.sandbox_id)
+    else:
+        layer = layout.layers.create_layer(record.sandbox_id, record.layer_limit_bytes(), record.origin)
+    if record.memory == record.sandbox_id:
+        return layer  # it only slept
+    if record.restoring not in (None, "") or record.origin is not None:
+        own = record.restoring not in (None, record.origin)  # its own checkpoints are its own already
+        identity.freshen(layer.path / "upper" / below.name, below, record.sandbox_id, own=own)
+    return layer

@@ -1,0 +1,124 @@
+"""What has become of a sandbox, as far as its record and the kernel say it.
+
+Looking also completes: what a process that died was doing to the sandbox, an end that nobody has written down yet, a
+lifetime that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from atoll.cancellation import finish
+from atoll.engines.host import exclusion, process_ref
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.linux.launcher import Launchers
+from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.record import Record
+from atoll.engines.linux.restoration import Restoration
+from atoll.engines.linux.standstill import Standstill
+from atoll.engines.linux.teardown import Teardown
+from atoll.errors import EngineError, SandboxGoneError
+from atoll.model import Cause, Observation, State
+
+_RESUME_S = 10.0
+_DYING_S = 2.0
+
+
+class Observer:
+    def __init__(
+        self,
+        layout: SandboxLayout,
+        launchers: Launchers,
+        standstill: Standstill,
+        restoration: Restoration,
+        teardown: Teardown,
+    ) -> None:
+        self._layout = layout
+        self._launchers = launchers
+        self._standstill = standstill
+        self._restoration = restoration
+        self._teardown = teardown
+
+    async def observe(self, sandbox_id: str) -> Observation:
+        layout = self._layout
+        while True:
+            record = layout.records.read(sandbox_id)
+            if layout.exclusion.is_being_deleted(sandbox_id):
+                return Observation(State.STOPPED, Cause.USER, "it is being deleted")
+            if record is None:
+                if layout.records.exists(sandbox_id):
+                    return Observation(State.STOPPED, Cause.LOST, "its record is missing or damaged")
+                return Observation(State.MISSING, Cause.USER, "it has been deleted or never existed")
+            if record.asleep and record.ended is None:
+                return Observation(State.PAUSED, None, "its memory is on the disk")
+            record = await self._restoration.completed(record)
+            if record.ended is None and (record.restoring is not None or record.is_being_made()):
+                return Observation(State.STARTING)
+            if record.is_alive():
+                return await self._observe_living(record)
+            ended = record.ended or self._teardown.explain(record)
+            if ended is not None:  # else somebody has started it again since we read its record
+                return Observation(State.STOPPED, ended.cause, ended.reason)
+
+    async def _observe_living(self, record: Record) -> Observation:
+        sandbox_id = record.sandbox_id
+        if record.left_s() <= 0:
+            with self._layout.exclusion.at_once(sandbox_id) as mine:
+                if mine and (ended := (await self._teardown.expire(record)).ended) is not None:
+                    return Observation(State.STOPPED, ended.cause, ended.reason)
+        if self._standstill.is_abandoned(sandbox_id):
+            await self._end_standstill(record)
+        paused = self._launchers.named(record.runtime).is_paused(sandbox_id)
+        return Observation(State.PAUSED if paused and not self._standstill.is_held(sandbox_id) else State.RUNNING)
+
+    async def _end_standstill(self, record: Record) -> None:
+        """Whoever held it still to save it has died: it goes on as before."""
+        sandbox_id = record.sandbox_id
+        async with self._layout.exclusion.alone(sandbox_id):
+            if self._standstill.is_abandoned(sandbox_id):
+                launcher = self._launchers.named(record.runtime)
+                await finish(self._standstill.end(sandbox_id, launcher, Deadline.after(_RESUME_S)))
+
+    async def need_existing(self, sandbox_id: str) -> None:
+        """Raises SandboxGoneError with the cause if it has ended."""
+        seen = await self.observe(sandbox_id)
+        if seen.state in (State.STOPPED, State.MISSING):
+            cause = seen.cause.value if seen.cause else "unknown"
+            raise SandboxGoneError(f"sandbox '{sandbox_id}' has ended: {seen.reason}", cause=cause)
+
+    def record(self, sandbox_id: str, *, living: bool = False) -> Record:
+        """Raises SandboxGoneError if it has been deleted, or was never finished. `living`: for whoever has the lock and
+        needs its processes."""
+        record = self._layout.records.read(sandbox_id)
+        if record is None:
+            raise exclusion.deleted(sandbox_id)
+        if record.was_never_made():
+            raise SandboxGoneError(
+                f"sandbox '{sandbox_id}' was never finished: the process that was making it died",
+                cause=Cause.LOST.value,
+            )
+        if living and not record.is_alive():
+            raise SandboxGoneError(f"sandbox '{sandbox_id}' has just ended", cause=Cause.LOST.value)
+        return record
+
+    async def settle(self, sandbox_id: str, *, memory: bool = False) -> None:
+        """Complete what somebody who died was doing to it. SandboxGoneError if it has been deleted, and if it has ended
+        although its memory is wanted."""
+        record = self.record(sandbox_id)
+        if record.restoring is not None:
+            await self._restoration.completed(record)
+        if memory:
+            await self.need_existing(sandbox_id)
+
+    @asynccontextmanager
+    async def explaining_end(self, record: Record) -> AsyncIterator[None]:
+        """What a launcher cannot do because the sandbox is just dying is reported as its end."""
+        try:
+            yield
+        except EngineError as error:
+            self._layout.exclusion.refuse_deleted(record.sandbox_id)
+            if record.init is None or await process_ref.wait({record.init}, Deadline.after(_DYING_S)):
+                gone = f"sandbox '{record.sandbox_id}' has just ended"
+                raise SandboxGoneError(gone, cause=Cause.LOST.value) from error
+            raise

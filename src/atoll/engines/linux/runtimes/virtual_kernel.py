@@ -1,0 +1,156 @@
+"""Sandboxes with a kernel of their own: gVisor, a virtual machine.
+
+Descriptors and mounts of ours mean nothing inside, so the agent comes as a file and its socket is inside too; a bridge
+leads to it (`agent_bridges.py`). A virtual kernel that is frozen from outside answers nobody, its own tools included;
+one that was told to pause still does. What it was told is noted beside its socket, because asking it takes the start of
+a program.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from atoll import workers
+from atoll.cancellation import finish
+from atoll.engines.contract import ByteStream
+from atoll.engines.host import run_program
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.host.process_ref import ProcessRef
+from atoll.engines.linux import network_link
+from atoll.engines.linux.launcher import MemorySaving, Progress
+from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.plan.sandbox_plan import Plan, for_virtual_kernel
+from atoll.engines.linux.record import Record
+from atoll.engines.linux.runtimes import agent_copies, oci_bundle, oci_runtimes
+from atoll.engines.linux.runtimes.agent_bridges import AgentBridges
+from atoll.engines.linux.runtimes.runtime_call import (
+    AGENT,
+    AGENT_SOCKET,
+    FIRST_FD,
+    RuntimeCall,
+    memory_file,
+    seccomp_filter,
+)
+from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError
+from atoll.images import Image
+
+_BRIDGE_S = 30.0
+_NOTE = "paused"
+_DUMP = ("checkpoint", "--leave-running", "--compression=none", "--exclude-committed-zero-pages")
+
+
+class VirtualKernelLauncher:
+    """A `Launcher`, and where it is gVisor's a `MemorySaving`."""
+
+    connects_late = False
+
+    def __init__(self, layout: SandboxLayout, name: str, bridges: AgentBridges) -> None:
+        self._layout = layout
+        self._bridges = bridges
+        self._call = RuntimeCall(layout, name)
+        self.name = name
+        self.isolation = oci_runtimes.isolation_of(name)
+        self.handle_details = self._call.handle_details
+        self.memory: MemorySaving | None = self if self.isolation == "gvisor" else None
+
+    def check(self) -> None:
+        self._call.runtime()
+
+    async def start(self, record: Record, image: Image | None, progress: Progress, deadline: Deadline) -> ProcessRef:
+        """The agent's standard streams are one end of a socket pair; later connections go through the runtime.
+
+        An agent that wakes up from its memory had that connection closed before, so it is of no use then.
+        """
+        memory = self._layout.memory(record.memory) if record.memory is not None else None
+        with ExitStack() as opened:
+            network = None
+            if record.spec.network != "none":
+                link = workers.run(workers.ENGINE, network_link.prepared, self._layout.gateway, record, opened)
+                network = await finish(link)
+            plan = await finish(workers.run(workers.ENGINE, self._prepare, record, image, network, memory))
+            ours, theirs = socket.socketpair()
+            undo = opened.enter_context(ExitStack())
+            undo.callback(ours.close)
+            with theirs:
+                init = await self._run(plan, theirs, memory, deadline, opened)
+            if memory is None:
+                undo.pop_all()
+                ours.setblocking(False)
+                self._bridges.put(record.sandbox_id, ours)
+        self._call.settle(record.sandbox_id)
+        return init
+
+    async def _run(
+        self, plan: Plan, stream: socket.socket, memory: Path | None, deadline: Deadline, opened: ExitStack
+    ) -> ProcessRef:
+        null = run_program.nothing()
+        opened.callback(os.close, null)
+        fds: list[int] = []
+        guard = None
+        if plan.is_supervised:
+            fds.append(memory_file(seccomp_filter(plan.seccomp, plan.machine), opened))
+            fds.append(await self._call.supervisor(plan, deadline, opened, virtual_kernel=True))
+            guard = (FIRST_FD, FIRST_FD + 1)
+        runtime = self._call.runtime(network="none" if plan.network_path is None else "sandbox")
+        stdio = (stream.fileno(), stream.fileno(), null)
+        return await self._call.run(plan, runtime, fds, deadline, opened, guard=guard, stdio=stdio, memory=memory)
+
+    def _prepare(self, record: Record, image: Image | None, network: str | None, memory: Path | None) -> Plan:
+        """Claim what the sandbox needs, and write its bundle."""
+        gvisor = self.isolation == "gvisor"
+        group = self._call.make_groups(record, virtual=gvisor)
+        reach = ("--stdio", "--listen-path", AGENT_SOCKET, *(("--gvisor",) if gvisor else ()))
+        plan = self._call.plan(record, image, (AGENT, *reach, "--work-dir", record.spec.work_dir), network)
+        plan = for_virtual_kernel(plan, agent_copies.chosen(self._layout, record.sandbox_id, memory), AGENT)
+        group.limit(plan.cgroup)  # runsc takes a group that is there as it is
+        self._call.write_bundle(plan, oci_bundle.virtual_config)
+        return plan
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    async def connect(self, sandbox_id: str, deadline: Deadline) -> ByteStream:
+        """Not while its memory is being saved, which would then hold one end of a bridge that nobody can restore."""
+        try:
+            async with self._layout.exclusion.alone(sandbox_id, _BRIDGE_S):
+                return await self._bridges.get(sandbox_id, self._call.runtime())
+        except EngineUnavailableError:
+            raise
+        except EngineError as error:
+            raise AgentUnreachableError(
+                f"the agent of sandbox '{sandbox_id}' cannot be reached: {error.reason}"
+            ) from error
+
+    async def disconnect(self, sandbox_id: str) -> None:
+        await self._bridges.leave(sandbox_id)
+
+    # --- standing still and going on ---------------------------------------------------------------------------------
+
+    async def pause(self, sandbox_id: str, deadline: Deadline) -> None:
+        note = self._note(sandbox_id)
+        if note.exists():
+            return
+        # Noted first: if we die in between, a needless resume does no harm, a missing one would.
+        note.touch()
+        try:
+            await self._call.ask(sandbox_id, "pause", deadline=deadline)
+        except BaseException:
+            note.unlink(missing_ok=True)
+            raise
+
+    async def resume(self, sandbox_id: str, deadline: Deadline) -> None:
+        if self._note(sandbox_id).exists():
+            await self._call.ask(sandbox_id, "resume", deadline=deadline)
+            self._note(sandbox_id).unlink(missing_ok=True)
+
+    def is_paused(self, sandbox_id: str) -> bool:
+        return self._note(sandbox_id).exists() or self._layout.group(sandbox_id).is_frozen()
+
+    async def dump(self, sandbox_id: str, target: Path, deadline: Deadline) -> None:
+        await self._call.ask(sandbox_id, *_DUMP, "--image-path", str(target), deadline=deadline)
+        agent_copies.note_in(self._layout, sandbox_id, target)
+
+    def _note(self, sandbox_id: str) -> Path:
+        return self._layout.run(sandbox_id) / _NOTE

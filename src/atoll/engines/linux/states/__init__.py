@@ -1,0 +1,1 @@
+"""Saved states of sandboxes: checkpoints, snapshots, their differences, and snapshots as files."""

@@ -1,0 +1,210 @@
+"""Checkpoints of sandboxes: made, listed, compared, removed.
+
+Theory of operation. A sandbox's files are an image that nobody changes and a writable layer, a subvolume. A saved
+state is a read-only snapshot of that subvolume: the kernel takes it at one moment, while the sandbox runs, and it
+shares all blocks that are the same. A new layer begins as a snapshot of a saved state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from atoll import workers
+from atoll.cancellation import finish
+from atoll.engines.host.saved_states import checked_name
+from atoll.engines.linux.host_image import host_view
+from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.record import Base, Record
+from atoll.engines.linux.states import overlay_diff
+from atoll.engines.linux.states.saved_state import SavedState
+from atoll.engines.linux.states.state_storage import StateStorage
+from atoll.errors import CheckpointNotFoundError, EngineError, SandboxResourceError
+from atoll.model.checkpoint import Change, Checkpoint
+from atoll.workers import Cancellation
+
+Dump = Callable[[Path], AbstractAsyncContextManager[None]]
+"""Writes the memory of a sandbox to a directory, and holds still what runs as long as its context lasts."""
+Kind = Literal["checkpoint", "origin"]
+MAX_CHECKPOINTS = 1000
+
+
+class Checkpoints:
+    def __init__(self, layout: SandboxLayout, storage: StateStorage) -> None:
+        self._layout = layout
+        self._storage = storage
+
+    async def make(self, record: Record, name: str, made_by: str, dump: Dump | None = None) -> Checkpoint:
+        if name:
+            checked_name(name)
+        return (await finish(self._make(record, name, made_by, dump))).as_checkpoint()
+
+    def of(self, sandbox_id: str) -> list[Checkpoint]:
+        return [saved.as_checkpoint() for saved in self._storage.records.of(sandbox_id) if saved.kind == "checkpoint"]
+
+    def find(self, sandbox_id: str, checkpoint: str) -> SavedState:
+        """By id, or the newest of a name."""
+        for saved in reversed(self._storage.records.of(sandbox_id)):
+            if checkpoint and saved.kind == "checkpoint" and checkpoint in (saved.id, saved.name):
+                return saved
+        raise CheckpointNotFoundError(
+            f"sandbox '{sandbox_id}' has no checkpoint {checkpoint[:80]!r}", hint="`checkpoints()` lists what there is."
+        )
+
+    def state(self, saved_id: str) -> SavedState | None:
+        """Of whatever kind: a checkpoint, or what a sandbox began with."""
+        return self._storage.records.read(saved_id)
+
+    async def delete(self, sandbox_id: str, checkpoint: str) -> None:
+        with contextlib.suppress(CheckpointNotFoundError):
+            saved = await workers.run(workers.ENGINE, self.find, sandbox_id, checkpoint)
+            await finish(workers.run(workers.ENGINE, self._storage.delete, saved.id))
+            if saved.memory and (record := self._layout.records.read(sandbox_id)) is not None:
+                await finish(workers.run(workers.ENGINE, self.set_limit, record))
+
+    def set_limit(self, record: Record) -> None:
+        """What its files may take: its limit without what the memory in its checkpoints takes, which lies elsewhere."""
+        most = record.layer_limit_bytes(self._memory_kept(record.sandbox_id))
+        self._layout.layers.limit(record.sandbox_id, most)
+
+    # --- comparing ---------------------------------------------------------------------------------------------------
+
+    async def diff(self, record: Record, old: str, new: str | None, *, text: bool) -> list[Change]:
+        """Cancelling ends the comparison at its next step, and removes what it made."""
+        return await workers.run_cancellable(
+            workers.COMPARISON, lambda cancellation: self._diff(record, old, new, text, cancellation)
+        )
+
+    def _diff(self, record: Record, old: str, new: str | None, text: bool, cancellation: Cancellation) -> list[Change]:
+        layers = self._layout.layers
+        before = self.find(record.sandbox_id, old)
+        inner, lowers = self._below(before.base)
+        with contextlib.ExitStack() as held:
+            if new is None:
+                # Not the layer itself: it is in use.
+                now = held.enter_context(self._storage.new_id())
+                layers.save(record.sandbox_id, now)
+                held.callback(layers.delete_saved, now)
+            else:
+                now = self.find(record.sandbox_id, new).id
+            one = held.enter_context(layers.looking(before.id, saved=True)) / "upper" / inner
+            other = held.enter_context(layers.looking(now, saved=True)) / "upper" / inner
+            try:
+                return overlay_diff.changes(one, other, lowers, text=text, cancellation=cancellation)
+            except OverflowError as error:
+                raise SandboxResourceError(f"the difference is too large: {error}") from error
+            except OSError as error:
+                raise EngineError(f"the states cannot be compared: {error}") from error
+
+    def _below(self, base: Base) -> tuple[str, list[Path]]:
+        """The name of the root directory in a layer, and the roots below it."""
+        if not base.digest:
+            return host_view.INNER, [host_view.skeleton(self._layout.data / "host") / host_view.INNER]
+        root = self._layout.images.store.root(base.digest)
+        return root.name, [root]
+
+    # --- where new sandboxes start -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def branching(self, record: Record, dump: Dump | None) -> AsyncIterator[SavedState]:
+        """The state of this moment, for new sandboxes: it is listed nowhere and goes with the last of them."""
+        made: list[SavedState] = []
+
+        async def make() -> None:
+            made.append(await self._make(record, "", "fork", dump, kind="origin"))
+
+        try:
+            await finish(make())  # which is done to its end also when we are cancelled
+            yield made[0]
+        finally:
+            for saved in made:
+                await finish(workers.run(workers.ENGINE, self._storage.release, saved.id))
+
+    def begin_with(self, sandbox_id: str, source: SavedState) -> None:
+        """A new sandbox can go back to what it began with, whatever happens to the source."""
+        if not self._storage.records.use(source.id, sandbox_id):
+            raise CheckpointNotFoundError(f"the state {source.name or source.id!r} was just deleted")
+
+    # --- its parts ---------------------------------------------------------------------------------------------------
+
+    async def _make(
+        self,
+        record: Record,
+        name: str,
+        made_by: str,
+        dump: Dump | None,
+        kind: Kind = "checkpoint",
+    ) -> SavedState:
+        if dump is None:
+            return await workers.run(workers.ENGINE, self._save, record, name, made_by, kind)
+        new = contextlib.ExitStack()
+        saved_id = new.enter_context(self._storage.new_id())
+        try:
+            async with dump(self._layout.memory(saved_id)):
+                await workers.run(workers.ENGINE, self._layout.layers.save, record.sandbox_id, saved_id)
+            return await workers.run(workers.ENGINE, self._written, record, saved_id, name, made_by, kind, memory=True)
+        finally:
+            await workers.run(workers.ENGINE, new.close)  # which may have much to remove
+
+    def _save(self, record: Record, name: str, made_by: str, kind: Kind) -> SavedState:
+        with self._storage.new_id() as saved_id:
+            self._layout.layers.save(record.sandbox_id, saved_id)
+            return self._written(record, saved_id, name, made_by, kind, memory=False)
+
+    def _written(
+        self,
+        record: Record,
+        saved_id: str,
+        name: str,
+        made_by: str,
+        kind: Kind,
+        *,
+        memory: bool,
+    ) -> SavedState:
+        if kind == "origin":
+            self._storage.records.hold(saved_id)
+        elif len(self._storage.records.of(record.sandbox_id)) >= MAX_CHECKPOINTS:
+            raise SandboxResourceError(
+                f"sandbox '{record.sandbox_id}' has {MAX_CHECKPOINTS} checkpoints", hint="Delete some first."
+            )
+        memory_bytes = self._memory_bytes(record, saved_id, kind) if memory else 0
+        saved = self._storage.write(
+            SavedState(
+                id=saved_id,
+                kind=kind,
+                sandbox_id=record.sandbox_id if kind == "checkpoint" else "",
+                name=name,
+                created_at=time.time(),
+                parent=self._layout.records.position(record),
+                made_by=made_by,
+                size_bytes=self._storage.size_bytes(record),
+                base=self._storage.base_of(record),
+                memory=memory,
+                memory_bytes=memory_bytes,
+                runtime=record.runtime,
+            )
+        )
+        if memory and kind == "checkpoint":
+            self.set_limit(record)
+        return saved
+
+    def _memory_bytes(self, record: Record, saved_id: str, kind: Kind) -> int:
+        """Raises SandboxResourceError if it is more than the sandbox's disk has left."""
+        size = self._storage.memory_bytes(saved_id)
+        used = self._layout.layers.account_usage(record.sandbox_id)
+        most = record.limits.disk_bytes
+        if kind == "checkpoint" and used is not None and most is not None:
+            left = most - record.origin_bytes - used - self._memory_kept(record.sandbox_id)
+            if size > left:
+                raise SandboxResourceError(
+                    f"the memory of sandbox '{record.sandbox_id}' takes {size} bytes; its disk limit leaves {left}",
+                    hint="Delete checkpoints or files, or make it with a larger disk.",
+                )
+        return size
+
+    def _memory_kept(self, sandbox_id: str) -> int:
+        return sum(saved.memory_bytes for saved in self._storage.records.of(sandbox_id) if saved.kind == "checkpoint")

@@ -1,0 +1,112 @@
+"""What must not be the same in two sandboxes that have a common past: machine id, random seed, keys of a host.
+
+The kernel's random numbers and its clock are each sandbox's own in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from atoll.archive.root import Root
+
+_SEEDS = ("var/lib/systemd/random-seed", "var/lib/urandom/random-seed")
+_MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
+_KEYS = "etc/ssh"
+_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
+
+
+def freshen(root: Path, below: Path, sandbox_id: str, *, own: bool) -> None:
+    """Change it in a writable layer that came from a saved state, whether it was written there or comes from `below`.
+    Both are hostile: nothing leads out of them.
+
+    A machine id is derived from the sandbox's own, so going back leaves it as it was. Host keys and seeds are removed;
+    whoever needs them makes new ones (`ssh-keygen -A`). With `own` the state is the sandbox's own: it stays who it is,
+    and only the seed must not be used twice.
+    """
+    if not root.is_dir():
+        root.mkdir(mode=0o755)
+    machine_id = hashlib.sha256(f"machine-id of {sandbox_id}".encode()).hexdigest()[:32]
+    with Root(root) as layer, Root(below) as lower:
+        both = _Both(layer, lower)
+        for path in _SEEDS:
+            both.hide(path)
+        if own:
+            return
+        for path in _MACHINE_IDS:
+            both.write(path, f"{machine_id}\n".encode())
+        for path in both.host_keys():
+            both.hide(path)
+
+
+class _Both:
+    """A layer and what is below it, as a sandbox sees them. Only regular files in real directories count."""
+
+    def __init__(self, layer: Root, lower: Root) -> None:
+        self._layer, self._lower = layer, lower
+
+    def write(self, path: str, data: bytes) -> None:
+        """If there is such a file."""
+        if self._is_file(self._layer, path) or self._shines_through(path):
+            self._make_parents(path)
+            self._layer.write(path, data, 0o444)
+
+    def hide(self, path: str) -> None:
+        if self._is_file(self._layer, path):
+            self._layer.remove(_parts(path))
+        if self._shines_through(path):
+            self._make_parents(path)
+            parts = _parts(path)
+            os.mknod(parts[-1], stat.S_IFCHR, 0, dir_fd=self._layer.directory(parts[:-1]))
+
+    def host_keys(self) -> list[str]:
+        names: set[str] = set()
+        for root in (self._layer, self._lower):
+            with contextlib.suppress(OSError):
+                names |= set(os.listdir(root.directory(_parts(_KEYS))))
+        return [f"{_KEYS}/{name}" for name in sorted(names) if name.startswith("ssh_host_") and "key" in name]
+
+    def _shines_through(self, path: str) -> bool:
+        """Whether it is there because it is below, and nothing in the layer is before it."""
+        parts = _parts(path)
+        for end in range(1, len(parts)):
+            info = self._layer.lstat(parts[:end])
+            if info is not None and (not stat.S_ISDIR(info.st_mode) or self._is_opaque(parts[:end])):
+                return False
+        return self._layer.lstat(parts) is None and self._is_file(self._lower, path)
+
+    def _is_opaque(self, parts: tuple[bytes, ...]) -> bool:
+        fd = self._layer.directory(parts)
+        return any(name in os.listxattr(fd) for name in _OPAQUE)
+
+    def _make_parents(self, path: str) -> None:
+        parts = _parts(path)
+        for end in range(1, len(parts)):
+            if self._layer.lstat(parts[:end]) is None:
+                like = self._lower.lstat(parts[:end])
+                assert like is not None
+                parent = self._layer.directory(parts[: end - 1])
+                os.mkdir(parts[end - 1], 0o700, dir_fd=parent)
+                os.chown(parts[end - 1], like.st_uid, like.st_gid, dir_fd=parent, follow_symlinks=False)
+                os.chmod(parts[end - 1], stat.S_IMODE(like.st_mode), dir_fd=parent)
+
+    @staticmethod
+    def _is_file(root: Root, path: str) -> bool:
+        parts = _parts(path)
+        try:
+            found = [root.lstat(parts[:end]) for end in range(1, len(parts) + 1)]
+        except OSError:
+            return False
+        *parents, last = found
+        return (
+            all(info is not None and stat.S_ISDIR(info.st_mode) for info in parents)
+            and last is not None
+            and stat.S_ISREG(last.st_mode)
+        )
+
+
+def _parts(path: str) -> tuple[bytes, ...]:
+    return tuple(os.fsencode(part) for part in path.split("/"))

@@ -1,0 +1,228 @@
+"""What is different between two writable layers over the same image, as somebody inside sees it.
+
+A layer holds what was written; a name that was removed is a character device 0/0 there, and a directory that hides
+the image's one of the same name is marked opaque. So a path that only one layer has may still be in the image, and
+is then changed or removed, not added.
+
+Layers are hostile, so no link is followed and no pipe or device opened. They must not be in use: whoever can swap a
+directory for a link between two looks could lead us anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.engines.host.saved_states import MAX_DIFFERENCES, MAX_TEXT, Texts, keep_comparing, text_of
+from atoll.model.checkpoint import Change, ChangeKind, Omitted
+from atoll.walking import walk
+from atoll.workers import Cancellation
+
+_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
+_BLOCK = 1 << 20
+MAX_ENTRIES = 200_000
+MAX_NAMES = 64 << 20
+"""Bytes of all paths: those of a deep tree are longer than all that is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    info: os.stat_result
+    whiteout: bool
+    opaque: bool
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.info.st_mode)
+
+
+def changes(
+    old: Path,
+    new: Path,
+    lowers: Sequence[Path],
+    *,
+    text: bool = False,
+    cancellation: Cancellation | None = None,
+) -> list[Change]:
+    """By path. `lowers` are the roots below both layers, topmost first. OverflowError if there is too much of it."""
+    cancellation = cancellation or Cancellation()
+    before, after = _Side(old, lowers, cancellation), _Side(new, lowers, cancellation)
+    found: list[Change] = []
+    removed = ""
+    texts = Texts(MAX_DIFFERENCES, cancellation)
+
+    def told(path: str, kind: ChangeKind, side: _Side | None) -> Change:
+        place = after.place(path)
+        if not text or place is None or not stat.S_ISREG(os.lstat(place).st_mode):
+            return Change(f"/{path}", kind)
+        if (refusal := texts.refusal()) is not None:
+            return Change(f"/{path}", kind, None, refusal)
+        return Change(
+            f"/{path}", kind, *texts.of([] if side is None else _lines(side.place(path)), _lines(place), path)
+        )
+
+    for path in sorted(before.entries.keys() | after.entries.keys(), key=lambda path: path.split("/")):
+        keep_comparing(cancellation)
+        if removed and path.startswith(f"{removed}/"):
+            continue
+        one, other = before.seen(path), after.seen(path)
+        if one is None and other is None:
+            continue
+        if other is None:
+            removed = path
+            found.append(Change(f"/{path}", ChangeKind.REMOVED))
+        elif one is None:
+            found.append(told(path, ChangeKind.ADDED, None))
+        elif _differ(before, after, path, one, other):
+            found.append(told(path, ChangeKind.CHANGED, before))
+    return found
+
+
+class _Side:
+    def __init__(self, layer: Path, lowers: Sequence[Path], cancellation: Cancellation) -> None:
+        self.layer, self.cancellation = layer, cancellation
+        self.entries: dict[str, Entry] = {}
+        self._visible: dict[str, list[Path]] = {"": list(lowers)}
+        # Of a sandbox that nobody has written to, the layer has no directory for the image yet.
+        untouched = layer.parent.is_dir() and not layer.exists()
+        for path, entry in () if untouched else scan(layer):
+            keep_comparing(cancellation)
+            self.entries[path] = entry
+
+    def seen(self, path: str) -> os.stat_result | None:
+        """What somebody inside would find there."""
+        entry = self.entries.get(path)
+        if entry is not None:
+            return None if entry.whiteout else entry.info
+        return next((info for _, info in self._below(path)), None)
+
+    def place(self, path: str) -> Path | None:
+        """Where the content is."""
+        if path in self.entries:
+            return self.layer / path
+        return next((place for place, _ in self._below(path)), None)
+
+    def _below(self, path: str) -> Iterator[tuple[Path, os.stat_result]]:
+        for lower in self._lowers_with(path.rpartition("/")[0]):
+            with contextlib.suppress(OSError):
+                yield lower / path, os.lstat(lower / path)
+
+    def _lowers_with(self, directory: str) -> list[Path]:
+        """The roots below whose directory of this name shines through. Remembered: a deep tree asks for each level.
+
+        One where a name on the way is a link does not count: the merged view does not go through it under this name.
+        """
+        unknown = []
+        while directory not in self._visible:
+            unknown.append(directory)
+            directory = directory.rpartition("/")[0]
+        visible = self._visible[directory]
+        for name in reversed(unknown):
+            entry = self.entries.get(name)
+            hidden = entry is not None and (entry.whiteout or entry.opaque or not entry.is_directory)
+            visible = [] if hidden else [lower for lower in visible if _is_directory(lower / name)]
+            self._visible[name] = visible
+        return visible
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def scan(root: Path) -> Iterator[tuple[str, Entry]]:
+    """Everything that was written, by path. Raises OverflowError where that is too much."""
+    try:
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # the sandbox had written nothing yet
+    count = length = 0
+    try:
+        for found in walk(fd):
+            count += 1
+            length += len(found.path)
+            if count > MAX_ENTRIES:
+                raise OverflowError(f"more than {MAX_ENTRIES:,} files were written")
+            if length > MAX_NAMES:
+                raise OverflowError(f"the paths of the files that were written are longer than {MAX_NAMES:,} bytes")
+            whiteout = stat.S_ISCHR(found.info.st_mode) and found.info.st_rdev == 0
+            opaque = found.is_directory and _is_opaque(f"/proc/self/fd/{found.parent}/{found.name}")
+            yield os.fsdecode(found.path), Entry(found.info, whiteout, opaque)
+    finally:
+        os.close(fd)
+
+
+def _is_opaque(directory: str) -> bool:
+    for name in _OPAQUE:
+        with contextlib.suppress(OSError):
+            if os.getxattr(directory, name, follow_symlinks=False) == b"y":
+                return True
+    return False
+
+
+def _differ(before: _Side, after: _Side, path: str, one: os.stat_result, other: os.stat_result) -> bool:
+    if path not in before.entries and path not in after.entries:
+        return False
+    if (one.st_mode, one.st_uid, one.st_gid) != (other.st_mode, other.st_uid, other.st_gid):
+        return True
+    if stat.S_ISDIR(one.st_mode):
+        return False  # what is in it is told by itself
+    if one.st_size != other.st_size or one.st_rdev != other.st_rdev:
+        return True
+    # A saved state has the inode numbers and times of what it was made of, and nobody inside can set that last time.
+    if (one.st_ino, one.st_mtime_ns, one.st_ctime_ns) == (other.st_ino, other.st_mtime_ns, other.st_ctime_ns):
+        return False
+    old, new = before.place(path), after.place(path)
+    if old is None or new is None:
+        return True
+    if stat.S_ISLNK(one.st_mode):
+        return _link(old) != _link(new)
+    return stat.S_ISREG(one.st_mode) and not _same_content(old, new, after.cancellation)
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _open(path: Path) -> int | None:
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+    return None
+
+
+def _same_content(old: Path, new: Path, cancellation: Cancellation) -> bool:
+    one, other = _open(old), _open(new)
+    try:
+        if one is None or other is None:
+            return False
+        while True:
+            keep_comparing(cancellation)
+            block = os.read(one, _BLOCK)
+            if block != os.read(other, _BLOCK):
+                return False
+            if not block:
+                return True
+    finally:
+        for fd in (one, other):
+            if fd is not None:
+                os.close(fd)
+
+
+def _lines(path: Path | None) -> list[str] | Omitted:
+    fd = _open(path) if path is not None else None
+    if fd is None:
+        return Omitted.BINARY
+    with os.fdopen(fd, "rb") as file:
+        return text_of(file.read(MAX_TEXT + 1))

@@ -1,0 +1,132 @@
+"""The parts of saved states: a record, a subvolume, perhaps memory and a lease on an image. Whole or not at all.
+
+A sandbox, its checkpoints and the layers that it had before are one account of the storage, with one limit. What a fork
+took over from another's state is not counted there, so it is subtracted from the limit: a sandbox and all that it came
+from never hold more than the limit allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from atoll.archive import tree
+from atoll.archive.work import Work
+from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.record import Base, Record
+from atoll.engines.linux.states.saved_state import LEASE, SavedState, SavedStates
+from atoll.errors import ConflictError
+
+
+class StateStorage:
+    """What one function of this class does blocks, and ends before another process sees it."""
+
+    def __init__(self, layout: SandboxLayout) -> None:
+        self._layout = layout
+        self.records = SavedStates(layout.data / "saved")
+
+    @contextmanager
+    def new_id(self) -> Iterator[str]:
+        """An id. If it did not become a state at the end, nothing of it is left."""
+        saved_id = self.records.new_id()
+        try:
+            yield saved_id
+        finally:
+            if self.records.read(saved_id) is None:
+                self.records.release(saved_id)
+                self.remove(saved_id)
+            self.records.abandon(saved_id)
+
+    def write(self, saved: SavedState) -> SavedState:
+        if saved.base.digest and saved.kind == "snapshot":  # the others are there only as long as their sandbox
+            self._layout.images.store.lease(LEASE + saved.id, saved.base.digest, Work())
+        if saved.kind != "snapshot":
+            self.records.write(saved)
+            return saved
+        with self.records.locked():
+            self.refuse_taken(saved.name)
+            self.records.write(saved)
+        return saved
+
+    def refuse_taken(self, name: str) -> None:
+        if self.records.snapshot(name) is not None:
+            raise ConflictError(
+                f"there is already a snapshot {name.rpartition('/')[2]!r}",
+                hint="Delete it first, or choose another name.",
+            )
+
+    def base_of(self, record: Record) -> Base:
+        """What its layer stands on."""
+        if record.base is not None:
+            return record.base
+        digest = self._layout.images.store.leased_by(record.sandbox_id)
+        image = self._layout.images.store.of_digest(digest) if digest else None
+        return Base(image=record.spec.image, digest=digest, env=image.config.env if image is not None else {})
+
+    def size_bytes(self, record: Record) -> int:
+        return record.inherited_bytes + (self._layout.layers.usage(record.sandbox_id) or 0)
+
+    def memory_bytes(self, saved_id: str) -> int:
+        return sum(entry.stat().st_size for entry in os.scandir(self._layout.memory(saved_id)))
+
+    def link_memory(self, source_id: str, saved_id: str) -> None:
+        """Its files, which nobody changes any more, once more under another name."""
+        source, target = self._layout.memory(source_id), self._layout.memory(saved_id)
+        target.mkdir(mode=0o700, parents=True)
+        for name in os.listdir(source):
+            os.link(source / name, target / name)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def delete(self, saved_id: str) -> None:
+        if self.records.forget(saved_id):
+            self.remove(saved_id)
+
+    def release(self, saved_id: str) -> None:
+        if self.records.release(saved_id):
+            self.remove(saved_id)
+
+    def delete_all(self, sandbox_id: str) -> None:
+        tree.remove(self._layout.memory(sandbox_id))
+        for saved in self.records.of(sandbox_id):
+            self.delete(saved.id)
+        for saved_id in self.records.used_by(sandbox_id):
+            self._leave(saved_id, sandbox_id)
+
+    def collect(self) -> list[str]:
+        """Remove what a process that died left, and what belonged to sandboxes that are gone.
+
+        Others make sandboxes and states meanwhile. Each writes down what it will make before it makes that, so a thing
+        is left over only if nothing is written down of it after it was seen.
+        """
+        removed, lives = [], self._layout.records.exists
+        for saved in self.records.all():
+            if saved.sandbox_id and not lives(saved.sandbox_id):
+                self.delete(saved.id)
+                removed.append(f"checkpoint {saved.id} of {saved.sandbox_id}")
+        for saved_id in self.records.unused(lives):
+            self.remove(saved_id)
+        for saved_id in self._layout.layers.list_saved():
+            if not self.records.is_known(saved_id):
+                self._layout.layers.delete_saved(saved_id)
+                removed.append(f"half a checkpoint, {saved_id}")
+        for lease in self._layout.images.store.leases():
+            if lease.startswith(LEASE) and not self.records.is_known(lease.removeprefix(LEASE)):
+                self._layout.images.store.release(lease)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._layout.memory("x").parent):
+                if not self.records.is_known(name) and not lives(name):
+                    tree.remove(self._layout.memory(name))
+        self.records.sweep()
+        return removed
+
+    def _leave(self, saved_id: str, sandbox_id: str) -> None:
+        if self.records.leave(saved_id, sandbox_id):
+            self.remove(saved_id)
+
+    def remove(self, saved_id: str) -> None:
+        tree.remove(self._layout.memory(saved_id))
+        self._layout.layers.delete_saved(saved_id)
+        self._layout.images.store.release(LEASE + saved_id)

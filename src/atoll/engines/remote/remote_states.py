@@ -1,0 +1,200 @@
+"""Saved states of sandboxes on a server. What is done there in the end is what an engine does on its own machine."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from atoll.engines.enforcement import limit_details
+from atoll.engines.remote.rest_client import Server
+from atoll.errors import CheckpointNotFoundError, SnapshotNotFoundError, UnsupportedError
+from atoll.model import EffectiveLimits, Handle, Limits, SandboxSpec
+from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
+from atoll.settings import Settings
+
+MARK = "atoll-client"
+_LABEL = "client."
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_MEMORY_S = 300.0
+_TRANSFER_S = 3600.0
+
+
+class RemoteStates(abc.ABC):
+    """A `Checkpointing`."""
+
+    _server: Server
+    _settings: Settings
+    _start_timeout: float
+
+    @abc.abstractmethod
+    async def _remote_id(self, handle: Handle) -> str: ...
+
+    @abc.abstractmethod
+    async def _undo(self, making: asyncio.Task[Any]) -> None: ...
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    async def checkpoint(
+        self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
+    ) -> Checkpoint:
+        path = f"/sandboxes/{await self._remote_id(handle)}/checkpoints"
+        # Whoever holds the sandbox has looked for connections already.
+        body = {"name": name, "made_by": made_by, "memory": memory, "drop_connections": memory}
+        seconds = _MEMORY_S if memory else None
+        return _checkpoint(await self._server.call("POST", path, json=body, timeout_s=seconds), handle)
+
+    async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
+        found = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/checkpoints")
+        return [_checkpoint(each, handle) for each in found]
+
+    async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
+        await self._server.call("DELETE", await self._saved(handle, checkpoint_id))
+
+    async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        if checkpoint_id is None:
+            # Its setup commands run again, and are waited for.
+            seconds = self._start_timeout + handle.spec.setup_timeout_s if handle.spec.setup else None
+            path = f"/sandboxes/{await self._remote_id(handle)}/restart"
+            await self._server.call("POST", path, timeout_s=seconds)
+        else:
+            await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback")
+
+    async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
+        query = {"text": "true" if text else "false"} | ({} if new is None else {"to": new})
+        found = await self._server.call("GET", f"{await self._saved(handle, old)}/diff", params=query)
+        return [
+            Change(
+                each["path"],
+                ChangeKind(each["kind"]),
+                each["text"],
+                Omitted(each["omitted"]) if each.get("omitted") else None,
+            )
+            for each in found
+        ]
+
+    async def hibernate(self, handle: Handle) -> None:
+        path = f"/sandboxes/{await self._remote_id(handle)}/pause"
+        await self._server.call("POST", path, json={"memory": "disk", "drop_connections": True}, timeout_s=_MEMORY_S)
+
+    async def fork(
+        self,
+        handle: Handle,
+        sandbox_ids: Sequence[str],
+        checkpoint_id: str | None,
+        *,
+        memory: bool = False,
+        labels: Sequence[Mapping[str, str]] = (),
+    ) -> Sequence[Handle]:
+        marks = labels or [handle.spec.labels] * len(sandbox_ids)
+        body = {
+            "count": len(sandbox_ids),
+            "checkpoint": checkpoint_id,
+            "memory": memory,
+            "drop_connections": memory,
+            "names": list(sandbox_ids),
+            "labels": [self._marked(each) for each in marks],
+        }
+        work = self._server.call(
+            "POST",
+            f"/sandboxes/{await self._remote_id(handle)}/fork",
+            key=f"fork-{secrets.token_hex(16)}",
+            json=body,
+            timeout_s=self._start_timeout * (1 + len(sandbox_ids) / 10) + (_MEMORY_S if memory else 0),
+        )
+        making = asyncio.create_task(work)
+        try:
+            made = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await self._undo(making)
+            raise
+        specs = [handle.spec.model_copy(update={"labels": dict(each)}) for each in marks]
+        return [handle_of(info, id, spec) for info, id, spec in zip(made, sandbox_ids, specs, strict=True)]
+
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None, *, memory: bool = False) -> Snapshot:
+        path = f"/sandboxes/{await self._remote_id(handle)}/snapshots"
+        body = {"name": _checked(name), "checkpoint": checkpoint_id, "memory": memory, "drop_connections": memory}
+        return _snapshot(await self._server.call("POST", path, safe=False, json=body, timeout_s=_MEMORY_S))
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        """The user's own: an administrator has names of their own, too."""
+        me = (await self._server.call("GET", "/info"))["user_id"]
+        found = await self._server.call("GET", "/snapshots", params={"owner": me})
+        return [_snapshot(each) for each in found]
+
+    async def delete_snapshot(self, name: str) -> None:
+        try:
+            await self._server.call("DELETE", f"/snapshots/{_checked(name)}")
+        except SnapshotNotFoundError:
+            return
+
+    async def export_snapshot(self, name: str, file: Path) -> None:
+        await self._server.download(f"/snapshots/{_checked(name)}/content", file, _TRANSFER_S)
+
+    async def import_snapshot(
+        self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
+    ) -> Snapshot:
+        """How much it may be the server decides, and it takes no memory of strangers."""
+        if memory:
+            raise UnsupportedError("a server takes over no memory from a file", hint="Import it without.")
+        return _snapshot(await self._server.upload(f"/snapshots/{_checked(name)}/content", file, _TRANSFER_S))
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _saved(self, handle: Handle, checkpoint_id: str) -> str:
+        if not _NAME.fullmatch(checkpoint_id):
+            raise CheckpointNotFoundError(f"there is no checkpoint {checkpoint_id[:80]!r}")
+        return f"/sandboxes/{await self._remote_id(handle)}/checkpoints/{checkpoint_id}"
+
+    def _marked(self, labels: Mapping[str, str]) -> dict[str, str]:
+        return {
+            MARK: self._settings.installation_id(),
+            **{f"{_LABEL}{name}": value for name, value in labels.items()},
+        }
+
+
+def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
+    created = datetime.fromisoformat(info["created_at"]).timestamp()
+    details = {"remote_id": str(info["id"])}
+    if info.get("effective_limits") is not None:
+        given = Limits.model_validate(info["effective_limits"])
+        details |= limit_details(EffectiveLimits(given, tuple(map(str, info.get("limits_left_out") or ()))))
+    return Handle("remote", sandbox_id, spec, created, details)
+
+
+def labels_of(info: Mapping[str, Any]) -> dict[str, str]:
+    return {name.removeprefix(_LABEL): value for name, value in info["labels"].items() if name.startswith(_LABEL)}
+
+
+def _checked(name: str) -> str:
+    if "/" in name:
+        raise UnsupportedError("a server in front of another one keeps no snapshots for users of its own")
+    if not _NAME.fullmatch(name):
+        raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}")
+    return name
+
+
+def _checkpoint(info: Mapping[str, Any], handle: Handle) -> Checkpoint:
+    return Checkpoint(
+        info["id"],
+        handle.sandbox_id,
+        info["name"],
+        info["created_at"],
+        info["parent"],
+        info["made_by"],
+        info["size_bytes"],
+        info["memory"],
+    )
+
+
+def _snapshot(info: Mapping[str, Any]) -> Snapshot:
+    return Snapshot(
+        info["name"], info["created_at"], info["image"], "", info["size_bytes"], info["source"], info["memory"]
+    )

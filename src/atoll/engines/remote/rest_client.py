@@ -1,0 +1,150 @@
+"""REST calls to an Atoll server. Asks again only where asking twice does no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from atoll import durable, workers
+from atoll.engines.remote.server_errors import error_of
+from atoll.errors import EngineError, EngineUnavailableError, SandboxTimeoutError
+
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 1.0
+_GIVE_UP_S = 0.5
+_PATIENT_S = 60.0
+"""Once it has answered: a server that is being restarted comes back, and so do the streams that wait for it. One that
+never did is perhaps not there at all, which somebody wants to know soon."""
+_TRY_AGAIN = frozenset({502, 503, 504})
+_MAX_BYTES = 64 << 20
+_PIECE = 1 << 20
+
+
+async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
+    while piece := await workers.run(workers.TRANSFER, source.read, _PIECE):
+        yield piece
+
+
+class Server:
+    """May be used from one event loop after another: each gets connections of its own."""
+
+    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
+        self.url = url.rstrip("/")
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = httpx.Timeout(timeout_s, connect=10.0)
+        self._tls: ssl.SSLContext | None = None
+        self._used = False
+        self._answered = False
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        safe: bool = True,
+        key: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """The answer's JSON. Raises what the server says, or EngineUnavailableError.
+
+        `safe` calls may be repeated: those that only look, those with an idempotency key, and those that are the same
+        done twice.
+        """
+        headers = {"Idempotency-Key": key} if key is not None else {}
+        deadline = time.monotonic() + ((_PATIENT_S if self._answered else _GIVE_UP_S) if safe else 0.0)
+        pause_s = _FIRST_PAUSE_S
+        if timeout_s is not None:
+            options["timeout"] = timeout_s
+        while True:
+            try:
+                client = await self._client()
+                answer = await client.request(method, f"{self.url}/api/v1{path}", headers=headers, **options)
+            except httpx.ConnectError as error:
+                failure: Exception = EngineUnavailableError(
+                    f"the server {self.url} cannot be reached: {error}", hint="Is it running? Check ATOLL_URL."
+                )
+            except httpx.TimeoutException:
+                failure = SandboxTimeoutError(f"the server {self.url} did not answer in time")
+            except httpx.HTTPError as error:
+                failure = EngineUnavailableError(f"the connection to {self.url} broke: {error!r}")
+            else:
+                self._answered = True
+                if answer.is_success:
+                    return answer.json()
+                failure = error_of(answer.status_code, answer.content[:_MAX_BYTES])
+                if answer.status_code not in _TRY_AGAIN:
+                    raise failure
+            if time.monotonic() + pause_s > deadline:
+                raise failure
+            await asyncio.sleep(pause_s * (0.5 + random.random()))  # noqa: S311
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    async def download(self, path: str, file: Path, timeout_s: float) -> None:
+        """What the server answers, to a file that appears as a whole."""
+        try:
+            client = await self._client()
+            async with client.stream("GET", f"{self.url}/api/v1{path}", timeout=timeout_s) as answer:
+                if not answer.is_success:
+                    raise error_of(answer.status_code, await answer.aread())
+                with durable.draft(file) as draft, await workers.run(workers.TRANSFER, draft.open, "xb") as target:
+                    async for piece in answer.aiter_raw():
+                        await workers.run(workers.TRANSFER, target.write, piece)
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError(f"the connection to {self.url} broke: {error!r}") from error
+        except OSError as error:
+            raise EngineError(f"'{file}' could not be written: {error.strerror or error}") from error
+
+    async def upload(self, path: str, file: Path, timeout_s: float) -> Any:
+        """The answer's JSON."""
+        try:
+            with await workers.run(workers.TRANSFER, file.open, "rb") as source:
+                return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source))
+        except OSError as error:
+            raise EngineError(f"'{file}' cannot be read: {error.strerror or error}") from error
+
+    def ask(self, path: str) -> Any:
+        """Ask from outside of any event loop, as a probe does. The call blocks."""
+        try:
+            answer = httpx.get(f"{self.url}/api/v1{path}", headers=self.headers, timeout=10.0)
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError(
+                f"the server {self.url} cannot be reached: {error}", hint="Is it running? Check ATOLL_URL."
+            ) from error
+        if not answer.is_success:
+            raise error_of(answer.status_code, answer.content)
+        return answer.json()
+
+    async def aclose(self) -> None:
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    async def _client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._tls is None:
+            # Reading all certificates takes long enough to be felt by everything else in the event loop.
+            self._tls = await workers.run(workers.ENGINE, self._tls_context)
+        client = self._clients.get(loop)
+        if client is None:
+            # Connections are kept only in the first loop. One that ends without a word would leave them open.
+            limits = httpx.Limits(max_connections=100, max_keepalive_connections=0 if self._used else 20)
+            self._used = True
+            client = httpx.AsyncClient(headers=self.headers, timeout=self._timeout, limits=limits, verify=self._tls)
+            self._clients[loop] = client
+        return client
+
+    def _tls_context(self) -> ssl.SSLContext:
+        """For a server without TLS: one that trusts nobody."""
+        if self.url.startswith("http://"):
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return httpx.create_ssl_context()

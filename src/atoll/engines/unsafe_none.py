@@ -1,0 +1,96 @@
+"""The engine `unsafe-none`: plain processes, no isolation at all.
+
+For trusted code on a machine where nothing else works. It exists under this name only and is never picked by `auto`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+
+from atoll import agent_binary
+from atoll.engines.availability import Availability
+from atoll.engines.host.deadline import Deadline
+from atoll.engines.host.process_ref import ProcessRef, descendants, each_process
+from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
+from atoll.engines.process_tree.erasure import kill_all
+from atoll.errors import EngineUnavailableError, UnsupportedError
+from atoll.model import Capability, SandboxSpec
+from atoll.settings import Settings
+
+_MARK = "ATOLL_SANDBOX_HOME"
+_WARNING = "engine 'unsafe-none' gives no isolation: code in this sandbox can do whatever you can do on this machine"
+
+
+class UnsafeWarning(UserWarning):
+    """Code runs without isolation."""
+
+
+class UnsafeEngine(ProcessTreeEngine):
+    """Processes of ours in a directory of their own, with a clean environment; nothing holds them there."""
+
+    name = directory = "unsafe-none"
+    capabilities = frozenset({Capability.OPEN_FILES})
+    isolation = None
+
+    @classmethod
+    def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
+        try:
+            agent_binary.path()
+        except EngineUnavailableError as error:
+            return Availability(cls.name, False, (error.reason,), (error.hint or "",))
+        return Availability(cls.name, True, ("no isolation: never chosen automatically, only by its name",))
+
+    def _check(self, spec: SandboxSpec) -> None:
+        self._check_image(spec.image)
+        if spec.isolation is not None:
+            raise UnsupportedError(f"engine '{self.name}' isolates nothing", hint="Choose another engine.")
+        logging.getLogger(__name__).warning(_WARNING)
+        warnings.warn(_WARNING, UnsafeWarning, stacklevel=2)
+
+    def _launch(self, record: Record, home: Path, listener: int, resources: ExitStack) -> Launch:
+        agent = agent_binary.path()
+        for name in ("work", "home"):
+            (home / name).mkdir(mode=0o700)
+        argv = [str(agent), "--listen-fd", str(listener), "--work-dir", str(home / "work")]
+        if record.limits.open_files is not None:
+            argv += ["--rlimit-nofile", str(record.limits.open_files)]
+        environment = clean_environment(record.sandbox_id, record.spec, str(home / "home"), "user")
+        return Launch(argv=argv, env=environment | {_MARK: str(home)}, fds=(), init=lambda monitor: monitor)
+
+    async def _kill(self, sandbox_id: str, record: Record | None, known: set[ProcessRef], deadline: Deadline) -> bool:
+        # Below the agent first, as long as it holds its tree together; afterwards what got away from it.
+        agents = {process for process in known if process.is_alive()}
+        return (
+            await kill_all(lambda: {found for agent in agents for found in _below(agent)}, deadline)
+            and await super()._kill(sandbox_id, record, known, deadline)
+            and await kill_all(lambda: self._find_processes(sandbox_id), deadline)
+        )
+
+    def _find_processes(self, sandbox_id: str) -> set[ProcessRef]:
+        """The agent by its work directory, others by the environment that programs hand on to each other as a rule."""
+        home = self._records.home(sandbox_id)
+        arguments = [b"--work-dir", os.fsencode(home / "work")]
+        variable = os.fsencode(f"{_MARK}={home}")
+        found = set()
+        for pid in each_process():
+            process = ProcessRef.of(pid)
+            if process and (_holds(pid, "cmdline", *arguments) or _holds(pid, "environ", variable)):
+                found.add(process)
+        return found
+
+
+def _holds(pid: int, file: str, *words: bytes) -> bool:
+    try:
+        return set(words) <= set(Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0"))
+    except OSError:
+        return False
+
+
+def _below(agent: ProcessRef) -> set[ProcessRef]:
+    if not agent.is_alive():
+        return set()
+    return {process for pid in descendants(agent.pid) if (process := ProcessRef.of(pid)) is not None}

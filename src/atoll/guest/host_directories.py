@@ -1,0 +1,113 @@
+"""Directories of the host below one destination, reached by descriptors only."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import NamedTuple
+
+from atoll.errors import ProtocolError, SandboxResourceError
+from atoll.guest.file_records import check_relative
+from atoll.guest.host_file import clamp_mtime
+from atoll.guest.pack import MAX_DEPTH
+from atoll.walking import OpenPath
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DIRECTORIES = 1_000_000
+"""So many new directories are remembered until the end."""
+_PRIVATE = 0o700
+"""Mode of a directory while it is filled: the final one may forbid writing."""
+
+
+class _Made(NamedTuple):
+    """A directory that was made here, and what it gets when all is in it."""
+
+    path: bytes
+    mode: int
+    mtime_ns: int
+
+
+class HostDirectories:
+    """Remembers the way down to the directory that was used last: a tree comes in order, so that is mostly it."""
+
+    def __init__(self, top: str, mode: int | None = None, mtime_ns: int = 0) -> None:
+        """Makes the top and its parents if they are missing. The caller chose the top, so links in it are followed."""
+        self._made: list[_Made] = []
+        if not os.path.isdir(top):
+            os.makedirs(os.path.dirname(top.rstrip("/")) or ".", exist_ok=True)
+            os.mkdir(top, 0o777 if mode is None else _PRIVATE)
+            if mode is not None:
+                self._made.append(_Made(b"", mode, mtime_ns))
+        self.top = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._way = OpenPath(self.top)
+        self._paths = [b""]
+        """Of every directory on the way."""
+
+    def locate(self, path: bytes) -> tuple[int, bytes]:
+        """The open parent of `path` and the last name in it."""
+        parent, slash, name = path.rpartition(b"/")
+        check_relative(name if parent or not slash else path)
+        if parent != self._paths[-1]:
+            self._go(parent, path)
+        return self._way.fd, name
+
+    def make(self, name: bytes, mode: int, mtime_ns: int) -> None:
+        """In the directory that was located last, and go into it. One that exists keeps its mode."""
+        here = self._paths[-1]
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, _PRIVATE, dir_fd=self._way.fd)
+            self._made.append(_Made(_join(here, name), mode, mtime_ns))
+            if len(self._made) > _MAX_DIRECTORIES:
+                raise SandboxResourceError(f"the tree has more than {_MAX_DIRECTORIES} directories")
+        try:
+            fd = os.open(name, _OPEN, dir_fd=self._way.fd)
+        except OSError as error:
+            reason = "something else is in the way of a directory"
+            raise OSError(error.errno, reason, os.fsdecode(_join(here, name))) from error
+        self._enter(name, fd)
+
+    def finish(self) -> None:
+        """Everything is there: give the new directories their final attributes, those inside before those around."""
+        for path, mode, mtime_ns in reversed(self._made):
+            self._go(path, path)
+            os.utime(self._way.fd, ns=clamp_mtime(mtime_ns))
+            os.fchmod(self._way.fd, mode & 0o777)
+
+    def close(self) -> None:
+        self._way.close()
+        os.close(self.top)
+
+    def _go(self, parent: bytes, path: bytes) -> None:
+        while len(self._paths) > 1 and not _contains(self._paths[-1], parent):
+            self._way.leave()
+            self._paths.pop()
+        here = self._paths[-1]
+        if parent == here:
+            return
+        for name in check_relative(parent[len(here) + 1 :] if here else parent):
+            self._enter(name, self._open_announced(self._way.fd, name, path))
+
+    def _enter(self, name: bytes, fd: int) -> None:
+        self._way.enter_open(name, fd)
+        self._paths.append(_join(self._paths[-1], name))
+        if len(self._paths) > MAX_DEPTH:
+            raise ProtocolError(f"the agent's tree is deeper than {MAX_DEPTH} directories")
+
+    def _open_announced(self, parent: int, name: bytes, path: bytes) -> int:
+        try:
+            return os.open(name, _OPEN, dir_fd=parent)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+                # Had the agent announced this directory, it would be there and be one.
+                text = os.fsdecode(path[:200])
+                raise ProtocolError(f"the agent sent {text!r}, whose parent is not a directory of the tree") from error
+            raise
+
+
+def _join(directory: bytes, name: bytes) -> bytes:
+    return directory + b"/" + name if directory else name
+
+
+def _contains(directory: bytes, path: bytes) -> bool:
+    return path == directory or path.startswith(directory + b"/")

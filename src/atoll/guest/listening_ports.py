@@ -1,0 +1,128 @@
+"""What listens inside a sandbox, and which process it is. All of it was written inside, so it is read as hostile.
+
+The kernel's tables name the sockets, `/proc/PID/fd` names who holds them. A process whose descriptors the agent may not
+see, because another user runs it, is reported without a pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.errors import SandboxResourceError
+from atoll.guest import open_connections
+from atoll.printable import printable
+
+if TYPE_CHECKING:
+    from atoll.guest.guest import Guest
+
+MAX_PORTS = 1_000
+"""The most listening sockets that are reported."""
+_TABLE_BYTES = 512 << 10
+"""The kernel lists sockets that listen before all others."""
+_MAX_ENTRIES = 20_000
+_MAX_PROCESSES = 512
+_MAX_DESCRIPTORS = 4_096
+_MAX_DESCRIPTORS_OF_ALL = 50_000
+_AT_ONCE = 8
+_MAX_NAME = 64
+_ROW = re.compile(
+    r"\s*\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A (?:\S+ +){5}(\d{1,20})(?: |$)"
+)
+_PID = re.compile(r"[1-9][0-9]{0,9}")
+_SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP port that something in a sandbox listens on."""
+
+    port: int
+    address: str
+    """The address it listens on inside, such as 127.0.0.1 or ::."""
+    pid: int | None = None
+    """The process that listens, as numbered inside. None if the agent may not see it."""
+    process: str | None = None
+    """The name of that process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Socket:
+    address: str
+    port: int
+    inode: str
+
+
+async def listening_ports(
+    guest: Guest, *, wanted: frozenset[int] | None = None, table_bytes: int = _TABLE_BYTES
+) -> list[ListeningPort]:
+    """Sorted by port. `wanted` limits the answer, and the search for processes, to these ports."""
+    rows: list[_Socket] = []
+    for path in open_connections.TABLES:
+        rows += parse(await open_connections.table(guest, path, table_bytes))
+    sockets = [each for each in rows if wanted is None or each.port in wanted][:MAX_PORTS]
+    pids = await _holders(guest, {each.inode for each in sockets}) if sockets else {}
+    names = {pid: await _name(guest, pid) for pid in set(pids.values())}
+    found = {
+        (each.port, each.address): ListeningPort(
+            each.port, each.address, pids.get(each.inode), names.get(pids.get(each.inode, 0))
+        )
+        for each in sockets
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def parse(table: str) -> list[_Socket]:
+    """The sockets of one of the kernel's tables that listen."""
+    found: list[_Socket] = []
+    for line in table.splitlines():
+        match = _ROW.match(line)
+        if match is not None and len(found) < MAX_PORTS:
+            found.append(_Socket(_address(match[1]), int(match[2], 16), match[3]))
+    return found
+
+
+def _address(text: str) -> str:
+    words = [int(text[start : start + 8], 16).to_bytes(4, "little") for start in range(0, len(text), 8)]
+    return str(ipaddress.ip_address(b"".join(words)))
+
+
+async def _holders(guest: Guest, inodes: set[str]) -> dict[str, int]:
+    """The process that holds each of these sockets, where that can be seen."""
+    try:
+        entries = await guest.files.list("/proc", _MAX_ENTRIES)
+    except (OSError, SandboxResourceError):
+        return {}
+    pids = sorted(int(entry.path) for entry in entries if _PID.fullmatch(entry.path))
+    found: dict[str, int] = {}
+    seen = 0
+    for start in range(0, min(len(pids), _MAX_PROCESSES), _AT_ONCE):
+        some = pids[start : start + _AT_ONCE]
+        for pid, held in zip(some, await asyncio.gather(*(_sockets(guest, pid) for pid in some)), strict=True):
+            seen += len(held)
+            for inode in inodes.intersection(held):
+                found.setdefault(inode, pid)
+        if len(found) == len(inodes) or seen > _MAX_DESCRIPTORS_OF_ALL:
+            break
+    return found
+
+
+async def _sockets(guest: Guest, pid: int) -> list[str]:
+    """One for each of its descriptors: the inode of the socket, or something that is none."""
+    try:
+        entries = await guest.files.list(f"/proc/{pid}/fd", _MAX_DESCRIPTORS)
+    except (OSError, SandboxResourceError):
+        return []  # it has ended, is another user's, or has too many
+    matches = (_SOCKET.fullmatch(entry.target or "") for entry in entries)
+    return [match[1] if match is not None else "" for match in matches]
+
+
+async def _name(guest: Guest, pid: int) -> str | None:
+    try:
+        data = await guest.files.read(f"/proc/{pid}/comm", length=_MAX_NAME)
+    except OSError:
+        return None
+    return printable(data) or None

@@ -1,0 +1,83 @@
+"""Connections to what listens inside a sandbox, also when the sandbox has no network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.errors import ProtocolError
+from atoll.guest.frames import EventKind, Fields, Op, Tag, encode_fields
+from atoll.guest.inbox import Inbox
+
+if TYPE_CHECKING:
+    from atoll.guest.guest import Guest
+
+_LAST_PORT = 65_535
+
+
+class Ports:
+    def __init__(self, guest: Guest) -> None:
+        self._guest = guest
+
+    async def connect(self, port: int | None = None, path: str | None = None) -> PortStream:
+        """To a TCP port on the sandbox's loopback, or to a unix socket. ConnectionRefusedError if nothing listens."""
+        if (port is None) == (path is None):
+            raise ValueError("give either a port or a path")
+        if port is not None and not 1 <= port <= _LAST_PORT:
+            raise ValueError(f"{port} is not a port")
+        where: tuple[Tag, int | str] = (Tag.PATH, path) if path is not None else (Tag.PORT, port or 0)
+        inbox = _PortInbox(events=(EventKind.CONNECTED, EventKind.EOF))
+        inbox.open(await self._guest.connection(), Op.CONNECT, encode_fields([where]))
+        try:
+            if not await inbox.event(EventKind.CONNECTED):
+                raise ProtocolError("the agent ended a connection that it had not made")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path or f"port {port}") from None
+        except BaseException:
+            inbox.close()
+            raise
+        inbox.stream.live = True
+        return self.new_stream(inbox)
+
+    def new_stream(self, inbox: Inbox) -> PortStream:
+        """What `connect` gives out. Whoever counts the uses of a sandbox overrides it."""
+        return PortStream(inbox)
+
+
+class PortStream:
+    """A connected stream of bytes. Reading and writing may go on at the same time."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._rest = b""
+
+    async def read(self, n: int = 65_536) -> bytes:
+        """At most `n` bytes, as soon as there are any; b"" at the end."""
+        if not self._rest:
+            piece = await self._inbox.take()
+            self._rest = piece[1] if piece is not None else b""
+        data, self._rest = self._rest[:n], self._rest[n:]
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._inbox.stream.alive()
+        await self._inbox.stream.send_data(data)
+
+    async def write_eof(self) -> None:
+        """Nothing more will be written; reading goes on."""
+        self._inbox.stream.end()
+
+    async def aclose(self) -> None:
+        """May be repeated."""
+        self._inbox.close()
+
+    async def __aenter__(self) -> PortStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _PortInbox(Inbox):
+    def on_event(self, kind: int, fields: Fields) -> None:
+        super().on_event(kind, fields)
+        self.eof = kind == EventKind.EOF

@@ -1,0 +1,226 @@
+"""All of it behind one object, for code that must not block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import weakref
+from collections.abc import AsyncIterator, Callable, Collection
+from pathlib import Path
+from typing import TypeVar
+
+from atoll import workers
+from atoll.archive.archive_limits import ImageLimits
+from atoll.archive.tree import Measure
+from atoll.archive.work import Progress, ProgressCallback, Work, WorkCancelledError
+from atoll.cancellation import finish_or_stop
+from atoll.errors import ImageError, ImageNotFoundError, SpecError
+from atoll.images import access
+from atoll.images.image_store import HOST, Collected, Image, Store
+from atoll.images.maker import ImageMaker
+from atoll.images.recipes import Recipe, Recipes
+from atoll.images.reference import Kind, Reference, parse
+
+T = TypeVar("T")
+_SHORT_S = 60.0
+
+
+class Images:
+    """The images under one data directory. Any number of these, in any number of processes, may share it.
+
+    Every method raises only errors of `atoll.errors`. Cancelling one ends its work, removes what it made, and only
+    then returns to the caller. `progress` is called in the event loop.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        limits: ImageLimits | None = None,
+        plain_http_registries: Collection[str] = (),
+    ) -> None:
+        directory = Path(data_dir).absolute() / "images"
+        self.store = Store(directory)
+        self.recipes = Recipes(directory / "recipes")
+        self._limits = limits or ImageLimits()
+        self._plain_http_registries = frozenset(plain_http_registries)
+        self._locks: weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def parse(self, reference: str) -> Reference:
+        return parse(reference, self.recipes.all())
+
+    async def ensure(self, reference: str, progress: ProgressCallback | None = None) -> Image:
+        """The image, made first if it is not here, or if the recipe or archive it comes from has changed.
+
+        A registry and Docker are asked only when the image is missing: `pull` asks again.
+        """
+        return await self._make(self.parse(reference), progress, refresh=False)
+
+    async def acquire(self, reference: str, sandbox_id: str, progress: ProgressCallback | None = None) -> Image:
+        """`ensure`, and a lease on the image for this sandbox. End it with `release`."""
+        while True:
+            image = await self.ensure(reference, progress)
+            if image.root is None:
+                return image
+            # Someone may remove the image just before we hold it. Then it is made again.
+            with contextlib.suppress(ImageNotFoundError):
+                await self.lease(sandbox_id, image.digest)
+                return image
+
+    async def pull(self, reference: str, progress: ProgressCallback | None = None) -> Image:
+        """Ask a registry, or Docker, for what the reference means now. Unchanged images are not transferred again."""
+        parsed = self.parse(reference)
+        if parsed.kind not in (Kind.OCI, Kind.DOCKER):
+            raise SpecError(f"{reference!r} does not come from a registry", hint="Use build, or import.")
+        return await self._make(parsed, progress, refresh=True)
+
+    async def build(self, recipe: str | Recipe, progress: ProgressCallback | None = None) -> Image:
+        """Build a suite or a recipe anew. A `Recipe` that is passed in is kept under its name."""
+        if isinstance(recipe, Recipe):
+            await workers.run(workers.ENGINE, self.recipes.add, recipe)
+            recipe = f"{Kind.RECIPE}:{recipe.name}"
+        parsed = self.parse(recipe)
+        if parsed.kind not in (Kind.DEBIAN, Kind.RECIPE):
+            raise SpecError(f"{recipe!r} is not built here", hint="Use debian:SUITE or the name of a recipe.")
+        return await self._make(parsed, progress, refresh=True)
+
+    async def import_tar(self, path: Path | str, name: str = "", progress: ProgressCallback | None = None) -> Image:
+        """Take over an archive: a root file system or a saved image, packed or not.
+
+        The image is called `tar:PATH`, or by a name of your own, which must look like a registry's (`mine`,
+        `team/mine:1`).
+        """
+        source = parse(f"tar:{Path(path).absolute()}")
+        target = self.parse(name) if name else source
+        if target.kind is not Kind.OCI and target != source:
+            raise SpecError(f"{name!r} means something else already", hint="Choose a name such as mine or team/mine:1.")
+        return await self._make(target, progress, refresh=True, archive=source)
+
+    async def get(self, reference: str) -> Image:
+        """An image that is here. Raises ImageNotFoundError; nothing is pulled or built."""
+        parsed = self.parse(reference)
+        return HOST if parsed.kind is Kind.HOST else await workers.run(workers.ENGINE, self.store.get, str(parsed))
+
+    async def ls(self) -> list[Image]:
+        return await workers.run(workers.ENGINE, self.store.ls)
+
+    async def verify(self, reference: str, progress: ProgressCallback | None = None) -> Measure:
+        name = str(self._stored(reference))
+        return await self._run(lambda work: self.store.verify(name, work), progress)
+
+    async def remove(self, reference: str) -> None:
+        name = str(self._stored(reference))
+        await self._run(lambda work: self.store.remove(name, work))
+
+    async def gc(self) -> Collected:
+        return await self._run(self.store.gc)
+
+    async def lease(self, sandbox_id: str, digest: str) -> Path:
+        return await self._run(
+            lambda work: self.store.lease(sandbox_id, digest, work), timeout_s=_SHORT_S, kind=workers.ENGINE
+        )
+
+    async def release(self, sandbox_id: str) -> None:
+        await workers.run(workers.ENGINE, self.store.release, sandbox_id)
+
+    async def leases(self) -> dict[str, str]:
+        return await workers.run(workers.ENGINE, self.store.leases)
+
+    def _stored(self, reference: str) -> Reference:
+        parsed = self.parse(reference)
+        if parsed.kind is Kind.HOST:
+            raise SpecError("'host' is this machine itself, not a stored image")
+        return parsed
+
+    async def _make(
+        self,
+        reference: Reference,
+        progress: ProgressCallback | None,
+        *,
+        refresh: bool,
+        archive: Reference | None = None,
+    ) -> Image:
+        if reference.kind is Kind.HOST:
+            return HOST
+        maker = ImageMaker(self.store, self.recipes, self._limits, self._plain_http_registries, access.current())
+        source = archive or reference
+        if not refresh:
+            # What is here already must not wait behind somebody's pulls.
+            image = await self._run(lambda _: maker.present(reference, source), kind=workers.ENGINE)
+            if image is not None:
+                return image
+        async with self._one_at_a_time(str(reference)):
+            return await self._run(
+                lambda work: maker.make(reference, source, work, refresh=refresh), progress, kind=None
+            )
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:
+        """A slot for work on images, and the only one of this loop for this image.
+
+        Callers that want the same image wait without a slot; and nobody who waits for a slot keeps others from the
+        image, who may have slots left.
+        """
+        key = (id(asyncio.get_running_loop()), name)
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        shares = workers.workers(workers.IMAGE).shares
+        while True:
+            async with shares.slot():
+                if not lock.locked():
+                    async with lock:
+                        yield
+                        return
+            async with lock:
+                pass
+
+    async def _run(
+        self,
+        function: Callable[[Work], T],
+        progress: ProgressCallback | None = None,
+        timeout_s: float | None = None,
+        *,
+        kind: workers.Kind | None = workers.IMAGE,
+    ) -> T:
+        """Run blocking work in a thread. A cancelled caller gets control back when the thread has cleaned up.
+
+        Without a kind the caller holds a slot for work on images already.
+        """
+        loop = asyncio.get_running_loop()
+
+        def report(step: Progress) -> None:
+            if progress is not None:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(progress, step)
+
+        threads, done = workers.workers(kind or workers.IMAGE), _nothing
+        if kind is not None:
+            done = functools.partial(threads.shares.release, await threads.shares.acquire())
+        work = Work(report, timeout_s=timeout_s or self._limits.timeout_s)
+        running = threads.run_in_slot(functools.partial(_translated, function, work), done)
+        return await finish_or_stop(running, work.cancel)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _translated(function: Callable[[Work], T], work: Work) -> T:
+    """The boundary: what the machine did becomes what the user should do."""
+    try:
+        return function(work)
+    except OSError as error:
+        work.check()
+        hint = None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            hint = "Free some space: remove images that you do not need, and run gc."
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = "Choose a data directory that you may write to."
+        raise ImageError(
+            f"the image store failed: {error.strerror or error} ({error.filename or 'no file'})", hint=hint
+        ) from error
+    except WorkCancelledError:
+        raise ImageError("the work was cancelled") from None

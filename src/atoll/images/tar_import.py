@@ -1,0 +1,130 @@
+"""Tar archives on this machine: a root file system, or an image as `docker save` and OCI tools write it.
+
+The archive is unpacked first, with the extractor that trusts nothing. If what comes out is a saved image, its layers
+are read from there, again through a `Root`, since the archive may hold links.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from atoll.archive.archive_limits import Budget, ImageLimits
+from atoll.archive.decompress import Reader, plain
+from atoll.archive.extract import Extraction, extract
+from atoll.archive.root import Root
+from atoll.archive.work import Work
+from atoll.errors import ImageError
+from atoll.images.flatten import Layer, flatten
+from atoll.images.image_store import READABLE, Draft
+from atoll.images.oci_documents import (
+    INDEX_TYPES,
+    Descriptor,
+    ImageConfig,
+    choose,
+    digest_of,
+    parse_config,
+    parse_json,
+    parse_manifest,
+)
+
+_MAX_NESTING = 4
+
+
+def import_stream(reader: Reader, draft: Draft, limits: ImageLimits, work: Work) -> tuple[ImageConfig, Extraction]:
+    """Fill the draft from an archive of either sort."""
+    with plain(reader, limits, work) as stream, Root(draft.rootfs) as root:
+        result = extract(stream, root, Budget(limits), work, detail="archive")
+        if not _is_saved_image(root):
+            return ImageConfig(), result
+    archive = draft.scratch / "archive"
+    draft.rootfs.rename(archive)
+    draft.rootfs.mkdir()
+    os.chmod(draft.rootfs, READABLE)
+    return import_archive(archive, draft, limits, work)
+
+
+def import_archive(archive: Path, draft: Draft, limits: ImageLimits, work: Work) -> tuple[ImageConfig, Extraction]:
+    """Fill the draft from the unpacked archive of an image."""
+    with Root(archive) as root:
+        config, layers = _docker_archive(root, limits) or _oci_layout(root, limits)
+        return config, flatten(layers, draft.rootfs, limits, work)
+
+
+def _is_saved_image(root: Root) -> bool:
+    if any(root.lstat((name,)) for name in (b"bin", b"etc", b"usr")):
+        return False
+    return any(root.lstat((name,)) for name in (b"manifest.json", b"oci-layout"))
+
+
+def _docker_archive(root: Root, limits: ImageLimits) -> tuple[ImageConfig, list[Layer]] | None:
+    """`manifest.json` lists images, each with the paths of its configuration and its layers."""
+    data = root.read("manifest.json", limits.document_bytes)
+    if data is None:
+        return None
+    images = parse_json(b'{"images":%s}' % data, "list of images")["images"]
+    if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
+        raise ImageError("manifest.json of the archive is malformed")
+    if len(images) != 1:
+        raise ImageError(f"the archive holds {len(images)} images", hint="Save one image to an archive of its own.")
+    path, paths = images[0].get("Config"), images[0].get("Layers")
+    if not isinstance(path, str) or not isinstance(paths, list) or not all(isinstance(item, str) for item in paths):
+        raise ImageError("manifest.json of the archive is malformed")
+    if not paths or len(paths) > limits.layers:
+        raise ImageError(f"the image has {len(paths)} layers; between 1 and {limits.layers} are possible")
+    return _with_config(root, _required(root, path, limits), paths, limits)
+
+
+def _oci_layout(root: Root, limits: ImageLimits) -> tuple[ImageConfig, list[Layer]]:
+    """`index.json` and `blobs/`. An index may point to another one, for several machines."""
+    value = parse_json(_required(root, "index.json", limits), "index")
+    manifests = value.get("manifests")
+    if isinstance(manifests, list) and len(manifests) == 1 and isinstance(manifests[0], dict):
+        manifests[0].pop("platform", None)
+    for _ in range(_MAX_NESTING):
+        if "manifests" not in value:
+            manifest = parse_manifest(value, limits)
+            paths = [_blob_path(layer.digest) for layer in manifest.layers]
+            return _with_config(root, _blob(root, manifest.config, limits), paths, limits)
+        value = parse_json(_blob(root, choose(value), limits), "manifest")
+        if value.get("mediaType") in INDEX_TYPES and "manifests" not in value:
+            break
+    raise ImageError("the index of the archive is malformed")
+
+
+def _with_config(root: Root, config: bytes, paths: list[str], limits: ImageLimits) -> tuple[ImageConfig, list[Layer]]:
+    """The layers are checked against the digests in the configuration, so they need no check of their own."""
+    parsed, diff_ids = parse_config(parse_json(config, "configuration"), len(paths))
+    return parsed, [Layer(_opener(root, path), diff_id) for path, diff_id in zip(paths, diff_ids, strict=True)]
+
+
+def _opener(root: Root, path: str) -> Any:
+    def open_layer() -> BinaryIO:
+        try:
+            return os.fdopen(root.open(path), "rb", buffering=0)
+        except OSError as error:
+            raise ImageError(f"the archive lacks the layer {path[:120]!r}") from error
+
+    return open_layer
+
+
+def _blob_path(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def _blob(root: Root, descriptor: Descriptor, limits: ImageLimits) -> bytes:
+    data = _required(root, _blob_path(descriptor.digest), limits)
+    if digest_of(data) != descriptor.digest:
+        raise ImageError(f"the archive is damaged: {descriptor.digest} has other content")
+    return data
+
+
+def _required(root: Root, path: str, limits: ImageLimits) -> bytes:
+    try:
+        data = root.read(path, limits.document_bytes)
+    except OSError as error:
+        raise ImageError(f"the archive has no readable {path[:120]!r}") from error
+    if data is None:
+        raise ImageError(f"the archive lacks {path[:120]!r}")
+    return data

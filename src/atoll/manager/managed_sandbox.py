@@ -1,0 +1,338 @@
+"""A sandbox that a manager keeps: as any other, but every use of it is counted, and the manager ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, Self
+
+from atoll.engines.contract import ByteStream, Engine
+from atoll.errors import AgentUnreachableError, SandboxGoneError, SandboxPausedError, SpecError, UnsupportedError
+from atoll.guest.guest import Guest
+from atoll.guest.processes import CompletedProcess, FollowedProcess, Processes, StartRequest
+from atoll.manager.usage import (
+    InUseCommand,
+    InUsePorts,
+    InUseShell,
+    InUseTerminal,
+    MeteredSocket,
+    Usage,
+    counted,
+    counted_stream,
+    timed,
+)
+from atoll.model import Capability, Handle, SandboxSpec
+from atoll.model.checkpoint import Checkpoint
+from atoll.model.network_policy import NetworkPolicy, NetworkRules
+from atoll.sandbox import setup
+from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
+from atoll.sandbox.engine_choice import EngineChoice
+from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox, lease_seconds
+from atoll.sandbox.sandbox_access import SandboxAccess
+from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.terminal import AsyncTerminal
+from atoll.settings import Settings
+
+_OWN_S = 10.0
+
+
+class Supervisor(Protocol):
+    """The manager, as one of its sandboxes sees it."""
+
+    usage: Usage
+
+    async def ready(self, *, asleep: bool = False) -> None:
+        """Return when the sandbox can be used, waking it if it fell asleep. Raises SandboxGoneError once it has ended,
+        SandboxPausedError if its user paused it. With `asleep` one that is paused will do.
+
+        The caller counts its use at once, without letting anything else run in between.
+        """
+
+    async def delete(self) -> None: ...
+
+    async def keep_alive(self, seconds: float) -> None:
+        """It counts as used for this long from now on."""
+
+    async def fork(
+        self, count: int, checkpoint: str | None, memory: bool, drop_connections: bool
+    ) -> list[ManagedSandbox]: ...
+
+    def suspect(self) -> None:
+        """It seems to have died: somebody should look."""
+
+    def ended(self) -> SandboxGoneError | None:
+        """Why it can never be used again, if that is so."""
+
+    def connected(self) -> None:
+        """A connection to it was opened."""
+
+    def disconnected(self) -> None:
+        """It has none any more."""
+
+    async def unobserved(self) -> None:
+        """Close the connections of those who only look at it."""
+
+    def is_wanted(self) -> bool:
+        """Whether its connection is in use, or has to be there when somebody comes."""
+
+    def executed(self, seconds: float) -> None:
+        """A command took this long."""
+
+    async def relinked(self, policy: NetworkPolicy) -> None:
+        """It has another network policy. Returns when that is written down."""
+
+
+class ManagedSandbox(AsyncSandbox):
+    """`cleanup` deletes it through the manager. Leaving a `with` block does too; entering one makes nothing."""
+
+    access: ManagedAccess
+
+    def __init__(
+        self, sandbox_id: str, spec: SandboxSpec, engine: Engine, settings: Settings, supervisor: Supervisor
+    ) -> None:
+        super().__init__(spec, engine=engine, settings=settings)
+        self.env: Mapping[str, str] = {}
+        """Variables that every command gets unless it says otherwise."""
+        self.supervisor = supervisor
+        self.access = ManagedAccess(self, sandbox_id, spec, self.access.choice)
+
+    def configure(self, env: Mapping[str, str], timeout_s: float | None) -> None:
+        """From now on commands have these variables, and this time if they ask for none."""
+        self.env = env
+        self.timeout_s = timeout_s or DEFAULT_TIMEOUT_S
+
+    def adopt(self, handle: Handle) -> None:
+        """From now on it is this one, which exists."""
+        self.access.adopt(handle)
+        self.access.guest = self.access.new_guest()
+
+    def change(self, handle: Handle) -> None:
+        """The same one, with another spec."""
+        self.access.adopt(handle)
+
+    async def answer(self) -> None:
+        """Return when its agent has answered. Not a use."""
+        guest = self.access.guest
+        if guest.current_connection() is None:
+            await guest.connection()  # the first thing that it is asked is whether it is there
+        else:
+            await guest.hello()
+
+    async def set_up(self) -> None:
+        """Run its setup commands. Not a use: nobody has it yet. Raises SetupError."""
+        await setup.set_up(self.access)
+
+    def is_connected(self) -> bool:
+        """Whether its agent holds the other end of the connection right now. The kernel says so, without a question."""
+        line = self.access.line
+        if line is None or self.access.guest.current_connection() is None:
+            return False
+        try:
+            return line.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    async def give_work_dir(self, user: str) -> str | None:
+        """Give its work directory to this user; None where the engine has no users. Raises SpecError."""
+        if Capability.USERS not in (await (await self.access.engine()).describe()).capabilities:
+            return None
+        given = await self.exec(["chown", user, self.spec.work_dir], user="0:0", timeout=_OWN_S)
+        if not given.success:
+            raise SpecError(f"the work directory cannot be given to user {user}: {given.stderr[-500:]}")
+        return user
+
+    async def rest(self) -> None:
+        """Close the connection if nothing is open on it. The next use connects again."""
+        connection = self.access.guest.current_connection()
+        if connection is not None and connection.is_idle:
+            self.supervisor.disconnected()
+            await self.access.guest.aclose()
+
+    async def let_go_of_all(self, drop_connections: bool) -> None:
+        """Before its memory is saved. UnsupportedError if it has connections that cannot be."""
+        await self.access.let_go_of_all(drop_connections)
+
+    async def let_go(self) -> None:
+        """Close the connection; what waits on it fails. Not the end of the sandbox."""
+        await self.access.let_go()
+
+    async def create(self) -> Self:
+        return self
+
+    async def cleanup(self) -> None:
+        await self.supervisor.delete()
+
+    async def detach(self) -> None:
+        await self.let_go()
+
+    def __del__(self) -> None:
+        """The manager cleans up, not whoever held this object."""
+
+    @asynccontextmanager
+    async def use(self, *, asleep: bool = False) -> AsyncIterator[None]:
+        """In use as long as the block runs."""
+        await self.supervisor.ready(asleep=asleep)
+        with self.supervisor.usage.operation():
+            try:
+                yield
+            except (SandboxGoneError, SandboxPausedError):
+                self.supervisor.suspect()
+                raise
+            except AgentUnreachableError as error:
+                self.supervisor.suspect()
+                ended = self.supervisor.ended()
+                if ended is None:
+                    raise
+                raise ended from error
+            except asyncio.CancelledError:
+                me = asyncio.current_task()
+                if me is None or me.cancelling():
+                    raise
+                # Not we were cancelled but the connection that we waited for: somebody closed it.
+                gone = AgentUnreachableError("the connection to the sandbox was closed")
+                raise self.supervisor.ended() or gone from None
+
+    async def connect_agent(self) -> ByteStream:
+        """A new stream to its agent, for a client elsewhere. The sandbox is in use with each byte."""
+        async with self.use():
+            return await self.access.connect()
+
+    # --- everything that uses it ----------------------------------------------------------------------------------
+
+    start = counted(AsyncSandbox.start)
+    command = counted(AsyncSandbox.command)
+    open_terminal = counted(AsyncSandbox.open_terminal)
+    connect_port = counted(AsyncSandbox.connect_port)
+    connect_socket = counted(AsyncSandbox.connect_socket)
+    exec = counted(timed(AsyncSandbox.exec))
+    commands = counted(AsyncSandbox.commands)
+    read_file = counted(AsyncSandbox.read_file)
+    read_bytes = counted(AsyncSandbox.read_bytes)
+    read_stream = counted_stream(AsyncSandbox.read_stream)
+    write_file = counted(AsyncSandbox.write_file)
+    write_stream = counted(AsyncSandbox.write_stream)
+    append_file = counted(AsyncSandbox.append_file)
+    list_files = counted(AsyncSandbox.list_files)
+    walk = counted_stream(AsyncSandbox.walk)
+    stat = counted(AsyncSandbox.stat)
+    exists = counted(AsyncSandbox.exists)
+    make_dir = counted(AsyncSandbox.make_dir)
+    move = counted(AsyncSandbox.move)
+    remove = counted(AsyncSandbox.remove)
+    chmod = counted(AsyncSandbox.chmod)
+    copy_to = counted(AsyncSandbox.copy_to)
+    copy_from = counted(AsyncSandbox.copy_from)
+    expose = counted(AsyncSandbox.expose)
+    ports = counted(AsyncSandbox.ports)
+    port_link = counted(AsyncSandbox.port_link, asleep=True)
+    open_connections = counted(AsyncSandbox.open_connections)
+    network_log = counted(AsyncSandbox.network_log, asleep=True)
+    checkpoint = counted(AsyncSandbox.checkpoint)
+    checkpoints = counted(AsyncSandbox.checkpoints, asleep=True)
+    delete_checkpoint = counted(AsyncSandbox.delete_checkpoint, asleep=True)
+    diff = counted(AsyncSandbox.diff, asleep=True)
+    rollback = counted(AsyncSandbox.rollback)
+    restart = counted(AsyncSandbox.restart)
+    undo = counted(AsyncSandbox.undo)
+    snapshot = counted(AsyncSandbox.snapshot)
+
+    async def keep_alive(self, seconds: float) -> None:
+        await self.supervisor.keep_alive(lease_seconds(seconds))
+
+    async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        async with self.use():
+            await super().set_network(policy)
+            await self.supervisor.relinked(self.spec.network)
+
+    async def fork(
+        self,
+        count: int = 1,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> list[ManagedSandbox]:
+        """As `AsyncSandbox.fork`; the manager keeps them too, and they belong to the same owner."""
+        if count < 1:
+            raise ValueError(f"count must be at least 1, not {count}")
+        source = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
+        return await self.supervisor.fork(count, source, memory, drop_connections)
+
+    async def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
+        """Refused: the manager has to know."""
+        raise UnsupportedError("a manager pauses its sandboxes itself", hint="Use `pause_sandbox` of the manager.")
+
+    async def resume(self) -> None:
+        raise UnsupportedError("a manager resumes its sandboxes itself", hint="Use `resume_sandbox` of the manager.")
+
+
+class ManagedAccess(SandboxAccess):
+    """Counts connections and what goes over them, and knows from the manager when the sandbox has ended."""
+
+    def __init__(self, sandbox: ManagedSandbox, sandbox_id: str, spec: SandboxSpec, choice: EngineChoice) -> None:
+        self._sandbox = sandbox
+        self.line: MeteredSocket | None = None
+        """The latest connection. Of a sandbox that nobody has used it is the only one."""
+        super().__init__(sandbox_id, spec, choice)
+
+    def handle(self) -> Handle:
+        error = self._sandbox.supervisor.ended()
+        if error is not None:
+            raise error
+        return super().handle()
+
+    def new_guest(self) -> Guest:
+        guest = super().new_guest()
+        guest.processes = _WithVariables(guest, self._sandbox)
+        guest.ports = InUsePorts(self._sandbox.use, guest)
+        return guest
+
+    async def connect(self) -> ByteStream:
+        self.line = MeteredSocket.of(await super().connect(), self._sandbox.supervisor.usage)
+        self._sandbox.supervisor.connected()
+        return self.line
+
+    async def let_go(self) -> None:
+        self.shells.clear()
+        self._sandbox.supervisor.disconnected()
+        await self._sandbox.supervisor.unobserved()
+        await self.guest.aclose()
+
+    async def open_connections(self) -> list[str]:
+        async with self._sandbox.use():
+            return await super().open_connections()
+
+    def new_command(
+        self, id: str, process: FollowedProcess, limit_bytes: int, asked: tuple[int, int] | None = None
+    ) -> AsyncCommand:
+        return InUseCommand(self._sandbox.use, self.guest, id, process, limit_bytes, self.explain, asked)
+
+    def new_shell(self, name: str) -> AsyncShell:
+        return InUseShell(self._sandbox.use, self.guest, name, None, DEFAULT_OUTPUT_BYTES, self.explain, kept=True)
+
+    def new_terminal(self, id: str, process: FollowedProcess) -> AsyncTerminal:
+        return InUseTerminal(self._sandbox.use, self.guest, id, process)
+
+
+class _WithVariables(Processes):
+    """Gives every command, shell and terminal the sandbox's own variables."""
+
+    def __init__(self, guest: Guest, sandbox: ManagedSandbox) -> None:
+        super().__init__(guest)
+        self._sandbox = sandbox
+
+    async def run(self, request: StartRequest, **options: Any) -> CompletedProcess:
+        return await super().run(self._with_variables(request), **options)
+
+    async def start(self, request: StartRequest) -> FollowedProcess:
+        return await super().start(self._with_variables(request))
+
+    def _with_variables(self, request: StartRequest) -> StartRequest:
+        if not self._sandbox.env:
+            return request
+        return dataclasses.replace(request, env={**self._sandbox.env, **request.env})

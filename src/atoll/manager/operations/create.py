@@ -1,0 +1,275 @@
+"""How a sandbox comes to be: reserve, write down, make, write down again. A failure at any point leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from atoll.cancellation import ended, finish
+from atoll.engines.contract import NetworkPolicies, Resizable, SetsUp
+from atoll.errors import (
+    ConflictError,
+    EngineError,
+    SandboxError,
+    SandboxGoneError,
+    SpecError,
+    StateError,
+    UnsupportedError,
+)
+from atoll.manager.capacity import Capacity
+from atoll.manager.context import ManagerContext
+from atoll.manager.members import Creation, Member
+from atoll.manager.operations.delete import FIRST_RETRY_S, Deleter
+from atoll.manager.pool import Pools
+from atoll.manager.record import Operation
+from atoll.manager.request import Request
+from atoll.manager.schedule import Schedule
+from atoll.manager.supervisor import MemberFactory
+from atoll.model import Capability, Cause, Handle, State
+from atoll.workers import Shares
+
+_ANSWER_S = 30.0
+
+
+class Creator:
+    def __init__(
+        self,
+        context: ManagerContext,
+        schedule: Schedule,
+        factory: MemberFactory,
+        pools: Pools,
+        capacity: Capacity,
+        deleter: Deleter,
+    ) -> None:
+        self._context = context
+        self._schedule = schedule
+        self._factory = factory
+        self._pools = pools
+        self._capacity = capacity
+        self._deleter = deleter
+        self._starting = Shares(context.rules.max_starting, max(1, context.rules.max_starting // 4))
+
+    async def create(self, request: Request, *, or_get: bool = False) -> str:
+        """The id of a running sandbox. When the last caller who waits for it is cancelled, so is it."""
+        started = self._context.clock.now()
+        await self._check_pausable(request)
+        member = self.existing(request, or_get)
+        if member is None:
+            member = await self._begin(request, or_get)
+        await self.join(member)
+        self._context.metrics.create_s.add(self._context.clock.now() - started)
+        return member.id
+
+    async def _check_pausable(self, request: Request) -> None:
+        name = request.engine or self._context.engines.name_for(request.spec)
+        description = await self._context.engines.describe(name)
+        if request.on_idle not in (None, "end") and Capability.PAUSE not in description.capabilities:
+            raise UnsupportedError(
+                f"engine '{name}' cannot pause idle sandboxes", hint="Leave out on_idle, or use on_idle='end'."
+            )
+
+    async def make_spare(self, request: Request) -> Member | None:
+        """A new one for a pool; None when there is no room, or none any more."""
+        if not self._capacity.is_free() or self._capacity.waiting or self._context.closing:
+            return None
+        member = self._add(request)
+        try:
+            await self.join(member)
+        except SandboxGoneError:
+            if member.is_being_deleted:
+                return None
+            raise
+        return member
+
+    # --- deciding, between two awaits -----------------------------------------------------------------------------
+
+    async def _begin(self, request: Request, or_get: bool) -> Member:
+        spare = await self._pools.take(request)
+        try:
+            while True:
+                self._context.refuse_if_closing()
+                member = self.existing(request, or_get)
+                if member is not None:
+                    return member
+                self._capacity.check_owner(request.owner)
+                if spare is not None and spare.usable:
+                    member, spare = spare, None
+                    self._hand_over(member, request)
+                    return member
+                if self._capacity.is_free():
+                    return self._add(request)
+                await self._capacity.make_room(request.owner)
+        finally:
+            if spare is not None:
+                self._pools.put_back(spare)
+
+    def existing(self, request: Request, or_get: bool = False) -> Member | None:
+        self._context.refuse_if_closing()
+        members = self._context.members
+        member = members.keyed(request.owner, request.key) if request.key is not None else None
+        if member is not None and member.record.fingerprint != request.fingerprint:
+            raise ConflictError(f"the key {request.key!r} was used for another request", hint="Use a new key.")
+        if member is None and request.name is not None:
+            member = members.named(request.owner, request.name)
+            if member is not None and not or_get:
+                raise ConflictError(
+                    f"there is already a sandbox named {request.name!r}", hint=f"Its id is {member.id}."
+                )
+        if member is not None and member.is_being_deleted:
+            raise ConflictError(f"sandbox {member.id} is being deleted", hint="Try again in a moment.")
+        return member
+
+    def _add(self, request: Request) -> Member:
+        member = self._factory.new(request.record(self._context))
+        self._context.members.add(member)
+        return self._start(member, self._context.transitions.change(member, State.STARTING, act=Operation.CREATE))
+
+    def _hand_over(self, member: Member, request: Request) -> None:
+        """A spare becomes that of the caller."""
+        old = member.record.spec.env
+        extra = {name: value for name, value in request.spec.env.items() if old.get(name) != value}
+        update = {"env": extra, **request.ownership_fields(self._context)}
+        spec = member.record.spec
+        limits = request.spec.limits.model_copy(update={"lifetime_s": None})
+        wanted = spec.model_copy(update={"limits": limits, "network": request.spec.network})
+        if wanted != spec:
+            update["spec"] = wanted
+        # Until its limits and its policy hold it is on its way, as a new one would be.
+        act = Operation.CREATE if wanted != spec else None
+        written = self._context.transitions.change(
+            member, act=act, reason="it was claimed from its pool", update=update
+        )
+        member.sandbox.configure(extra, request.timeout_s)
+        member.usage.touch()
+        self._context.members.register(member)
+        self._start(member, written)
+
+    def _start(self, member: Member, written: asyncio.Future[None]) -> Member:
+        member.creation = Creation(self._context.tasks.spawn(self._make(member, written), f"create {member.id}"))
+        return member
+
+    # --- waiting and doing ----------------------------------------------------------------------------------------
+
+    async def join(self, member: Member) -> None:
+        creation = member.creation
+        if creation is None:
+            return
+        creation.waiters += 1
+        try:
+            await asyncio.wait({creation.task})
+        except asyncio.CancelledError:
+            alone = creation.waiters == 1 and not creation.acknowledged
+            if alone and not creation.task.done():
+                creation.task.cancel()
+                await ended(creation.task)
+            elif alone and not creation.task.cancelled() and creation.task.exception() is None:
+                # It became ready in the moment in which nobody was there any more to learn its id.
+                await ended(self._deleter.begin(member, Cause.USER, "its caller was gone"))
+            raise
+        finally:
+            creation.waiters -= 1
+        if creation.task.cancelled():
+            raise SandboxGoneError(f"sandbox {member.id} was deleted before it was ready", cause=Cause.USER)
+        creation.task.result()
+        creation.acknowledged = True
+
+    async def _make(self, member: Member, written: asyncio.Future[None]) -> None:
+        try:
+            await written
+            if member.record.state is State.STARTING:
+                async with self._starting.slot(member.record.owner or ""):
+                    handle = await self._in_engine(member)
+                await self._set_up(member)  # in no slot: the commands of one user may take long, and others wait
+                await self._ready(member, handle)
+            elif member.record.act is Operation.CREATE:  # a spare; without an act all is done
+                await self._adapt(member)
+        except BaseException as error:
+            await finish(self.undo(member, error))
+            if isinstance(error, SandboxError):
+                error.reason = f"Failed to create sandbox: {error.reason}"
+            elif isinstance(error, Exception):
+                raise EngineError(f"Failed to create sandbox: {error!r}") from error
+            raise
+        finally:
+            self.settle(member)
+
+    def settle(self, member: Member) -> None:
+        """It is made, or undone: whoever waits for that goes on."""
+        member.creation = None
+        member.notify()
+        self._schedule.notice(member)
+        if member.is_being_deleted:
+            self._schedule.hurry()
+
+    async def _in_engine(self, member: Member) -> Handle:
+        context = self._context
+        engine, spec = context.engine_of(member), member.record.spec
+        seconds = context.rules.create_s + (spec.setup_timeout_s if spec.setup and isinstance(engine, SetsUp) else 0.0)
+        handle = await context.tasks.bounded(engine.create(member.id, spec), seconds, f"create {member.id}")
+        await self.hear_from(member, handle)
+        return handle
+
+    async def hear_from(self, member: Member, handle: Handle) -> None:
+        """Return when the agent of a sandbox that was just made has answered."""
+        member.sandbox.adopt(handle)
+        await self._context.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
+
+    async def _set_up(self, member: Member) -> None:
+        spec = member.record.spec
+        if spec.setup:
+            work = member.sandbox.set_up()
+            await self._context.tasks.bounded(work, spec.setup_timeout_s + _ANSWER_S, f"set up {member.id}")
+
+    async def _ready(self, member: Member, handle: Handle) -> None:
+        context = self._context
+        life = context.expiry(member.record.lifetime_s)  # from now on, however long it took
+        spec = member.record.spec.model_copy(update={"image": handle.spec.image})  # an engine may have its own default
+        await context.transitions.change(
+            member, State.RUNNING, update={"details": handle.details, "spec": spec, **life}
+        )
+
+    async def _adapt(self, member: Member) -> None:
+        """Give a spare the limits and the policy that its record says."""
+        context, engine = self._context, self._context.engine_of(member)
+        was, handle = member.sandbox.spec, member.record.handle()
+        wanted = handle.spec
+        if wanted.limits != was.limits:
+            assert isinstance(engine, Resizable)
+            await context.tasks.bounded(engine.set_limits(handle, wanted.limits), context.rules.inspect_s, "set limits")
+        if wanted.network != was.network:
+            assert isinstance(engine, NetworkPolicies)
+            work = engine.set_network(handle, wanted.network)
+            await context.tasks.bounded(work, context.rules.inspect_s, "set its network policy")
+        member.sandbox.change(handle)
+        await context.transitions.change(member)
+
+    async def undo(self, member: Member, error: BaseException) -> None:
+        """It is not known how far it came, so whatever may be there is deleted, which is always safe."""
+        context = self._context
+        if isinstance(error, Exception):
+            context.metrics.failures["create"] += 1
+        await member.sandbox.let_go()
+        reason = f"it was not made: {error}" if isinstance(error, Exception) else "its caller was gone"
+        try:
+            if member.record.act is None:
+                # A claim is done as soon as it is written down; given up before that, it is one that never was.
+                with suppress(StateError):
+                    await context.transitions.change(member, act=Operation.CREATE, reason=reason)
+            if not isinstance(error, SpecError):
+                work = context.engine_of(member).delete(member.record.handle())
+                await context.tasks.bounded(work, context.rules.delete_s, f"undo {member.id}")
+        except Exception as leftover:
+            context.metrics.failures["cleanup"] += 1
+            error.add_note(f"and cleaning up failed: {leftover}")
+            member.is_being_deleted = True
+            member.next_try = context.clock.now() + FIRST_RETRY_S
+            why = f"it was not made, and what there is of it cannot be deleted: {leftover}"
+            writing = context.transitions.change(
+                member, State.ERROR, act=Operation.DELETE, cause=Cause.HOST, reason=why
+            )
+        else:
+            writing = context.transitions.undo(member, reason)
+        try:
+            await writing
+        except StateError as unwritten:
+            error.add_note(f"and that was not written down: {unwritten}")

@@ -1,0 +1,154 @@
+"""How sandboxes fall asleep and wake up: by the user's wish, because nobody uses them, or to make room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from atoll.cancellation import finish
+from atoll.engines.contract import Checkpointing, Pausable, checkpointing
+from atoll.errors import SandboxError, SandboxGoneError, UnsupportedError
+from atoll.manager.capacity import Capacity
+from atoll.manager.context import ManagerContext
+from atoll.manager.health import Health
+from atoll.manager.members import Member
+from atoll.manager.record import Operation, PausedBy
+from atoll.manager.tasks import outcome
+from atoll.model import Capability, Handle, State
+
+_PAUSE_S = 30.0
+_DISK_S = 180.0
+_Work = Callable[[Handle], Awaitable[None]]
+
+
+class Pauser:
+    def __init__(self, context: ManagerContext, capacity: Capacity, health: Health) -> None:
+        self._context = context
+        self._capacity = capacity
+        self._health = health
+
+    async def pause(
+        self,
+        member: Member,
+        *,
+        disk: bool = False,
+        drop_connections: bool = False,
+        by: PausedBy = PausedBy.USER,
+    ) -> None:
+        """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot.
+
+        With `disk` they take no memory meanwhile; nobody may be connected for that.
+        """
+        await self._context.engines.describe(member.record.engine)
+        self._engine(member)
+        if not disk:
+            if await self._reaches(member, State.RUNNING, State.PAUSED):
+                await outcome(self.begin(member, by))
+            elif by is PausedBy.USER and member.record.paused_by is not by:
+                await self._context.transitions.correct(member, {"paused_by": by})
+            return
+        engine = await checkpointing(self._context.engine_of(member))
+        if await self._reaches(member, State.RUNNING, State.PAUSED):
+            await member.sandbox.let_go_of_all(drop_connections)
+        if await self._reaches(member, State.RUNNING, State.PAUSED):
+            if by is PausedBy.IDLE and member.usage.active:
+                return  # somebody came meanwhile
+            await self._hibernate(member, engine, by)
+
+    async def move_to_disk(self, member: Member) -> None:
+        """Move the memory of a paused sandbox to the disk. Its connections, which have long been silent, end."""
+        engine = await checkpointing(self._context.engine_of(member))
+        if not await self._reaches(member, State.RUNNING, State.PAUSED):
+            await self._hibernate(member, engine, member.record.paused_by)
+
+    async def resume(self, member: Member) -> None:
+        """Let its processes go on. May be repeated. LimitReachedError when there is no room for it."""
+        await self._context.engines.describe(member.record.engine)
+        engine = self._engine(member)
+        while await self._reaches(member, State.PAUSED, State.RUNNING):
+            if not self._capacity.is_free_for_waking():
+                await self._capacity.make_room(member.record.owner, waking=True)
+                continue  # meanwhile somebody else may have woken it, or taken the room
+            written = self._context.transitions.change(member, act=Operation.RESUME)
+            work = self._carry_out(member, State.RUNNING, written, engine.resume)
+            await outcome(self._context.tasks.spawn(work, f"resume {member.id}"))
+            member.usage.touch()
+
+    def begin(self, member: Member, by: PausedBy) -> asyncio.Task[None]:
+        """Pause one that is usable, whatever becomes of the caller."""
+        engine = self._engine(member)
+        work = self._carry_out(member, State.PAUSED, self._write_down(member, by), engine.pause, by=by)
+        return self._context.tasks.spawn(work, f"pause {member.id}")
+
+    def _write_down(self, member: Member, by: PausedBy | None) -> asyncio.Future[None]:
+        """Who wanted it is known from the start: should we fail, or die, it may sleep all the same."""
+        update = {} if by is None else {"paused_by": by}
+        return self._context.transitions.change(member, act=Operation.PAUSE, update=update)
+
+    async def _hibernate(self, member: Member, engine: Checkpointing, by: PausedBy | None) -> None:
+        """Running or paused before, it is paused afterwards, with its memory on the disk."""
+
+        async def hibernate(handle: Handle) -> None:
+            await member.sandbox.let_go()
+            await engine.hibernate(handle)
+            member.on_disk = True
+
+        work = self._carry_out(member, State.PAUSED, self._write_down(member, by), hibernate, _DISK_S, by=by)
+        await outcome(self._context.tasks.spawn(work, f"pause {member.id} to disk"))
+
+    async def _carry_out(
+        self,
+        member: Member,
+        goal: State,
+        written: asyncio.Future[None],
+        work: _Work,
+        seconds: float = _PAUSE_S,
+        *,
+        by: PausedBy | None = None,
+    ) -> None:
+        context = self._context
+
+        async def both() -> None:
+            await written
+            await work(member.record.handle())
+
+        try:
+            await context.tasks.bounded(both(), seconds, f"bring {member.id} to {goal}")
+        except BaseException as error:
+            await finish(self._give_up(member, error))
+            raise
+        reason = "its processes are stopped" if goal is State.PAUSED else ""
+        member.paused_since = context.clock.now()
+        member.on_disk = member.on_disk and goal is State.PAUSED
+        member.stays_in_memory = False
+        update = {"paused_by": by, "paused_at": context.clock.wall() if by is not None else None}
+        await context.transitions.change(member, goal, reason=reason, update=update)
+
+    async def _give_up(self, member: Member, error: BaseException) -> None:
+        transitions = self._context.transitions
+        try:
+            await transitions.change(member)  # nothing is being done any more
+            await self._health.look(member)
+            # An engine that cannot say how it is may pause it later: who wanted that is needed then.
+            if member.record.state not in (State.PAUSED, State.ERROR) and member.record.paused_by is not None:
+                await transitions.correct(member, {"paused_by": None})
+        except SandboxError as another:
+            error.add_note(f"and then: {another}")
+
+    async def _reaches(self, member: Member, before: State, goal: State) -> bool:
+        """Wait until nothing is being done to it. Whether there is something to do; SandboxGoneError if it is gone."""
+        while not member.free and not member.is_being_deleted:
+            await member.changed()
+        record = member.record
+        if record.state is goal and not member.is_being_deleted:
+            return False
+        if record.state is not before or member.is_being_deleted:
+            cause = record.cause.value if record.cause else "unknown"
+            raise SandboxGoneError(f"sandbox {member.id} is {record.state}, not {before}: {record.reason}", cause=cause)
+        return True
+
+    def _engine(self, member: Member) -> Pausable:
+        engine = self._context.engine_of(member)
+        if not isinstance(engine, Pausable) or not self._context.engines.declares(engine.name, Capability.PAUSE):
+            raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox", hint="Choose another engine.")
+        return engine

@@ -1,0 +1,35 @@
+"""The values that every layer shares: what a sandbox should be, what a command did, what an engine saw.
+
+Pure: nothing here touches the machine.
+"""
+
+from atoll.model.handle import DEFAULTS, LEFT_OUT, EffectiveLimits, Handle, SandboxDetails, effective_limits
+from atoll.model.limits import Limits, Size, parse_size
+from atoll.model.result import ExecutionResult
+from atoll.model.spec import SandboxSpec, SetupCommands, SetupTime, UndoRule, Volume, absolute_path
+from atoll.model.state import Capability, Cause, ImageProgress, Observation, State, Stats
+
+__all__ = [
+    "DEFAULTS",
+    "LEFT_OUT",
+    "Capability",
+    "Cause",
+    "EffectiveLimits",
+    "ExecutionResult",
+    "Handle",
+    "ImageProgress",
+    "Limits",
+    "Observation",
+    "SandboxDetails",
+    "SandboxSpec",
+    "SetupCommands",
+    "SetupTime",
+    "Size",
+    "State",
+    "Stats",
+    "UndoRule",
+    "Volume",
+    "absolute_path",
+    "effective_limits",
+    "parse_size",
+]

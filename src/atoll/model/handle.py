@@ -1,0 +1,61 @@
+"""One sandbox of one engine: what names it, and the limits that hold for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from atoll.model.limits import Limits
+from atoll.model.spec import SandboxSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Names one sandbox of one engine. Plain data: it can be written down and used by another process."""
+
+    engine: str
+    sandbox_id: str
+    spec: SandboxSpec
+    created_at: float
+    details: dict[str, str] = field(default_factory=dict)
+
+    def limits(self) -> EffectiveLimits:
+        """The limits that hold, whether they were asked for or are the engine's defaults."""
+        return effective_limits(self.spec, self.details)
+
+
+DEFAULTS, LEFT_OUT = "default_limits", "limits_left_out"
+"""Keys in the details of a handle: the default limits that the engine set, and the defaults that it cannot enforce."""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveLimits:
+    limits: Limits
+    """The limits that are enforced."""
+    left_out: tuple[str, ...] = ()
+    """The names of defaults that cannot be enforced here. Only the size of the machine limits these."""
+
+
+def effective_limits(spec: SandboxSpec, details: dict[str, str]) -> EffectiveLimits:
+    limits = spec.limits.over(_limits(details[DEFAULTS])) if DEFAULTS in details else spec.limits
+    return EffectiveLimits(limits, tuple(details.get(LEFT_OUT, "").split()))
+
+
+@lru_cache(maxsize=64)  # an engine's defaults are the same for all of its sandboxes
+def _limits(text: str) -> Limits:
+    return Limits.model_validate_json(text)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxDetails:
+    """Properties of a sandbox that do not change."""
+
+    id: str
+    engine: str
+    image: str
+    isolation: str | None
+    """None: the engine's own."""
+    limits: Limits
+    """The limits that are enforced, whether they were asked for or are the engine's defaults."""
+    limits_left_out: tuple[str, ...] = ()
+    """The names of default limits that cannot be enforced here."""

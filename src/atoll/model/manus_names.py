@@ -1,0 +1,135 @@
+"""A sandbox and a command as the Manus example describes them, under our names.
+
+A sandbox there is `{image, resources: {cpu, memory: "4G", disk: "20G"}, timeout: 3600, network: {allowOutbound,
+allowedDomains}}`, where `timeout` is how long it may live; a command is run with `{timeout, captureOutput}`. Everything
+that takes such a description as data passes it through here, so all of them take the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypedDict
+
+from atoll.errors import SpecError
+from atoll.model.spelling import renamed
+
+LIMITS = ("memory_bytes", "cpus", "pids", "disk_bytes", "inodes", "open_files", "lifetime_s")
+_LIMIT_NAMES = {
+    "cpu": "cpus",
+    "memory": "memory_bytes",
+    "disk": "disk_bytes",
+    "timeout": "lifetime_s",
+    "lifetime": "lifetime_s",
+}
+_NETWORK = (
+    *("allow_outbound", "network_enabled", "allowed_domains", "denied_domains", "allowed_cidrs", "denied_cidrs"),
+    "bytes_per_s",
+)
+_SHORT = (*LIMITS, *_NETWORK, "resources")
+_OTHERS = {**_LIMIT_NAMES, "working_dir": "work_dir", "setup_timeout": "setup_timeout_s"}
+_KEYWORDS = ("engine", "server", "api_key", "settings", "timeout", "task_id")
+_EXEC = ("timeout", "env", "cwd", "user", "stdin", "on_stdout", "on_stderr", "max_output_bytes")
+_SANDBOX = "a sandbox"
+_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TASK_LABEL = "task_id"
+"""The label that names the task that a sandbox was made for."""
+
+
+class SandboxNames(TypedDict, total=False):
+    """The names of the example that are not ours, as keywords."""
+
+    cpu: float | None
+    resources: Mapping[str, object] | None
+    allowOutbound: bool | None
+    allowedDomains: list[str] | None
+    taskId: str | None
+    workDir: str | None
+
+
+class CommandNames(TypedDict, total=False):
+    captureOutput: bool
+
+
+def settings(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:
+    """A description of a sandbox with no names but `fields`, which are those of `SandboxSpec` or of a part of it.
+    Raises SpecError for unknown names and for what is said twice."""
+    has_labels = "labels" in fields
+    plain = renamed(values, {*fields, *_SHORT, *(("task_id",) * has_labels)}, _OTHERS, of=_SANDBOX, others=_KEYWORDS)
+    if (task := plain.pop("task_id", None)) is not None:
+        plain["labels"] = {**(plain.get("labels") or {}), TASK_LABEL: task_id(task)}
+    limits = {name: plain.pop(name) for name in LIMITS if name in plain}
+    network = {name: plain.pop(name) for name in _NETWORK if name in plain}
+    resources = plain.pop("resources", None)
+    if resources is not None:
+        limits = _joined(limits, _limits(resources, "resources"), "resources")
+    if limits or isinstance(plain.get("limits"), Mapping):
+        given = plain.get("limits")
+        limits = limits if given is None else _joined(limits, _limits(given, "limits"), "limits")
+        plain["limits"] = limits
+    for name, value in limits.items():
+        if isinstance(value, bool) and not name.endswith("_bytes"):  # of sizes, their own validator says more
+            raise SpecError(f"{name} is a number, not {value!r}")
+    if network:
+        given = plain.get("network")
+        if given is not None and not isinstance(given, Mapping):
+            raise SpecError(f"{next(iter(network))!r} and 'network' say the same of {_SANDBOX}", hint="Give only one.")
+        plain["network"] = _joined(network, dict(given or {}), "network")
+    return plain
+
+
+def captures(names: Mapping[str, object], given: bool | None) -> bool:
+    """Whether the output of a command is kept, by either spelling. Raises SpecError."""
+    values: dict[str, object] = {} if given is None else {"capture_output": given}
+    found = renamed({**values, **names}, ("capture_output",), of="a command", others=_EXEC).get("capture_output", True)
+    if not isinstance(found, bool):
+        raise SpecError(f"capture_output is true or false, not {found!r}")
+    return found
+
+
+def is_plain(text: str) -> bool:
+    """Whether it can be the id of a task, which is also fit to be the name of a file."""
+    return _TASK.fullmatch(text) is not None
+
+
+def task_id(value: object) -> str:
+    """The id of a task, checked. Raises SpecError."""
+    if not isinstance(value, str) or not is_plain(value):
+        raise SpecError(
+            f"{str(value)[:80]!r} cannot be the id of a task",
+            hint="Use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+        )
+    return value
+
+
+def start(values: Mapping[Any, Any], fields: Collection[str], described: Collection[str]) -> dict[str, Any]:
+    """A request for a sandbox with no names but `fields`. What describes the sandbox itself, under the names
+    `described`, becomes its `settings`; `timeout` becomes `lifetime_s`."""
+    own = {**_OTHERS, "timeout": "lifetime_s", "lifetime": "lifetime_s", "idle_timeout": "idle_timeout_s"}
+    plain = renamed(values, {*fields, *described, *_SHORT}, own, of="a request for a sandbox")
+    inside = {name: plain.pop(name) for name in list(plain) if name not in fields}
+    if inside and plain.get("settings") is not None:
+        raise SpecError(
+            f"'settings' and {next(iter(inside))!r} both describe the sandbox", hint="Put all of it into 'settings'."
+        )
+    return {**plain, "settings": inside} if inside else plain
+
+
+def command(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:
+    """A request to run a command with no names but `fields`."""
+    return renamed(values, fields, {"timeout": "timeout_s"}, of="a command")
+
+
+def _limits(given: Any, what: str) -> dict[str, Any]:
+    if hasattr(given, "model_dump"):
+        given = given.model_dump(exclude_none=True)
+    if not isinstance(given, Mapping):
+        raise SpecError(f"{what} is an object with names such as 'cpu' and 'memory', not {str(given)[:80]!r}")
+    return renamed(given, LIMITS, _LIMIT_NAMES, of=what)
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any], what: str) -> dict[str, Any]:
+    twice = [name for name in second if name in first]
+    if twice:
+        raise SpecError(f"{twice[0]!r} is given twice, by itself and in {what!r}", hint="Give only one of them.")
+    return {**first, **second}

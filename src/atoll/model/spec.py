@@ -1,0 +1,149 @@
+"""What a sandbox should be: `SandboxSpec` and its parts."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from atoll.errors import SpecError
+from atoll.model import manus_names
+from atoll.model.limits import Limits
+from atoll.model.network_policy import NetworkPolicy, parse_policy
+
+_ENV_NAME = re.compile(r"[^=\0\s]+")
+_MAX_ENV_VALUE = 128 * 1024
+
+
+class Volume(BaseModel):
+    """A directory or file of the host that the sandbox sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    host: str
+    """The path on the server's machine."""
+    path: str
+    """The path inside the sandbox."""
+    read_only: bool = False
+    """Whether the sandbox may only read it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Volume:
+        """`HOST:PATH[:ro|rw]`, as on a command line."""
+        parts = text.split(":")
+        if len(parts) == 2:
+            parts.append("rw")
+        if len(parts) != 3 or parts[2] not in ("ro", "rw") or not all(parts):
+            raise SpecError(f"{text!r} is not a volume", hint="Write HOST:PATH or HOST:PATH:ro.")
+        try:
+            return cls(host=parts[0], path=parts[1], read_only=parts[2] == "ro")
+        except ValidationError as error:
+            raise SpecError(f"{text!r} is not a volume: {_first(error)}") from error
+
+    @field_validator("host", "path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        return absolute_path(value)
+
+
+def absolute_path(value: str) -> str:
+    if "\0" in value or not value.startswith("/") or ".." in value.split("/"):
+        raise ValueError(f"{value!r} must be an absolute path without '..'")
+    return posixpath.normpath("/" + value.lstrip("/"))
+
+
+def _commands(value: object) -> object:
+    if isinstance(value, str | bytes) or not isinstance(value, list | tuple):
+        raise ValueError(f"a list of command lines, such as ['pip install numpy'], not {str(value)[:80]!r}")
+    for line in value:
+        if not isinstance(line, str) or not line.strip() or "\0" in line:
+            raise ValueError(f"{str(line)[:80]!r} is not a command line")
+    return value
+
+
+SetupCommands = Annotated[
+    tuple[Annotated[str, Field(max_length=16_384)], ...], BeforeValidator(_commands), Field(max_length=64)
+]
+SetupTime = Annotated[float, Field(gt=0, le=3600)]
+
+
+class UndoRule(BaseModel):
+    """When a sandbox keeps the state before a command, and how many of these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    keep: Annotated[int, Field(ge=1, le=500)] = 20
+    """How many checkpoints to keep."""
+    only: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(default=(), max_length=64)
+    """Shell patterns, such as `*rm *`, of the command lines that are worth it. None: all."""
+
+
+class SandboxSpec(BaseModel):
+    """What a sandbox should be. Immutable; `SandboxSpec.of(...)` turns bad input into a `SpecError`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    image: str = "host"
+    isolation: Literal["namespaces", "gvisor", "vm"] | None = None
+    work_dir: str = "/workspace"
+    hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
+    env: dict[str, str] = Field(default_factory=dict)
+    limits: Limits = Field(default_factory=Limits)
+    volumes: tuple[Volume, ...] = ()
+    network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
+    labels: dict[str, str] = Field(default_factory=dict)
+    undo: UndoRule | None = None
+    """Keep the state before each command, so that `undo` can go back."""
+    setup: SetupCommands = ()
+    """Command lines that are run in order before the sandbox is given out."""
+    setup_timeout_s: SetupTime = 600.0
+    """How long all of them together may take."""
+    account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
+    """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
+    compares accounts."""
+
+    @property
+    def has_writable_volume(self) -> bool:
+        return any(not volume.read_only for volume in self.volumes)
+
+    @classmethod
+    def described(cls, values: object) -> SandboxSpec:
+        """From an object with the names of a spec, or as the Manus example has it. Raises SpecError."""
+        if not isinstance(values, Mapping):
+            raise SpecError(
+                f"{str(values)[:80]!r} does not describe a sandbox",
+                hint="Give a SandboxSpec, or an object such as {'image': 'host', 'memory': '1g'}.",
+            )
+        if not all(isinstance(name, str) for name in values):
+            raise SpecError("the names in the description of a sandbox are text")
+        return cls.of(**values)
+
+    @classmethod
+    def of(cls, **values: Any) -> SandboxSpec:
+        try:
+            return cls(**manus_names.settings(values, cls.model_fields))
+        except ValidationError as error:
+            raise SpecError(f"not a valid sandbox: {_first(error)}") from error
+
+    @field_validator("work_dir")
+    @classmethod
+    def _work_dir(cls, value: str) -> str:
+        path = absolute_path(value)
+        if path == "/" or path.split("/")[1] in ("proc", "sys", "dev"):
+            raise ValueError(f"{value!r} cannot be the work directory")
+        return path
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not _ENV_NAME.fullmatch(name) or "\0" in text or len(text) > _MAX_ENV_VALUE:
+                raise ValueError(f"environment variable {name[:80]!r} has a bad name or value")
+        return value
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors()[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message

@@ -1,0 +1,142 @@
+"""DNS messages: reading what a sandbox or a server sent, both hostile, and writing our own.
+
+Nothing of a message is ever passed on: a question is made anew from a name that was checked, an answer from addresses
+that were.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+
+from atoll.model.addresses import Address
+
+A, CNAME, AAAA, OPT, HTTPS = 1, 5, 28, 41, 65
+_IN = 1
+NOERROR, FORMERR, SERVFAIL, NXDOMAIN, REFUSED = 0, 1, 2, 3, 5
+_LONGEST = 4096
+_MAX_RECORDS = 64
+_MAX_POINTERS = 32
+
+
+class BadMessageError(ValueError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    number: int
+    name: str
+    kind: int
+    recursion: bool
+    raw: bytes
+    """The question as it was asked, with its upper and lower case, to be repeated in the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    code: int
+    addresses: tuple[Address, ...] = ()
+    ttl: int = 0
+    truncated: bool = False
+
+
+def read_question(message: bytes) -> Question:
+    if not 12 < len(message) <= _LONGEST:
+        raise BadMessageError("its length")
+    number, flags, questions, answers, _, _ = struct.unpack_from("!6H", message)
+    if flags & 0xF800 or questions != 1 or answers:
+        raise BadMessageError("it is no plain question")
+    name, at = _name(message, 12)
+    if at + 4 > len(message):
+        raise BadMessageError("it is cut short")
+    kind, family = struct.unpack_from("!HH", message, at)
+    if family != _IN:
+        raise BadMessageError("its class")
+    return Question(number, name, kind, bool(flags & 0x100), message[12 : at + 4])
+
+
+def write_answer(question: Question, answer: Answer) -> bytes:
+    flags = 0x8080 | (0x100 if question.recursion else 0) | answer.code
+    found = answer.addresses[:_MAX_RECORDS]
+    head = struct.pack("!6H", question.number, flags, 1, len(found), 0, 0)
+    records = b"".join(
+        struct.pack("!HHHIH", 0xC00C, A if each.version == 4 else AAAA, _IN, answer.ttl, len(each.packed)) + each.packed
+        for each in found
+    )
+    return head + question.raw + records
+
+
+def write_question(number: int, name: str, kind: int) -> bytes:
+    labels = b"".join(bytes((len(label),)) + label.encode("ascii") for label in name.split("."))
+    return struct.pack("!6H", number, 0x100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!HH", kind, _IN)
+
+
+def read_answer(message: bytes, number: int, name: str, kind: int) -> Answer:
+    """The addresses that a server gives for the name, through its own aliases. Raises for what is no answer to it."""
+    if len(message) < 12:
+        raise BadMessageError("its length")
+    found, flags, questions, answers, _, _ = struct.unpack_from("!6H", message)
+    if found != number or not flags & 0x8000 or questions != 1:
+        raise BadMessageError("it answers something else")
+    asked, at = _name(message, 12)
+    if asked != name or struct.unpack_from("!HH", message, at) != (kind, _IN):
+        raise BadMessageError("it answers something else")
+    if flags & 0x200:
+        return Answer(NOERROR, truncated=True)
+    code = flags & 0xF
+    if code:
+        return Answer(code)
+    return Answer(NOERROR, *_addresses(message, at + 4, answers, name, kind))
+
+
+def _addresses(message: bytes, at: int, count: int, name: str, kind: int) -> tuple[tuple[Address, ...], int]:
+    aliases, addresses, ttls = {name}, [], []
+    for _ in range(min(count, _MAX_RECORDS)):
+        owner, at = _name(message, at)
+        if at + 10 > len(message):
+            raise BadMessageError("it is cut short")
+        found, family, ttl, length = struct.unpack_from("!HHIH", message, at)
+        at += 10
+        data = message[at : at + length]
+        if len(data) != length:
+            raise BadMessageError("it is cut short")
+        if family == _IN and owner in aliases:
+            if found == CNAME:
+                aliases.add(_name(message, at)[0])
+            elif found == kind and length == (4 if kind == A else 16):
+                addresses.append(IPv4Address(data) if kind == A else IPv6Address(data))
+                ttls.append(ttl)
+        at += length
+    return tuple(dict.fromkeys(addresses)), min(ttls, default=0)
+
+
+def _name(message: bytes, at: int) -> tuple[str, int]:
+    """In lower case, and where what follows begins. Labels of anything but ASCII are made to match nothing."""
+    labels: list[str] = []
+    end, jumps, total = -1, 0, 0
+    while True:
+        if at >= len(message):
+            raise BadMessageError("a name is cut short")
+        length = message[at]
+        if length & 0xC0 == 0xC0:
+            if at + 1 >= len(message) or jumps >= _MAX_POINTERS:
+                raise BadMessageError("a name has no end")
+            end = at + 2 if end < 0 else end
+            at, jumps = (length & 0x3F) << 8 | message[at + 1], jumps + 1
+            continue
+        if length & 0xC0:
+            raise BadMessageError("a label is of an unknown kind")
+        at += 1
+        if not length:
+            break
+        label = message[at : at + length]
+        total += length + 1
+        if len(label) != length or total > 255:
+            raise BadMessageError("a name is too long")
+        # A dot or a NUL inside a label must not become one between labels.
+        text = label.decode("latin-1").lower()
+        labels.append(text.replace(".", "\0"))
+        at += length
+    return ".".join(labels), at if end < 0 else end

@@ -1,0 +1,1 @@
+"""The links of sandboxes in the kernel: the router's network namespace and its packet filter."""

@@ -1,0 +1,182 @@
+"""Commands in a sandbox: run one to its end, start one in the background, type into a shell, open a terminal."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping
+from typing import Unpack
+
+from atoll.engines.contract import LimitEvents
+from atoll.errors import SandboxError, SandboxResourceError, SandboxTimeoutError
+from atoll.model import Cause, ExecutionResult, manus_names
+from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, new_command_id
+from atoll.sandbox.execution import (
+    CommandLine,
+    limit_events,
+    run_to_end,
+    start_request,
+    valid_timeout_s,
+    with_cause,
+)
+from atoll.sandbox.sandbox_access import SandboxAccess
+from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.undo_history import UndoHistory
+
+_MAX_SHOWN = 500
+"""How many characters of the output an error shows."""
+
+
+class CommandMethods:
+    """What `AsyncSandbox` can do with commands."""
+
+    access: SandboxAccess
+    timeout_s: float
+    _undo: UndoHistory
+
+    async def exec(
+        self,
+        command: CommandLine,
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | bytes | None = None,
+        on_stdout: Callable[[str], None] | None = None,
+        on_stderr: Callable[[str], None] | None = None,
+        max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+        capture_output: bool | None = None,
+        **names: Unpack[manus_names.CommandNames],
+    ) -> ExecutionResult:
+        """Run one command to its end: a shell command line, or a program and its arguments as a list.
+
+        At the timeout (default: the sandbox's) the command dies with everything it started, and the result says so.
+        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly; with
+        `capture_output=False` the result has none at all. Callbacks get text as it comes.
+        """
+        captures = manus_names.captures(names, capture_output)
+        seconds = self.timeout_s if timeout is None else valid_timeout_s(timeout)
+        self.access.handle()
+        request = start_request(command, new_command_id(), env=env, cwd=cwd, user=user, deadline_s=seconds, forget=True)
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        callback = _text_callback(on_stdout, on_stderr)
+        await self._undo.before(self.access, command)
+        limit_bytes = max_output_bytes if captures else 0
+        done = await run_to_end(self.access, request, seconds, limit_bytes, stdin=data, on_output=callback)
+        return done if captures else done.without_output()
+
+    async def start(
+        self,
+        command: CommandLine,
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        command_id: str | None = None,
+        max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
+    ) -> AsyncCommand:
+        """Start a command in the background. Without a timeout it runs as long as the sandbox.
+
+        With a `command_id` that was used before nothing is started: it is that command again, from its first output.
+        """
+        id = command_id or new_command_id()
+        deadline = None if timeout is None else valid_timeout_s(timeout)
+        self.access.handle()
+        request = start_request(command, id, env=env, cwd=cwd, user=user, stdin=stdin, deadline_s=deadline)
+        await self._undo.before(self.access, command)
+        process = await self.access.guest.processes.start(request)
+        return self.access.new_command(id, process, max_output_bytes)
+
+    async def command(
+        self, command_id: str, *, offsets: tuple[int, int] = (0, 0), max_output_bytes: int = DEFAULT_OUTPUT_BYTES
+    ) -> AsyncCommand:
+        """A background command by its id, from these offsets of stdout and stderr on. FileNotFoundError if unknown."""
+        self.access.handle()
+        process = await self.access.guest.processes.attach(command_id.encode(), (*offsets, 0))
+        return self.access.new_command(command_id, process, max_output_bytes, offsets)
+
+    async def commands(self) -> list[str]:
+        """The ids of all commands that run or whose output is kept."""
+        self.access.handle()
+        return [info.id.decode(errors="replace") for info in await self.access.guest.processes.list()]
+
+    async def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
+        """Type a command into the sandbox's persistent shell; returns what a person would see.
+
+        Directory, variables and functions survive from one call to the next. `shell` names one of several. A timeout
+        kills the command, not the shell, and raises SandboxTimeoutError.
+        """
+        seconds = self.timeout_s if timeout is None else valid_timeout_s(timeout)
+        running = self.shell(shell)
+        await self._undo.before(self.access, command)
+        before = await limit_events(self.access)
+        result = await running.run(command, seconds)
+        if result.cause is Cause.TIMEOUT:
+            raise SandboxTimeoutError(
+                f"Command execution timed out after {seconds:g} seconds",
+                hint="The command was killed; the shell goes on. Give a longer timeout if it needs one.",
+                output=result.stdout,
+            )
+        if result.exit_code != 0:
+            await self._refuse_silence(result, before)
+        return result.stdout.rstrip("\n")
+
+    def shell(self, name: str = "default") -> AsyncShell:
+        """The persistent shell of that name; `run` on it gives the exit code too."""
+        self.access.handle()
+        if name not in self.access.shells:
+            self.access.shells[name] = self.access.new_shell(name)
+        return self.access.shells[name]
+
+    async def open_terminal(
+        self,
+        command: CommandLine | None = None,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+    ) -> AsyncTerminal:
+        """A program (default: a shell) on a terminal of its own: full-screen programs, Ctrl-C and resizing work."""
+        id = new_command_id()
+        variables = {"TERM": "xterm-256color", **(env or {})}
+        line = command if command is not None else "command -v bash >/dev/null && exec bash -i; exec sh -i"
+        self.access.handle()
+        request = start_request(line, id, env=variables, cwd=cwd, user=user, pty=(rows, columns))
+        return self.access.new_terminal(id, await self.access.guest.processes.start(request))
+
+    async def _refuse_silence(self, result: ExecutionResult, before: LimitEvents | None) -> None:
+        """Raise if the shell was killed or a limit kept the command from running: a text cannot show that."""
+        said, killed = result.stdout.rstrip("\n"), result.cause in (Cause.SIGNAL, Cause.KILLED, Cause.LOST)
+        if said and not killed:
+            return
+        hit = (await with_cause(self.access, result, before)).cause
+        hint = (
+            "The next command starts a new shell, without the directory and variables of this one." if killed else None
+        )
+        what = "the shell was killed before the command ended" if killed else "the command could not do its work"
+        text = f" (exit code {result.exit_code}){f': {said[-_MAX_SHOWN:]}' if said else ''}"
+        if hit is not result.cause:
+            raise SandboxResourceError(f"{what}: a limit of the sandbox was hit: {hit}{text}", hint=hint)
+        if killed:
+            raise SandboxError(what + text, hint=hint)
+
+
+def _text_callback(
+    on_stdout: Callable[[str], None] | None, on_stderr: Callable[[str], None] | None
+) -> Callable[[int, bytes], None] | None:
+    if on_stdout is None and on_stderr is None:
+        return None
+    decoders = {channel: codecs.getincrementaldecoder("utf-8")(errors="replace") for channel in (1, 2)}
+    callbacks = {1: on_stdout, 2: on_stderr}
+
+    def deliver(channel: int, data: bytes) -> None:
+        callback = callbacks.get(channel)
+        if callback is not None and (text := decoders[channel].decode(data)):
+            callback(text)
+
+    return deliver

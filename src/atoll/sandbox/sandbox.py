@@ -1,0 +1,281 @@
+"""One sandbox, as users hold it: create it, run commands in it, move files in and out, clean it up."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+from atoll.engines.contract import Engine, Leasing, PortExposing
+from atoll.errors import SandboxError, SandboxNotFoundError, SpecError
+from atoll.model import Observation, SandboxDetails, SandboxSpec, Stats, Volume, manus_names
+from atoll.model.checkpoint import Checkpoint, Undo
+from atoll.model.network_policy import NetworkRules
+from atoll.sandbox import setup as setup_commands
+from atoll.sandbox.command_methods import CommandMethods
+from atoll.sandbox.engine_choice import EngineChoice
+from atoll.sandbox.execution import valid_timeout_s
+from atoll.sandbox.export import Export
+from atoll.sandbox.file_methods import FileMethods
+from atoll.sandbox.network_methods import NetworkMethods
+from atoll.sandbox.sandbox_access import SandboxAccess, new_sandbox_id
+from atoll.sandbox.saved_state_methods import SavedStateMethods, id_of
+from atoll.sandbox.undo_history import UndoHistory
+from atoll.settings import Settings
+
+DEFAULT_TIMEOUT_S = 300.0
+MAX_LEASE_S = 86400.0
+"""A forgotten lease ends within a day; whoever needs more takes another one."""
+
+
+class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods):
+    """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
+
+    `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
+    fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+
+    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same. Each of the named
+    `ports` is a variable inside, `NAME=PORT`, and exposed by the server.
+    """
+
+    def __init__(
+        self,
+        spec: SandboxSpec | Mapping[str, object] | None = None,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        image: str | None = None,
+        memory: str | int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        disk: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+        volumes: Mapping[str, str] | Sequence[str] | None = None,
+        work_dir: str | None = None,
+        network: str | Mapping[str, object] | NetworkRules | None = None,
+        isolation: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        lifetime: float | None = None,
+        setup: Sequence[str] | None = None,
+        setup_timeout: float | None = None,
+        task_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        ports: Mapping[str, int] | None = None,
+        undo: bool | Undo = False,
+        settings: Settings | None = None,
+        **names: Unpack[manus_names.SandboxNames],
+    ) -> None:
+        """`spec` may be an object as in a request to a server, or as the Manus example has it: there `timeout` is how
+        long the sandbox may live. As a keyword `timeout` is how long a command may take, and `lifetime` how long the
+        sandbox may live. `setup` are command lines that run before `create` returns."""
+        wanted: dict[str, object] = {
+            "image": image,
+            "env": {**{name: str(port) for name, port in (ports or {}).items()}, **(env or {})} or None,
+            "volumes": _volumes(volumes),
+            "work_dir": work_dir,
+            "network": dict(network) if isinstance(network, Mapping) else network,
+            "isolation": isolation,
+            "labels": dict(labels) if labels else None,
+            "setup": setup,
+            "setup_timeout_s": setup_timeout,
+            "task_id": task_id,
+            "memory": memory,
+            "cpus": cpus,
+            "pids": pids,
+            "disk": disk,
+            "lifetime": lifetime,
+        }
+        given = {name: value for name, value in wanted.items() if value is not None}
+        given |= {name: value for name, value in names.items() if value is not None}
+        if spec is not None and given:
+            raise SpecError(f"give either a spec or {', '.join(given)}, not both")
+        described = given if spec is None else spec
+        wanted_spec = described if isinstance(described, SandboxSpec) else SandboxSpec.described(described)
+        self.timeout_s = valid_timeout_s(timeout)
+        self._undo = UndoHistory(undo if isinstance(undo, Undo) else Undo() if undo else _undo_of(wanted_spec))
+        self._named_ports = dict(ports or {})
+        choice = EngineChoice(engine, server, api_key, settings or Settings.load())
+        self.access = SandboxAccess(new_sandbox_id(), wanted_spec, choice)
+
+    @property
+    def id(self) -> str:
+        """The sandbox's id, by which `attach` finds it."""
+        return self.access.sandbox_id
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What the sandbox should be."""
+        return self.access.spec
+
+    @property
+    def engine_name(self) -> str:
+        """The engine it runs on."""
+        return self.access.choice.engine_name(self.spec.isolation)
+
+    async def create(self) -> Self:
+        """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
+        if self.access.exists:
+            raise SandboxError("this sandbox was already created")
+        try:
+            handle = await (await self.access.engine()).create(self.id, self.spec)
+            self.access.made(handle)
+            self.access.spec = self.spec.model_copy(update={"image": handle.spec.image})
+            await self.access.guest.connection()
+            await self._expose_named()
+            await setup_commands.set_up(self.access)
+        except BaseException:
+            await asyncio.shield(self.cleanup())
+            raise
+        return self
+
+    @classmethod
+    async def attach(
+        cls,
+        sandbox_id: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        settings: Settings | None = None,
+    ) -> Self:
+        """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
+        sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
+        for choice in sandbox.access.choice.candidates():
+            sandbox.access.choice = choice
+            if await sandbox.access.find(sandbox_id):
+                sandbox._undo = UndoHistory(_undo_of(sandbox.spec))
+                return sandbox
+            choice.release()
+        raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
+
+    async def cleanup(self) -> None:
+        """Delete the sandbox and everything in it. May be called again."""
+        await self.access.let_go()
+        await self.access.delete()
+        self.access.choice.release()
+
+    async def delete(self, *, export: Export | str | Path | None = None) -> None:
+        """As `cleanup`. With `export` what is in `/output` is copied to that directory of the host first; if that
+        fails, the sandbox stays. `Export` says what else may be copied, and how much."""
+        if export is not None:
+            await Export.of(export).run(self)
+        await self.cleanup()
+
+    async def detach(self) -> None:
+        """Let go of the connection and leave the sandbox running: `attach` finds it again."""
+        await self.access.let_go()
+        self.access.deleted = True
+        self.access.choice.release()
+
+    async def inspect(self) -> Observation:
+        """What the engine sees of it right now, and why it ended if it has."""
+        return await (await self.access.engine()).inspect(self.access.handle())
+
+    async def info(self) -> SandboxDetails:
+        """The sandbox's engine, image and isolation, and the limits that hold, asked for or default."""
+        handle = self.access.handle()
+        held = handle.limits()
+        return SandboxDetails(
+            id=handle.sandbox_id,
+            engine=handle.engine,
+            image=handle.spec.image,
+            isolation=handle.details.get("isolation", handle.spec.isolation),
+            limits=held.limits,
+            limits_left_out=held.left_out,
+        )
+
+    async def stats(self) -> Stats:
+        """Resources in use."""
+        return await (await self.access.engine()).stats(self.access.handle())
+
+    async def keep_alive(self, seconds: float) -> None:
+        """Count the sandbox as in use for this many seconds from now, at most a day. Its lifetime still ends it.
+
+        This matters for sandboxes of a manager or a server, which end or pause idle ones. No other sandbox ends by
+        being idle.
+        """
+        wanted, handle, engine = lease_seconds(seconds), self.access.handle(), await self.access.engine()
+        if isinstance(engine, Leasing):
+            await engine.keep_alive(handle, wanted)
+
+    async def fork(
+        self,
+        count: int = 1,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> list[Self]:
+        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
+
+        With `memory` (or from a checkpoint that has it) its processes go on in each of them; for connections that is as
+        for a `checkpoint` with memory.
+        """
+        if count < 1:
+            raise ValueError(f"count must be at least 1, not {count}")
+        await self.access.engine()
+        choice = self.access.choice
+        twins = [
+            type(self)(
+                self.spec,
+                engine=choice.shared(),
+                server=choice.server,
+                api_key=choice.api_key,
+                timeout=self.timeout_s,
+                undo=self._undo.rule or False,
+                settings=choice.settings,
+            )
+            for _ in range(count)
+        ]
+        source = None if checkpoint is None else id_of(checkpoint)
+        if memory:
+            await self.access.let_go_of_all(drop_connections)
+        ids = [twin.id for twin in twins]
+        handles = await (await self.access.checkpointing()).fork(self.access.handle(), ids, source, memory=memory)
+        for twin, handle in zip(twins, handles, strict=True):
+            twin.access.made(handle)
+        return twins
+
+    async def __aenter__(self) -> Self:
+        """One that exists already, from `attach` or `fork`, is used as it is."""
+        return self if self.access.exists else await self.create()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(self.cleanup())
+
+    def __del__(self) -> None:
+        access = getattr(self, "access", None)
+        if access is not None and access.exists and not access.deleted:
+            warnings.warn(f"sandbox {self.id} was not cleaned up", ResourceWarning, stacklevel=2)
+
+    async def _expose_named(self) -> None:
+        engine = await self.access.engine()
+        if isinstance(engine, PortExposing):
+            for name, port in self._named_ports.items():
+                await engine.expose_port(self.access.handle(), name, port)
+
+
+def _undo_of(spec: SandboxSpec) -> Undo | None:
+    return Undo.of(spec.undo) if spec.undo is not None else None
+
+
+def lease_seconds(seconds: float) -> float:
+    """Validate the length of a lease. Raises ValueError."""
+    if not 0 < seconds <= MAX_LEASE_S:
+        raise ValueError(f"a lease is for more than 0 and at most {MAX_LEASE_S:g} seconds, not {seconds!r}")
+    return float(seconds)
+
+
+def _volumes(volumes: Mapping[str, str] | Sequence[str] | None) -> tuple[Volume, ...] | None:
+    """`{"/host": "/inside"}` or `{"/host": "/inside:ro"}`, or `["/host:/inside:ro"]`."""
+    if not volumes:
+        return None
+    texts = [f"{host}:{path}" for host, path in volumes.items()] if isinstance(volumes, Mapping) else volumes
+    return tuple(Volume.parse(text) for text in texts)

@@ -1,0 +1,229 @@
+"""How a sandbox object reaches its sandbox: the engine that has it, its handle there, and the agent inside.
+
+Not part of the public API. Every group of methods of `AsyncSandbox` works through it, and so do the layers of Atoll
+that keep sandboxes for others: they find it as `sandbox.access`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import posixpath
+import secrets
+from collections.abc import AsyncIterator
+
+from atoll.engines.contract import ByteStream, Checkpointing, Engine, Lookup, checkpointing
+from atoll.errors import (
+    AgentUnreachableError,
+    EngineError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxPausedError,
+    UnsupportedError,
+)
+from atoll.guest import open_connections
+from atoll.guest.connection import Connection
+from atoll.guest.files import Files
+from atoll.guest.guest import Guest
+from atoll.guest.processes import FollowedProcess
+from atoll.model import Cause, Handle, Observation, SandboxSpec, State
+from atoll.model.network_policy import NetworkPolicy
+from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
+from atoll.sandbox.engine_choice import EngineChoice
+from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.terminal import AsyncTerminal
+
+_INSPECT_S = 5.0
+_DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+_MAX_NAMED = 10
+"""How many open connections an error names."""
+
+
+def new_sandbox_id() -> str:
+    return secrets.token_hex(12)
+
+
+class SandboxAccess:
+    """Whoever counts the uses of a sandbox, or ends it in another way, overrides some of it."""
+
+    def __init__(self, sandbox_id: str, spec: SandboxSpec, choice: EngineChoice) -> None:
+        self.sandbox_id = sandbox_id
+        self.spec = spec
+        self.choice = choice
+        self.guest = self.new_guest()
+        self.shells: dict[str, AsyncShell] = {}
+        self.deleted = False
+        """The sandbox was deleted, or this object has let go of it."""
+        self._handle: Handle | None = None
+
+    # --- the engine, and the handle there -----------------------------------------------------------------------------
+
+    async def engine(self) -> Engine:
+        return await self.choice.engine(self.spec.isolation)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there has been a sandbox yet."""
+        return self._handle is not None
+
+    def handle(self) -> Handle:
+        """Raises SandboxError before the sandbox was made, and SandboxGoneError after it was deleted."""
+        if self._handle is None:
+            raise SandboxError("Sandbox not initialized", hint="Use it in a `with` block, or call create() first.")
+        if self.deleted:
+            raise SandboxGoneError(f"sandbox {self.sandbox_id} was cleaned up", cause=Cause.USER)
+        return self._handle
+
+    def adopt(self, handle: Handle) -> None:
+        """From now on the sandbox is this one, which exists, with the spec that its engine knows."""
+        self.spec, self._handle = handle.spec, handle
+
+    def made(self, handle: Handle) -> None:
+        """The engine has made the sandbox from the spec."""
+        self._handle = handle
+
+    def has_network(self, policy: NetworkPolicy) -> None:
+        """The sandbox has another network policy from now on."""
+        self.spec = self.spec.model_copy(update={"network": policy})
+        self._handle = dataclasses.replace(self.handle(), spec=self.spec)
+
+    def listed_id(self) -> str:
+        """The id under which others find the sandbox: on a server the one that it has there."""
+        return self.handle().details.get("remote_id", self.sandbox_id)
+
+    async def find(self, sandbox_id: str) -> bool:
+        """Adopt the sandbox of this id if the engine has it."""
+        engine = await self.engine()
+        found = [await engine.find(sandbox_id)] if isinstance(engine, Lookup) else await engine.list()
+        handle = next((handle for handle in found if handle is not None and handle.sandbox_id == sandbox_id), None)
+        if handle is not None:
+            self.sandbox_id = handle.sandbox_id
+            self.adopt(handle)
+        return handle is not None
+
+    async def delete(self) -> None:
+        """Delete the sandbox if there is one. May be repeated."""
+        if self._handle is not None and not self.deleted:
+            await (await self.engine()).delete(self._handle)
+            self.deleted = True
+
+    async def checkpointing(self) -> Checkpointing:
+        """The engine, as one that keeps states of sandboxes. Raises UnsupportedError."""
+        return await checkpointing(await self.engine())
+
+    # --- the agent inside ---------------------------------------------------------------------------------------------
+
+    def new_guest(self) -> Guest:
+        # Without a work directory of its own: where that really is, only the agent knows.
+        return Guest(self.connect, diagnose=self.diagnose)
+
+    async def connect(self) -> ByteStream:
+        """A new connection to the agent."""
+        try:
+            return await (await self.engine()).connect(self.handle())
+        except AgentUnreachableError:
+            await self.explain()
+            raise
+
+    async def let_go(self) -> None:
+        """Close the connection; what waits on it fails. The sandbox goes on, and the next use connects again."""
+        self.shells.clear()
+        await self.guest.aclose()
+
+    async def let_go_of_all(self, drop_connections: bool) -> None:
+        """Close what no saved memory can keep. Raises UnsupportedError if there are connections to the outside, unless
+        they may be dropped."""
+        if not drop_connections and (found := await self.open_connections()):
+            raise UnsupportedError(
+                f"the sandbox has open connections, which cannot be saved: {', '.join(found[:_MAX_NAMED])}",
+                hint="Let it close them, or give drop_connections=True: then they are cut off.",
+            )
+        await self.let_go()
+
+    async def open_connections(self) -> list[str]:
+        """The far ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside."""
+        if self.spec.network == "none":
+            return []
+        found: list[str] = []
+        for path in open_connections.TABLES:
+            with contextlib.suppress(OSError):
+                table = await self.files().read(path, length=open_connections.MAX_TABLE_BYTES)
+                found += open_connections.established(table.decode(errors="replace"))
+        return found
+
+    def files(self) -> Files:
+        self.handle()
+        return self.guest.files
+
+    def path(self, path: str) -> str:
+        """The path, checked: not empty, no zero byte, and `..` only where it stays below the work directory."""
+        if not path or "\0" in path:
+            raise ValueError(f"{path!r} is not a path")
+        if ".." in path.split("/"):
+            full = posixpath.normpath(posixpath.join(self.spec.work_dir, path))
+            if full != self.spec.work_dir and not full.startswith(self.spec.work_dir + "/"):
+                raise ValueError(f"Path contains potentially unsafe patterns: {path!r} leaves the work directory")
+            # Where the work directory really is, only the agent knows: what was relative stays so.
+            return full if path.startswith("/") else posixpath.normpath(path)
+        return path
+
+    @contextlib.asynccontextmanager
+    async def transfer(self) -> AsyncIterator[None]:
+        """Around a copy on a connection of its own: if that fails, the main connection explains why."""
+        await self.guest.connection()
+        try:
+            yield
+        except AgentUnreachableError:
+            await self.explain()
+            raise
+
+    def new_command(
+        self, id: str, process: FollowedProcess, limit_bytes: int, asked: tuple[int, int] | None = None
+    ) -> AsyncCommand:
+        return AsyncCommand(self.guest, id, process, limit_bytes, self.explain, asked)
+
+    def new_shell(self, name: str) -> AsyncShell:
+        return AsyncShell(self.guest, name, None, DEFAULT_OUTPUT_BYTES, self.explain)
+
+    def new_terminal(self, id: str, process: FollowedProcess) -> AsyncTerminal:
+        return AsyncTerminal(self.guest, id, process)
+
+    # --- why the agent does not answer --------------------------------------------------------------------------------
+
+    async def explain(self) -> None:
+        """After a lost connection: raise SandboxGoneError with the cause if the sandbox has ended, or is ending, and
+        SandboxPausedError if it is paused.
+
+        The connection breaks a moment before the engine can see the end, so a sandbox that does not answer gets that
+        moment.
+        """
+        for pause_s in _DYING_S:
+            await asyncio.sleep(pause_s)
+            self._refuse(await (await self.engine()).inspect(self.handle()))
+            if await self._answers():
+                return
+
+    async def diagnose(self) -> None:
+        """When an answer is late: raise SandboxPausedError or SandboxGoneError if none can come."""
+        try:
+            async with asyncio.timeout(_INSPECT_S):
+                seen = await (await self.engine()).inspect(self.handle())
+        except (TimeoutError, EngineError):
+            return  # nothing is known, so wait on
+        self._refuse(seen)
+
+    def _refuse(self, seen: Observation) -> None:
+        if seen.state in (State.STOPPED, State.ERROR, State.MISSING):
+            cause = seen.cause or Cause.LOST
+            raise SandboxGoneError(f"sandbox {self.sandbox_id} has ended: {seen.reason or cause}", cause=cause)
+        if seen.state is State.PAUSED and not seen.wakes:
+            raise SandboxPausedError.of(self.sandbox_id)
+
+    async def _answers(self) -> bool:
+        try:
+            connection = await Connection.open(await (await self.engine()).connect(self.handle()), timeout_s=1.0)
+        except (AgentUnreachableError, SandboxGoneError):
+            return False
+        await connection.aclose()
+        return True

@@ -1,0 +1,124 @@
+"""Going back: checkpoints, undo and snapshots of a sandbox, and standing still."""
+
+from __future__ import annotations
+
+from atoll.engines.contract import Pausable, supporting
+from atoll.errors import CheckpointNotFoundError, UnsupportedError
+from atoll.model.checkpoint import Change, Checkpoint, Snapshot
+from atoll.sandbox import setup
+from atoll.sandbox.sandbox_access import SandboxAccess
+from atoll.sandbox.undo_history import UndoHistory, undone_by
+
+
+class SavedStateMethods:
+    """What `AsyncSandbox` can do with states that are kept of it."""
+
+    access: SandboxAccess
+    _undo: UndoHistory
+
+    async def checkpoint(
+        self, name: str = "", *, memory: bool = False, drop_connections: bool = False, made_by: str = "user"
+    ) -> Checkpoint:
+        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
+
+        With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
+        isolation="gvisor". Persistent shells and followed commands are connected again by their next use. Connections
+        to the outside (`open_connections`) cannot be saved: if there are any it is refused, unless they may be dropped.
+        """
+        if memory:
+            await self.access.let_go_of_all(drop_connections)
+        return await (await self.access.checkpointing()).checkpoint(
+            self.access.handle(), name=name, made_by=made_by, memory=memory
+        )
+
+    async def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
+        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor"); for
+        connections that is as for a `checkpoint` with memory."""
+        if memory not in ("ram", "disk"):
+            raise ValueError(f"memory is 'ram' or 'disk', not {memory!r}")
+        if memory == "disk":
+            await self.access.let_go_of_all(drop_connections)
+            await (await self.access.checkpointing()).hibernate(self.access.handle())
+        else:
+            await (await self._pausable()).pause(self.access.handle())
+            self.access.guest.doubt()
+
+    async def resume(self) -> None:
+        """Let it go on. May be repeated."""
+        await (await self._pausable()).resume(self.access.handle())
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """All of this sandbox, oldest first; `parent` makes them a tree."""
+        return list(await (await self.access.checkpointing()).checkpoints(self.access.handle()))
+
+    async def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
+        """Others are not affected. May be repeated."""
+        self._undo.changed()
+        await (await self.access.checkpointing()).delete_checkpoint(self.access.handle(), id_of(checkpoint))
+
+    async def diff(
+        self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False
+    ) -> list[Change]:
+        """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
+        later = None if new is None else id_of(new)
+        return list(await (await self.access.checkpointing()).diff(self.access.handle(), id_of(old), later, text=text))
+
+    async def rollback(self, checkpoint: Checkpoint | str) -> None:
+        """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
+        await self._go_back(id_of(checkpoint))
+
+    async def restart(self) -> None:
+        """Go back to the state right after it was created. Its setup commands run again."""
+        await self._go_back(None)
+        await setup.set_up(self.access)
+
+    async def undo(self, steps: int = 1) -> Checkpoint:
+        """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}")
+        before = undone_by(await self.checkpoints())
+        if len(before) < steps:
+            raise CheckpointNotFoundError(
+                f"only {len(before)} commands can be taken back",
+                hint="Make the sandbox with undo=True; it keeps the states before the last commands.",
+            )
+        target = before[-steps]
+        await self.rollback(target)
+        for undone in before[-steps:]:
+            await self.delete_checkpoint(undone)
+        return target
+
+    async def snapshot(
+        self,
+        name: str,
+        checkpoint: Checkpoint | str | None = None,
+        *,
+        memory: bool = False,
+        drop_connections: bool = False,
+    ) -> Snapshot:
+        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`.
+
+        With `memory` (of now, or of a checkpoint that has it) also what runs, with all that is in the memory of
+        programs, secrets included; it goes on in sandboxes with the same isolation and network, here or elsewhere.
+        """
+        source = None if checkpoint is None else id_of(checkpoint)
+        if memory and source is None:
+            await self.access.let_go_of_all(drop_connections)
+        return await (await self.access.checkpointing()).snapshot(self.access.handle(), name, source, memory=memory)
+
+    async def _pausable(self) -> Pausable:
+        engine = await self.access.engine()
+        if (pausable := await supporting(engine, Pausable)) is None:
+            raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
+        return pausable
+
+    async def _go_back(self, checkpoint_id: str | None) -> None:
+        engine, handle = await self.access.checkpointing(), self.access.handle()
+        self._undo.changed()
+        await self.access.let_go()
+        await engine.rollback(handle, checkpoint_id)
+        await self.access.guest.renewed()
+
+
+def id_of(checkpoint: Checkpoint | str) -> str:
+    return checkpoint if isinstance(checkpoint, str) else checkpoint.id

@@ -1,0 +1,64 @@
+"""Setup commands: what has to run in a new sandbox before anybody gets it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from atoll.engines.contract import SetsUp
+from atoll.errors import SetupError
+from atoll.model import Cause, ExecutionResult
+from atoll.printable import printable
+from atoll.sandbox.command import new_command_id
+from atoll.sandbox.execution import run_to_end, start_request
+from atoll.sandbox.sandbox_access import SandboxAccess
+
+KEPT_BYTES = 64 << 10
+"""How much of the output of one command is kept, for each stream."""
+_SHOWN = 200
+_MAX_OUTPUT = 16 << 10
+_LEAST_S = 0.001
+Run = Callable[[str, float], Awaitable[ExecutionResult]]
+"""Runs one command line for at most so many seconds."""
+
+
+async def set_up(access: SandboxAccess) -> None:
+    """Run the setup commands of the spec, unless the engine has done so. Raises SetupError."""
+    spec = access.spec
+    if not spec.setup or isinstance(await access.engine(), SetsUp):
+        return
+
+    async def execute(command: str, timeout_s: float) -> ExecutionResult:
+        """Neither an operation of a user nor a step that can be undone."""
+        request = start_request(command, new_command_id(), deadline_s=timeout_s, forget=True)
+        return await run_to_end(access, request, timeout_s, KEPT_BYTES)
+
+    await run(execute, spec.setup, spec.setup_timeout_s)
+
+
+async def run(execute: Run, commands: Sequence[str], timeout_s: float) -> None:
+    """Run them in order; all of them together have so many seconds. Raises SetupError at the first that fails."""
+    deadline = time.monotonic() + timeout_s
+    for number, command in enumerate(commands, 1):
+        result = await execute(command, max(_LEAST_S, deadline - time.monotonic()))
+        if not result.success:
+            raise _failed(f"setup command {number} of {len(commands)} ({_shown(command)!r})", result, timeout_s)
+
+
+def _failed(which: str, result: ExecutionResult, timeout_s: float) -> SetupError:
+    output = (result.stdout_bytes + result.stderr_bytes)[-_MAX_OUTPUT:].decode(errors="replace")
+    if result.cause is Cause.TIMEOUT:
+        return SetupError(
+            f"{which} was killed: setup took longer than {timeout_s:g} s",
+            hint="Give a longer setup_timeout_s, or an image that has what it needs.",
+            output=output,
+        )
+    what = (result.error or "").removeprefix("the command ")
+    lines = output.strip().splitlines()
+    last = f": {_shown(lines[-1])}" if lines and not result.stderr_bytes.strip() else ""
+    return SetupError(f"{which} {what}{last}", hint="Its output says more.", output=output)
+
+
+def _shown(line: str) -> str:
+    text = printable(line, instead=" ")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,0 +1,1 @@
+"""Connections of clients: accepted, bounded, streamed to, and ended when the client is gone."""

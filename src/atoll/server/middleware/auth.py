@@ -1,0 +1,149 @@
+"""Who asks: every route names the scope that it needs, and gets the caller who has it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request, WebSocket
+from starlette.requests import HTTPConnection
+
+from atoll.errors import SandboxError
+from atoll.server.admission import admission_of
+from atoll.server.middleware.revocation import remember
+from atoll.server.problems import respond
+from atoll.server.services import Services
+from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
+
+SESSION_HEADER = "X-Session-API-Key"
+KEY_HEADER, RUNTIME = "X-API-Key", "/runtime/"
+"""An API key as programs send it that were written for OpenHands's cloud, and where."""
+BEARER = "atoll.bearer."
+"""A page in a browser cannot set headers on a WebSocket: it sends the credential as a subprotocol."""
+
+SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key (`atoll_…`) or a token (JWT)."},
+    "key": {"type": "apiKey", "in": "header", "name": KEY_HEADER, "description": "An API key."},
+    "session": {"type": "apiKey", "in": "header", "name": SESSION_HEADER, "description": "Of one sandbox."},
+}
+"""As openapi.json tells them. FastAPI's own way to tell costs every request two more calls."""
+
+
+def services_of(connection: HTTPConnection) -> Services:
+    services = connection.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+async def identify(connection: HTTPConnection) -> Caller:
+    """Raises NotAuthenticatedError, or RateLimitedError. The request is the caller's from here on."""
+    if (known := admission_of(connection.scope)) is not None:
+        return known.caller
+    services = services_of(connection)
+    kind, _, credential = connection.headers.get("authorization", "").partition(" ")
+    session = connection.headers.get(SESSION_HEADER)
+    if kind.lower() == "bearer" and credential:
+        caller = await services.identities.caller(credential.strip())
+    elif (key := _runtime_key(connection)) is not None:
+        caller = await services.identities.caller(key.strip())
+    elif session is not None:
+        caller = await services.sandboxes.credentials.by_session_key(session)
+    elif (offered := _offered(connection)) is not None:
+        if offered.startswith("atolls_"):
+            caller = await services.sandboxes.credentials.by_session_key(offered)
+        else:
+            caller = await services.identities.caller(offered)
+    else:
+        raise NotAuthenticatedError(
+            "this request needs a credential", hint="Send 'Authorization: Bearer' with an API key or a token."
+        )
+    take_in(connection, caller)
+    remember(connection, caller)
+    return caller
+
+
+def take_in(connection: HTTPConnection, caller: Caller) -> None:
+    """The request is the caller's from here on, whatever it was that said so. Raises RateLimitedError."""
+    services = services_of(connection)
+    services.rate.count(caller)
+    services.admissions.admit(connection.scope, caller)
+
+
+def subprotocol(websocket: WebSocket) -> str | None:
+    """The one to answer with, if the credential came as one."""
+    return next((name for name in websocket.scope.get("subprotocols", []) if name.startswith(BEARER)), None)
+
+
+def needs(scope: Scope, *, session: bool = False) -> Callable[..., Awaitable[Caller]]:
+    """The dependency of a route. With `session` a session key is good too, for its own sandbox."""
+
+    async def check(request: Request) -> Caller:
+        return allow(await identify(request), scope, session=session)
+
+    check.scope = scope  # type: ignore[attr-defined]
+    check.session = session  # type: ignore[attr-defined]
+    return check
+
+
+async def admit(websocket: WebSocket, scope: Scope) -> Caller | None:
+    """The same for a WebSocket into a sandbox. None: it was refused, and told so as any other request is."""
+    try:
+        need_known_origin(websocket)
+        return allow(await identify(websocket), scope, session=True)
+    except SandboxError as error:
+        await websocket.send_denial_response(respond(error))
+        return None
+
+
+def need_known_origin(connection: HTTPConnection) -> None:
+    """A browser lets every page open a WebSocket anywhere, and says only whose page it is. Raises ForbiddenError for
+    one that is neither this server's own nor of an origin that the settings name. Programs send no origin."""
+    origin = connection.headers.get("origin")
+    if origin is None or connection.scope["type"] != "websocket":
+        return
+    known = services_of(connection).settings.cors_origins
+    if (
+        origin in known
+        or "*" in known
+        or origin.lower().partition("://")[2] == connection.headers.get("host", "").lower()
+    ):
+        return
+    raise ForbiddenError(
+        f"a page of {origin[:200]!r} may not open a WebSocket here", hint="Name its origin in cors_origins."
+    )
+
+
+def allow(caller: Caller, scope: Scope, *, session: bool) -> Caller:
+    if caller.sandbox_id is not None and not session:
+        raise ForbiddenError("the session key of a sandbox does not allow this")
+    caller.need(scope)
+    return caller
+
+
+def _runtime_key(connection: HTTPConnection) -> str | None:
+    """Everywhere else the header is not ours: on the host of a port it is meant for what listens inside."""
+    is_ours = connection.scope["path"].startswith(RUNTIME) and "atoll.port" not in connection.scope
+    return connection.headers.get(KEY_HEADER) if is_ours else None
+
+
+def _offered(connection: HTTPConnection) -> str | None:
+    for name in connection.scope.get("subprotocols", []):
+        if name.startswith(BEARER):
+            return str(name).removeprefix(BEARER)
+    return None
+
+
+ReadScope = Annotated[Caller, Depends(needs(Scope.READ))]
+SandboxReadScope = Annotated[Caller, Depends(needs(Scope.READ, session=True))]
+SandboxUseScope = Annotated[Caller, Depends(needs(Scope.USE, session=True))]
+ManageScope = Annotated[Caller, Depends(needs(Scope.MANAGE))]
+KeysScope = Annotated[Caller, Depends(needs(Scope.KEYS))]
+AdminScope = Annotated[Caller, Depends(needs(Scope.ADMIN))]
+
+
+async def _services(connection: HTTPConnection) -> Services:
+    """Asynchronous though it waits for nothing: anything else is called in a thread, which costs more than the rest."""
+    return services_of(connection)
+
+
+AppServices = Annotated[Services, Depends(_services)]

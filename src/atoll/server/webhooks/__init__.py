@@ -1,0 +1,1 @@
+"""Signed posts that tell other servers what happens to their sandboxes."""

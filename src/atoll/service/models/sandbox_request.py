@@ -1,0 +1,158 @@
+"""What a user asks for when a sandbox is made or forked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from atoll.errors import SpecError
+from atoll.manager import OnIdle
+from atoll.model import Limits, SandboxSpec, SetupCommands, SetupTime, UndoRule, Volume, manus_names
+from atoll.model.network_policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
+from atoll.model.spelling import before, renamed
+from atoll.service.models.exposed_port import ExposedPort, HealthCheck
+
+Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
+MAX_SETTINGS = 512 << 10
+"""The most characters in the settings of one sandbox or one spec, which are stored more than once."""
+_MAX_LABELS = 16 << 10
+_LIFE = {"lifetime": "lifetime_s", "timeout": "lifetime_s"}
+
+
+def _small(labels: dict[str, str]) -> dict[str, str]:
+    if sum(len(name) + len(value) for name, value in labels.items()) > _MAX_LABELS:
+        raise ValueError(f"labels have at most {_MAX_LABELS:,} characters together")
+    return labels
+
+
+Labels = Annotated[dict[str, str], Field(max_length=64), AfterValidator(_small)]
+Lifetime = Annotated[float, Field(gt=0, le=10 * 365 * 86400)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+
+
+class SandboxSettings(BaseModel):
+    """What a sandbox is made from: its image, limits, variables and network."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    image: Annotated[str, Field(min_length=1, max_length=512)] = "host"
+    """An image reference such as `python:3.12`, `snapshot:NAME` for a snapshot, or `host` for the server's own `/usr`.
+    """
+    isolation: Literal["namespaces", "gvisor", "vm"] | None = None
+    """The isolation level. Default: that of the server's engine."""
+    work_dir: Annotated[str, Field(max_length=4096)] = "/workspace"
+    """The directory where commands and relative paths start."""
+    hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
+    """The host name inside the sandbox."""
+    env: Variables = {}
+    """Environment variables of all commands."""
+    limits: Limits = Limits()
+    """What the sandbox may use. Limits that are left out have the server's defaults."""
+    network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
+    """What the sandbox may reach: `none`, `all` or rules. Only administrators may open private address ranges, because
+    the server's own network is one."""
+    volumes: Annotated[list[Volume], Field(max_length=64)] = []
+    """Directories of the server's machine to mount. Only administrators may request them."""
+    undo: UndoRule | None = None
+    """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
+    setup: SetupCommands = ()
+    """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
+    setup_timeout_s: SetupTime = 600.0
+    """How many seconds all setup commands may take together."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: manus_names.settings(given, cls.model_fields), value)
+
+    def spec(self) -> SandboxSpec:
+        """Raise SpecError for invalid settings."""
+        values = {name: getattr(self, name) for name in SandboxSettings.model_fields if name != "volumes"}
+        try:
+            values["network"] = with_secrets(self.network)
+        except ValueError as error:
+            raise SpecError(str(error)) from None
+        return SandboxSpec.of(**values, volumes=tuple(self.volumes))
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> SandboxSettings:
+        values = {name: getattr(spec, name) for name in cls.model_fields if name not in ("volumes", "network")}
+        return cls(**values, network=without_secrets(spec.network), volumes=list(spec.volumes))
+
+
+class RegistryLogin(BaseModel):
+    """The caller's login at the registry of an image. It is used for this request only and never stored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    username: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^:\x00-\x1f]+$")]
+    """The user name at the registry."""
+    password: Annotated[str, Field(max_length=16384, repr=False)]
+    """The password or access token."""
+
+
+class SandboxStart(BaseModel):
+    """The sandbox to start. Everything may be left out. `settings` describes the sandbox directly, in place of a spec
+    named by `sandbox_spec_id`."""
+
+    model_config = ConfigDict(extra="forbid")
+    sandbox_spec_id: Annotated[str, Field(max_length=128)] | None = None
+    """The spec to start from. Default: the server's default spec."""
+    settings: SandboxSettings | None = None
+    """The settings to start from, in place of a spec."""
+    name: Name | None = None
+    """A name by which its owner can address the sandbox. Unique among the owner's sandboxes."""
+    labels: Labels = {}
+    """Keys and values to find the sandbox by."""
+    env: Variables = {}
+    """Environment variables in addition to those of the spec, or replacing them."""
+    lifetime_s: Lifetime | None = None
+    """Seconds after which the sandbox ends, used or not. The server may allow less."""
+    idle_timeout_s: Lifetime | None = None
+    """Seconds without use after which the sandbox is idle. At most the server's setting, which is the default."""
+    on_idle: OnIdle | None = None
+    """What happens to the sandbox when it is idle. Default: the server's setting."""
+    registry_login: RegistryLogin | None = None
+    """A login for an image that is not public. The operator's own logins are not used for users."""
+    task_id: Name | None = None
+    """The task that the sandbox is for. It is stored as the label `task_id` and can be used in place of the sandbox id.
+    """
+    exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
+    """Ports to expose in addition to those of the spec; one of the same name replaces the spec's. Each sets a variable
+    inside, `NAME=PORT`."""
+    health: HealthCheck | None = None
+    """A health check in place of the spec's. With a health check the request is answered while the sandbox is still
+    STARTING."""
+    callback: bool | None = None
+    """Whether programs inside get the variables `OH_WEBHOOKS_0_BASE_URL` and `OH_SESSION_API_KEYS_0`, which say where
+    to post messages and with which key. Default: as the spec says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: manus_names.start(given, cls.model_fields, SandboxSettings.model_fields), value)
+
+
+class ForkStart(BaseModel):
+    """The forks to make. Everything may be left out: then there is one fork of the sandbox's present state."""
+
+    model_config = ConfigDict(extra="forbid")
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How many forks to make."""
+    checkpoint: Annotated[str, Field(max_length=64)] | None = None
+    """The id or name of the checkpoint to start from. Default: the present state."""
+    memory: bool = False
+    """Whether running processes continue in each fork. Forks of a checkpoint with saved memory always continue."""
+    drop_connections: bool = False
+    """Connections to the outside cannot be saved, so with `memory` an open one makes the request fail unless this is
+    true."""
+    names: Annotated[list[Name], Field(max_length=1000)] = []
+    """Either empty or one name for each fork."""
+    labels: Annotated[list[Labels], Field(max_length=1000)] = []
+    """Either empty or one set of labels for each fork."""
+    lifetime_s: Lifetime | None = None
+    """Seconds after which each fork ends, used or not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelling(cls, value: Any) -> Any:
+        return before(lambda given: renamed(given, cls.model_fields, _LIFE, of="a fork"), value)
