@@ -45,6 +45,22 @@ async def _write(journal: Journal, number: int) -> None:
     await journal.write(record(number), Event(0.0, f"s{number}", State.MISSING, State.STARTING))
 
 
+async def test_an_event_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
+    """A reason may hold what a hostile sandbox wrote; SQLite refuses lone surrogates with an error of Python's own."""
+    journal = Journal(tmp_path / "j.db")
+    await journal.open()
+    bad = Event(0.0, "s1", State.MISSING, State.STARTING, reason="\ud800")
+    answers = await asyncio.gather(
+        _write(journal, 0), journal.write(record(1), bad), _write(journal, 2), return_exceptions=True
+    )
+    assert [type(answer) for answer in answers] == [type(None), StateError, type(None)]
+    await _write(journal, 3)
+    found, damaged = await journal.living()
+    assert damaged == []
+    assert {item.id for item in found} == {"s0", "s2", "s3"}
+    await journal.aclose()
+
+
 async def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.db")
     await journal.open()

@@ -30,6 +30,7 @@ _PRUNE_EVERY = 512
 _PRUNE_OWNER_EVERY = 64
 _LOG_BYTES = 16 << 20
 _Job = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
+_Answer = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 
 class Journal:
@@ -197,7 +198,8 @@ class Journal:
                 self._loop.call_soon_threadsafe(_settle, answers)
             if self._has_pruned:
                 self._has_pruned = False
-                journal_tables.shrink(database)
+                with suppress(sqlite3.Error):  # the file stays larger than it has to be
+                    journal_tables.shrink(database)
         database.close()
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(_settle, [(self._over, None, None)])
@@ -233,20 +235,24 @@ class Journal:
         return database
 
 
-def _transact(database: sqlite3.Connection, jobs: Iterable[_Job]) -> list[tuple[asyncio.Future[Any], Any, Any]]:
-    jobs = list(jobs)
+def _transact(database: sqlite3.Connection, jobs: list[_Job]) -> list[_Answer]:
+    """Do all jobs in one transaction. A job that cannot be done fails alone, unless the database itself fails."""
     try:
         database.execute("BEGIN IMMEDIATE")
-        answers = [(answer, work(database), None) for work, answer in jobs]
+        answers: list[_Answer] = [(answer, work(database), None) for work, answer in jobs]
         database.execute("COMMIT")
-    except sqlite3.Error as error:
+    except Exception as error:
         with suppress(sqlite3.Error):
             database.execute("ROLLBACK")
-        return [(answer, None, StateError(f"the journal cannot be written: {error}")) for _, answer in jobs]
+        if len(jobs) > 1 and not isinstance(error, sqlite3.OperationalError):
+            return [answer for job in jobs for answer in _transact(database, [job])]
+        refusal = StateError(f"the journal cannot be written: {error}")
+        refusal.__cause__ = error
+        return [(answer, None, refusal) for _, answer in jobs]
     return answers
 
 
-def _settle(answers: Iterable[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+def _settle(answers: Iterable[_Answer]) -> None:
     for future, value, error in answers:
         if future.done():
             continue

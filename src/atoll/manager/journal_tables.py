@@ -78,23 +78,23 @@ def add(database: sqlite3.Connection, event: Event | None, owner: str | None) ->
 def prune_owner(database: sqlite3.Connection, owner: str | None, keep: Retention) -> None:
     """What is too much of one owner. Looks at nothing of others."""
     database.execute(
-        "DELETE FROM sandboxes WHERE owner IS ?1 AND ended_at IS NOT NULL AND ended_at <= (SELECT ended_at FROM "
-        "sandboxes WHERE owner IS ?1 AND ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET ?2)",
-        (owner, keep.ended_per_owner),
+        "DELETE FROM sandboxes WHERE owner IS :owner AND ended_at IS NOT NULL AND ended_at <= (SELECT ended_at FROM "
+        "sandboxes WHERE owner IS :owner AND ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET :keep)",
+        {"owner": owner, "keep": keep.ended_per_owner},
     )
     database.execute(
-        "DELETE FROM events WHERE owner IS ?1 AND kind IS NULL AND number <= "
-        "(SELECT number FROM events WHERE owner IS ?1 AND kind IS NULL ORDER BY number DESC LIMIT 1 OFFSET ?2)",
-        (owner, keep.events_per_owner),
+        "DELETE FROM events WHERE owner IS :owner AND kind IS NULL AND number <= "
+        "(SELECT number FROM events WHERE owner IS :owner AND kind IS NULL ORDER BY number DESC LIMIT 1 OFFSET :keep)",
+        {"owner": owner, "keep": keep.events_per_owner},
     )
 
 
 def prune_reports(database: sqlite3.Connection, owner: str | None, keep: Retention) -> None:
     """Reports are written by sandboxes: however many there are, they displace nothing but older ones."""
     database.execute(
-        "DELETE FROM events WHERE owner IS ?1 AND kind IS NOT NULL AND number <= "
-        "(SELECT number FROM events WHERE owner IS ?1 AND kind IS NOT NULL ORDER BY number DESC LIMIT 1 OFFSET ?2)",
-        (owner, keep.reports_per_owner),
+        "DELETE FROM events WHERE owner IS :owner AND kind IS NOT NULL AND number <= "
+        "(SELECT number FROM events WHERE owner IS :owner AND kind IS NOT NULL ORDER BY number DESC LIMIT 1 OFFSET :keep)",
+        {"owner": owner, "keep": keep.reports_per_owner},
     )
 
 
