@@ -1,9 +1,13 @@
 """Run the tests in parts, with one line of progress for each.
 
-    run_tests.py [short | rest | all] [--minutes N]
+    run_tests.py [short | rest | all] [--minutes N] [--silence SECONDS]
 
 `short` is what `make test` runs. `rest` is what only `make test-all` runs: the tests marked `again`, and the short ones
 on other versions of Python. After N minutes no further test begins, and the end says what was not run.
+
+A test has a time limit, which ends what it waits for, but not what its fixtures wait for afterwards. A part in which no
+test begins or ends for a long time is therefore killed. It fails with the names of the tests that hang and with what
+their threads were doing.
 
 Up to three tests that fail in a part are tried once more, one after another, with nothing beside them: on a small or
 busy machine some wait longer than they may. What fails again fails. The end is every failure in full, and a list of all
@@ -33,6 +37,10 @@ MANY = 3
 """Tests at a time where most of them wait for something most of the time. Elsewhere there are two."""
 MAX_RETRIED = 3
 MAX_REASON_LINES = 12
+SILENCE_S = 420.0
+"""Longer than any test that is not slow may take."""
+DUMP_S = 3.0
+"""For writing down what the threads of a process are doing."""
 REDRAW_S, REPEAT_S = 0.5, 30.0
 """How often the line of progress is drawn again on a terminal, and written again elsewhere."""
 
@@ -96,6 +104,7 @@ class Result:
     """What is known of one run of pytest."""
 
     tests: list[str] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
     status: int = 0
     log: str = ""
@@ -182,7 +191,7 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-def run_pytest(part: Part, arguments: list[str], until: float | None, line: Line) -> Result:
+def run_pytest(part: Part, arguments: list[str], until: float | None, silence_s: float, line: Line) -> Result:
     result = Result()
     environment = dict(os.environ)
     if part.python:
@@ -196,8 +205,11 @@ def run_pytest(part: Part, arguments: list[str], until: float | None, line: Line
             running = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, pass_fds=[writable])
             os.close(writable)
             try:
-                for event in _events(readable, line, result):
+                for event in _events(readable, silence_s, line, result):
                     _note(event, result, line)
+            except TimeoutError:
+                line.say(f"{part.name}: no test has ended for {clock(silence_s)}: killed")
+                _kill(running)
             finally:
                 if running.poll() is None and sys.exc_info()[0] is SystemExit:
                     running.send_signal(signal.SIGINT)  # a terminal has sent it one
@@ -210,15 +222,19 @@ def run_pytest(part: Part, arguments: list[str], until: float | None, line: Line
     return result
 
 
-def _events(readable: int, line: Line, result: Result) -> Iterator[Any]:
-    """Until nobody is left who could write any. The line is shown meanwhile."""
+def _events(readable: int, silence_s: float, line: Line, result: Result) -> Iterator[Any]:
+    """Until nobody is left who could write any. The line is shown meanwhile. A long silence raises TimeoutError."""
     unfinished = b""
+    heard = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(readable, selectors.EVENT_READ)
         while True:
             line.show(result)
             if not selector.select(REDRAW_S):
+                if time.monotonic() - heard > silence_s:
+                    raise TimeoutError
                 continue
+            heard = time.monotonic()
             if not (data := os.read(readable, 1 << 16)):
                 return
             *lines, unfinished = (unfinished + data).split(b"\n")
@@ -229,9 +245,38 @@ def _note(event: Any, result: Result, line: Line) -> None:
     if isinstance(event, list):
         result.tests = event
         return
+    if "begun" in event:
+        result.running.add(event["begun"])
+        return
+    result.running.discard(event["test"])
     result.ended[event["test"]] = event
     if event["outcome"] == "failed":
         line.say(f"FAILED {event['test']}")
+
+
+def _kill(running: subprocess.Popen[bytes]) -> None:
+    """End pytest and all that it started. Those that run tests first write to the log what their threads are doing."""
+    family = _descendants(running.pid)
+    for pid in _children(running.pid):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/exe") == os.readlink(f"/proc/{running.pid}/exe"):
+                os.kill(pid, signal.SIGABRT)
+    time.sleep(DUMP_S)
+    for pid in [*family, running.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for child in _children(pid) for each in (*_descendants(child), child)]
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
+    return found
 
 
 @dataclass
@@ -239,6 +284,7 @@ class Run:
     """All parts, one after another, and what is to be said of them at the end."""
 
     until: float | None
+    silence_s: float
     durations: Durations = field(default_factory=lambda: Durations(ROOT / ".pytest_cache" / "durations.json"))
     outcomes: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -254,7 +300,7 @@ class Run:
             self.not_run.append(f"{part.name}: {problem}")
             return
         line = Line(part.name, self.durations)
-        result = run_pytest(part, part.arguments(), self.until, line)
+        result = run_pytest(part, part.arguments(), self.until, self.silence_s, line)
         line.end(result)
         self.durations.learn(result)
         self.outcomes.update(event["outcome"] for event in result.ended.values())
@@ -264,7 +310,8 @@ class Run:
         again = self._again(part, result) if result.status == 1 else None
         for found in (result, again) if again and again.broke else (again or result,):
             if found.broke:
-                self.failures.append(f"{part.name}: pytest ended with {found.status}\n{found.log}")
+                hanging = "".join(f"\nstill running: {test}" for test in sorted(found.running))
+                self.failures.append(f"{part.name}: pytest ended with {found.status}{hanging}\n{found.log}")
             self.failures += [f"{name}\n{found.ended[name]['text']}" for name in found.having("failed")]
 
     def _again(self, part: Part, first: Result) -> Result | None:
@@ -272,7 +319,7 @@ class Run:
         if not 0 < len(failed) <= MAX_RETRIED:
             return None
         line = Line(f"{part.name}, once more, alone", self.durations)
-        second = run_pytest(part, failed, None, line)
+        second = run_pytest(part, failed, None, self.silence_s, line)
         line.end(second)
         passed = second.having("passed")
         for name in failed:
@@ -316,10 +363,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the tests in parts.")
     parser.add_argument("which", nargs="?", choices=PARTS, default="short")
     parser.add_argument("--minutes", type=float, help="begin no test after so long")
+    parser.add_argument("--silence", type=float, default=SILENCE_S, help="kill a part in which so long no test ends")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
-    run = Run(None if options.minutes is None else time.time() + options.minutes * 60)
+    run = Run(None if options.minutes is None else time.time() + options.minutes * 60, options.silence)
     try:
         for part in PARTS[options.which]:
             if part.exists:

@@ -1,6 +1,7 @@
 """What `scripts/run_tests.py` asks of pytest: events of a run as lines of JSON, and an end at a given time.
 
-The first line is a list of the names of all tests, however many processes run them. Each that follows is one test.
+The first line is a list of the names of all tests, however many processes run them. Each that follows says that a test
+has begun, or how it ended.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class _Events:
         if not self._has_collected:
             self._has_collected = True
             self._write(list(names))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write({"begun": nodeid})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test is over with its teardown, or with the process that ran it, which xdist reports as a part unknown."""

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,30 @@ def test_what_breaks_pytest_itself_is_a_failure_told_in_full(tmp_path: Path) -> 
     done = run_in_a_small_tree(tmp_path, "import no_such_module\n")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "No module named 'no_such_module'" in done.stdout
+
+
+HANGING = """
+import subprocess, threading
+from pathlib import Path
+
+def test_good(): pass
+
+def test_that_never_ends():
+    child = subprocess.Popen(["sleep", "3600"])
+    Path(__file__).with_name("child").write_text(str(child.pid))
+    threading.Event().wait()
+"""
+
+
+def test_a_test_that_hangs_is_killed_and_named_with_what_it_was_doing(tmp_path: Path) -> None:
+    done = run_in_a_small_tree(tmp_path, HANGING, "--silence", "5")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no test has ended for 0:05: killed" in done.stdout
+    assert "\nstill running: tests/test_small.py::test_that_never_ends\n" in done.stdout
+    assert re.search(r'test_small\.py", line \d+ in test_that_never_ends', done.stdout), done.stdout
+    started_by_the_test = Path("/proc", (tmp_path / "tests" / "child").read_text())
+    while started_by_the_test.exists():  # init collects it
+        time.sleep(0.01)
 
 
 def test_the_tests_may_be_started_with_interrupts_ignored() -> None:
