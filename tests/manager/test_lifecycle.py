@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from atoll.model import State
-from atoll.model.lifecycle import ALIVE, LEGAL, IllegalTransitionError, change, is_legal
+from atoll.model.state import ALIVE, LEGAL, IllegalTransitionError, is_legal, next_state
 
 M, S, R, P, X, E = (State.MISSING, State.STARTING, State.RUNNING, State.PAUSED, State.STOPPED, State.ERROR)
 EXPECTED = {(M, S), (S, R), (S, E), (S, M), (R, P), (R, X), (R, E), (R, M), (P, R), (P, X), (P, E), (P, M)}
@@ -16,10 +16,10 @@ EXPECTED |= {(X, E), (X, M), (E, R), (E, P), (E, X), (E, M)}
 def test_every_pair_of_states_is_decided(before: State, after: State) -> None:
     assert is_legal(before, after) == ((before, after) in EXPECTED)
     if (before, after) in EXPECTED:
-        assert change(before, after) is after
+        assert next_state(before, after) is after
     else:
         with pytest.raises(IllegalTransitionError, match=f"from {before} to {after}"):
-            change(before, after)
+            next_state(before, after)
 
 
 def test_the_table_has_a_row_for_every_state_and_cannot_be_changed() -> None:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from atoll.manager.journal import Journal
 from atoll.manager.members import Member, Members
 from atoll.manager.record import Event, Operation, Record
-from atoll.model import Cause, State, lifecycle
+from atoll.model import Cause, State
+from atoll.model.state import next_state
 from atoll.timer import Clock
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Transitions:
     ) -> asyncio.Future[None]:
         """Change its state, or only what is done to it. `act` is what is being done from now on."""
         before = member.record.state
-        after = before if state is None or state is before else lifecycle.change(before, state)
+        after = before if state is None or state is before else next_state(before, state)
         changes = {**update, "state": after, "act": act}
         if state is not None or cause is not None:
             changes |= {"cause": cause, "reason": reason}
@@ -73,7 +74,7 @@ class Transitions:
     def end(self, member: Member, cause: Cause, reason: str) -> asyncio.Future[None]:
         """Nothing is left of the sandbox. Its record stays, with the cause."""
         before = member.record.state
-        gone = lifecycle.change(before, State.MISSING)
+        gone = next_state(before, State.MISSING)
         changes: dict[str, object] = {"state": gone, "act": None, "cause": cause, "reason": reason, "env": {}}
         record = member.record.model_copy(update={**changes, "ended_at": self._clock.wall()})
         event = Event(self._clock.wall(), member.id, before, State.MISSING, None, cause, reason)
@@ -84,7 +85,7 @@ class Transitions:
         """The sandbox never came to be: all is as if it had not been tried, but for the event."""
         before, record = member.record.state, member.record
         if before is not State.MISSING:
-            record = record.model_copy(update={"state": lifecycle.change(before, State.MISSING), "act": None})
+            record = record.model_copy(update={"state": next_state(before, State.MISSING), "act": None})
         event = Event(self._clock.wall(), member.id, before, State.MISSING, Operation.CREATE, None, reason)
         self._leave(member, record, event)
         return self._journal.forget(record, event)

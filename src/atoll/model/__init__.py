@@ -4,9 +4,18 @@ Pure: nothing here touches the machine.
 """
 
 from atoll.model.handle import DEFAULTS, LEFT_OUT, EffectiveLimits, Handle, SandboxDetails, effective_limits
-from atoll.model.limits import Limits, Size, parse_size
 from atoll.model.result import ExecutionResult
-from atoll.model.spec import SandboxSpec, SetupCommands, SetupTime, UndoRule, Volume, absolute_path
+from atoll.model.spec import (
+    Limits,
+    SandboxSpec,
+    SetupCommands,
+    SetupTime,
+    Size,
+    UndoRule,
+    Volume,
+    absolute_path,
+    parse_size,
+)
 from atoll.model.state import Capability, Cause, ImageProgress, Observation, State, Stats
 
 __all__ = [

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from atoll.model.limits import Limits
-from atoll.model.spec import SandboxSpec
+from atoll.model.spec import Limits, SandboxSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 class Capability(enum.StrEnum):
@@ -86,3 +88,66 @@ class ImageProgress:
     """Which layer, which package."""
     done_bytes: int = 0
     total_bytes: int | None = None
+
+
+class SandboxStatus(enum.StrEnum):
+    """The state of a sandbox in the words of OpenHands."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    ERROR = "ERROR"
+    """The sandbox has ended by itself, or its engine cannot report on it."""
+    MISSING = "MISSING"
+    """The sandbox is gone."""
+
+
+STATUS_OF = {
+    State.STARTING: SandboxStatus.STARTING,
+    State.RUNNING: SandboxStatus.RUNNING,
+    State.PAUSED: SandboxStatus.PAUSED,
+    State.STOPPED: SandboxStatus.ERROR,
+    State.ERROR: SandboxStatus.ERROR,
+    State.MISSING: SandboxStatus.MISSING,
+}
+"""The word of OpenHands for each state of ours."""
+
+
+# MISSING ──► STARTING ──► RUNNING ◄──► PAUSED
+#                             └────┬───────┘
+#                                  ▼
+#                               STOPPED
+#
+# every state ──► MISSING             the sandbox was deleted, or nothing is left of it
+# every state but MISSING ──► ERROR   the engine cannot report on the sandbox, or cannot do what it should
+# ERROR ──► what the engine sees      once the engine can report again
+#
+# A sandbox that has STOPPED stays so until it is deleted: its cause and its files are still there.
+LEGAL: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.MISSING: frozenset({State.STARTING}),
+        State.STARTING: frozenset({State.RUNNING, State.ERROR, State.MISSING}),
+        State.RUNNING: frozenset({State.PAUSED, State.STOPPED, State.ERROR, State.MISSING}),
+        State.PAUSED: frozenset({State.RUNNING, State.STOPPED, State.ERROR, State.MISSING}),
+        State.STOPPED: frozenset({State.ERROR, State.MISSING}),
+        State.ERROR: frozenset({State.RUNNING, State.PAUSED, State.STOPPED, State.MISSING}),
+    }
+)
+"""The states that may follow each state. Code that changes a state calls `next_state` first."""
+ALIVE = frozenset({State.STARTING, State.RUNNING, State.PAUSED})
+"""The states in which a sandbox has processes, or will have them soon."""
+
+
+class IllegalTransitionError(ValueError):
+    """The program asked for an illegal change of state: a bug, never a mistake of a user."""
+
+
+def is_legal(before: State, after: State) -> bool:
+    return after in LEGAL[before]
+
+
+def next_state(before: State, after: State) -> State:
+    """Return `after`. Raises IllegalTransitionError if it may not follow `before`."""
+    if not is_legal(before, after):
+        raise IllegalTransitionError(f"a sandbox cannot go from {before} to {after}")
+    return after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from atoll.model.sandbox_status import SandboxStatus
+from atoll.model.state import SandboxStatus
 from atoll.service.caller import Caller, Scope
 from atoll.service.models.runtime import PORTS, SERVICES, STATUSES, RuntimeInfo, RuntimeStart
 from atoll.service.models.sandbox_info import CommandEndInfo, SandboxInfo

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from atoll.manager import Record
 from atoll.model import effective_limits
-from atoll.model.sandbox_status import SandboxStatus
+from atoll.model.state import SandboxStatus
 from atoll.service import exposed_ports, startup
 from atoll.service.callback_messages import CALLBACK_LABEL
 from atoll.service.caller import Caller

@@ -11,7 +11,7 @@ from typing import Literal
 from atoll.errors import SandboxError, SandboxGoneError, SandboxTimeoutError
 from atoll.manager import Event, ManagedSandbox, Record, SandboxManager
 from atoll.model import State
-from atoll.model.sandbox_status import SandboxStatus
+from atoll.model.state import SandboxStatus
 from atoll.service import exposed_ports, startup
 from atoll.service.callback_messages import Callbacks
 from atoll.service.caller import Caller

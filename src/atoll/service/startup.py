@@ -19,7 +19,7 @@ from atoll.guest.guest import Guest
 from atoll.guest.http_status import http_status
 from atoll.manager import Record, SandboxManager
 from atoll.model import State
-from atoll.model.sandbox_status import STATUS, SandboxStatus
+from atoll.model.state import STATUS_OF, SandboxStatus
 from atoll.service.models.exposed_port import HealthCheck
 from atoll.workers import Shares
 
@@ -43,7 +43,7 @@ def label_of(check: HealthCheck, port: int) -> dict[str, str]:
 
 def status_of(record: Record) -> tuple[SandboxStatus, str]:
     """As users see it, and the reason if it is an error."""
-    status = STATUS[record.state]
+    status = STATUS_OF[record.state]
     if status is not SandboxStatus.RUNNING or not record.labels.get(HEALTH_LABEL):
         return status, record.reason
     result = record.labels.get(_RESULT_LABEL)

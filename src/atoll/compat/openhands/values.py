@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.model import sandbox_status
+from atoll.model.state import STATUS_OF
 
 AGENT_SERVER, VSCODE, WORKER_1, WORKER_2 = "AGENT_SERVER", "VSCODE", "WORKER_1", "WORKER_2"
 SESSION_API_KEY_VARIABLE = "OH_SESSION_API_KEYS_0"
@@ -28,7 +28,7 @@ class SandboxStatus(enum.Enum):
     MISSING = "MISSING"
 
 
-STATUS = {state: SandboxStatus(shown.value) for state, shown in sandbox_status.STATUS.items()}
+STATUS = {state: SandboxStatus(shown.value) for state, shown in STATUS_OF.items()}
 
 
 class ExposedUrl(BaseModel):

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.engines.contract import LimitReporting
 from atoll.errors import SandboxNotFoundError
-from atoll.model.sandbox_status import SandboxStatus
+from atoll.model.state import SandboxStatus
 from atoll.sandbox.sandbox import MAX_LEASE_S
 from atoll.server.connections.streaming import while_connected
 from atoll.server.middleware.auth import (

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from atoll.manager import CommandEnd, PausedBy
 from atoll.model import Cause, Limits, State
-from atoll.model.sandbox_status import SandboxStatus
+from atoll.model.state import SandboxStatus
 from atoll.service.models.exposed_port import ExposedUrl
 
 
