@@ -50,7 +50,7 @@ from atoll.engines.contract import Engine
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.guest.files import FileInfo
-from atoll.guest.listening_ports import ListeningPort
+from atoll.guest.socket_tables import ListeningPort
 from atoll.guest.port_streams import PortStream
 from atoll.guest.file_watch import FileEvent, Watch
 from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats

@@ -35,7 +35,7 @@ from atoll.errors import (
     UnsupportedError,
 )
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
-from atoll.guest.listening_ports import ListeningPort
+from atoll.guest.socket_tables import ListeningPort
 from atoll.model import (
     Cause,
     ExecutionResult,

@@ -10,8 +10,8 @@ from typing import Self, Unpack
 from atoll.engines.contract import Engine
 from atoll.guest.file_watch import FileEvent, Watch
 from atoll.guest.files import FileInfo
-from atoll.guest.listening_ports import ListeningPort
 from atoll.guest.port_streams import PortStream
+from atoll.guest.socket_tables import ListeningPort
 from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats, manus_names
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.model.network_policy import NetworkRules

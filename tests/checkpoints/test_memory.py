@@ -14,7 +14,7 @@ import pytest
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import EngineError, ImageError, SandboxResourceError, SpecError, UnsupportedError
-from atoll.guest.open_connections import established
+from atoll.guest.socket_tables import established
 from atoll.model import State
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 
 from atoll import Cause
 from atoll.errors import EngineError, SandboxPausedError, UnsupportedError
-from atoll.guest import open_connections
+from atoll.guest.socket_tables import listening, sent_bytes
 from atoll.manager import PausedBy, SandboxManager
 from atoll.model import Handle, State
 from atoll.settings import Settings
@@ -305,6 +305,6 @@ async def test_a_lease_of_another_boot_ends_when_it_was_to_end(make_manager: Mak
 def test_the_tables_of_a_sandbox_are_read_as_hostile_input() -> None:
     devices = "Inter-| Receive\n face |bytes\n    lo: 9 9 0 0 0 0 0 0 77 1 0 0 0 0 0 0\n"
     devices += "  eth0: 1 1 0 0 0 0 0 0 1234 1 0 0 0 0 0 0\neth1:5\neth2: x\n" + "e" * 500 + ": " + "9 " * 16
-    assert open_connections.sent_bytes(devices) == 1234
+    assert sent_bytes(devices) == 1234
     listens = "  sl  local\n   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000\n   1: 0100007F:1F91 0:0 01\nx\n"
-    assert open_connections.listening(listens) == {8080}
+    assert listening(listens) == {8080}

@@ -105,7 +105,7 @@ async def stopped(sandbox: AsyncSandbox) -> AsyncIterator[AsyncSandbox]:
 async def test_every_call_of_a_silent_sandbox_is_answered(
     stopped: AsyncSandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("atoll.guest.answering._PATIENCE_S", (0.2, 0.5))
+    monkeypatch.setattr("atoll.guest.connection._PATIENCE_S", (0.2, 0.5))
     connection = stopped.access.guest.current_connection()
     assert connection is not None
     connection._wire.heard -= 5

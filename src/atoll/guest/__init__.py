@@ -4,8 +4,7 @@ Knows no engine: all it needs is a function that gives a connected socket to the
 is trusted.
 """
 
-from atoll.guest.connection import Connection
-from atoll.guest.dial import Connect
+from atoll.guest.connection import Connect, Connection
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo, Files, Watch
 from atoll.guest.guest import AgentStats, Guest, Hello
 from atoll.guest.port_streams import Ports, PortStream

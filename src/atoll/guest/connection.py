@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import socket
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
 
 from atoll.errors import AgentError, AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
 from atoll.event_signal import EventSignal
-from atoll.guest.answering import Diagnose, answered
 from atoll.guest.frames import (
     INSTANCE_BYTES,
     MAX_STREAMS,
@@ -34,6 +34,13 @@ from atoll.guest.frames import (
 from atoll.guest.stream import Stream, StreamHandler
 from atoll.guest.wire import Wire
 
+T = TypeVar("T")
+Connect = Callable[[], Awaitable[socket.socket]]
+"""Opens a new stream socket to the agent each time it is called."""
+Diagnose = Callable[[], Awaitable[None]]
+"""Raises the reason why a sandbox cannot answer, or returns if none is known."""
+_PATIENCE_S = (0.5, 1.5, 3.0, 5.0, 10.0, 20.0, 20.0)
+"""After each of these waits the reason is looked for. While an agent removes a large tree, it does not answer."""
 _MAX_CREDIT = 1 << 32
 _LAST_CHANNEL = 3
 _FRESH_S = 1.0
@@ -45,6 +52,36 @@ _DATA, _END, _CREDIT, _EVENT, _ERROR = map(
     int, (FrameType.DATA, FrameType.END, FrameType.CREDIT, FrameType.EVENT, FrameType.ERROR)
 )
 """Plain numbers: comparing with a member of an enum costs a lookup for every frame."""
+
+
+async def dial(connect: Connect, timeout_s: float) -> socket.socket:
+    """Open a socket to the agent. Raises AgentUnreachableError, or the error of `atoll.errors` the engine has."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await connect()
+    except OSError as error:
+        # A TimeoutError is an OSError too.
+        reason = error.strerror or str(error) or f"no connection within {timeout_s:g} s"
+        raise AgentUnreachableError(f"cannot reach the agent: {reason}") from error
+
+
+async def answered(work: Coroutine[Any, Any, T], diagnose: Diagnose) -> T:
+    """Return the result of a request to an agent that may never answer.
+
+    Raises the reason as soon as `diagnose` raises it, or AgentUnreachableError after a minute.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        for seconds in _PATIENCE_S:
+            done, _ = await asyncio.wait({task}, timeout=seconds)
+            if done:
+                return task.result()
+            await diagnose()
+        raise AgentUnreachableError(f"the sandbox did not answer within {sum(_PATIENCE_S):g} s")
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 class Connection:

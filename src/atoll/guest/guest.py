@@ -9,9 +9,7 @@ import weakref
 from dataclasses import dataclass
 
 from atoll.errors import AgentUnreachableError
-from atoll.guest.answering import Diagnose, answered
-from atoll.guest.connection import Connection
-from atoll.guest.dial import Connect, dial
+from atoll.guest.connection import Connect, Connection, Diagnose, answered, dial
 from atoll.guest.files import Files
 from atoll.guest.frames import Op, Tag
 from atoll.guest.port_streams import Ports

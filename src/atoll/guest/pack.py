@@ -12,7 +12,7 @@ import stat
 
 from atoll.guest.bulk import FILE_CHUNK, BulkConnection
 from atoll.guest.file_records import DIRECTORY, FILE, LINK, encode_record
-from atoll.guest.partial_copy import Failures
+from atoll.guest.sandbox_paths import Failures
 from atoll.walking import OpenPath
 
 CHUNK = FILE_CHUNK

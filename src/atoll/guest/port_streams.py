@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Protocol
 
 from atoll.errors import ProtocolError
 from atoll.guest.frames import EventKind, Fields, Op, Tag, encode_fields
@@ -75,6 +76,35 @@ class PortStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+_MAX_LINE = 4096
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r|\n)")
+
+
+class PortConnection(Protocol):
+    """The part of a `PortStream` that `http_status` uses."""
+
+    async def read(self, size: int, /) -> bytes: ...
+
+    async def write(self, data: bytes, /) -> None: ...
+
+
+async def http_status(connection: PortConnection, port: int, path: str) -> int | None:
+    """Send one HTTP request and read only the status line of the answer.
+
+    Return the status, or None if the answer is not HTTP. The caller limits the time.
+    """
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+    await connection.write(request.encode())
+    line = b""
+    while len(line) < _MAX_LINE and b"\n" not in line:
+        data = await connection.read(_MAX_LINE)
+        if not data:
+            break
+        line += data
+    match = _STATUS_LINE.match(line)
+    return int(match[1]) if match is not None else None
 
 
 class _PortInbox(Inbox):

@@ -17,12 +17,11 @@ from atoll import workers
 from atoll.cancellation import finish_or_stop
 from atoll.errors import ProtocolError
 from atoll.guest.bulk import BulkConnection, Refused
-from atoll.guest.dial import Connect, dial
+from atoll.guest.connection import Connect, dial
 from atoll.guest.file_records import DIRECTORY
 from atoll.guest.frames import Op, Tag, encode_fields
 from atoll.guest.pack import TreePacker
-from atoll.guest.partial_copy import Failures, PartialCopyError
-from atoll.guest.sandbox_paths import check_path
+from atoll.guest.sandbox_paths import Failures, PartialCopyError, check_path
 from atoll.guest.unpack import TreeUnpacker
 
 __all__ = ["PartialCopyError", "copy_from", "copy_to"]

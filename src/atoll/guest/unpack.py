@@ -16,7 +16,7 @@ from atoll.guest.file_records import DIRECTORY, ERROR, FILE, LINK, RECORD, FileR
 from atoll.guest.frames import MAX_PATH
 from atoll.guest.host_directories import HostDirectories
 from atoll.guest.host_file import HostFile, make_link
-from atoll.guest.partial_copy import Failures
+from atoll.guest.sandbox_paths import Failures
 
 _MAX_RECORD = RECORD.size + 2 * MAX_PATH
 

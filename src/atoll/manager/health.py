@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from atoll.engines.contract import ByteStream
 from atoll.errors import SandboxError, SandboxGoneError
-from atoll.guest import open_connections
 from atoll.guest.guest import Guest
+from atoll.guest.socket_tables import DEVICE_TABLE, TCP_TABLES, listening, read_table, sent_bytes
 from atoll.manager.context import ManagerContext
 from atoll.manager.members import Background, Member
 from atoll.model import Cause, Observation, State
@@ -94,18 +94,16 @@ class Health:
         async def figures(guest: Guest) -> Background:
             before = await engine.stats(handle)
             processes, stats = await guest.processes.list(), await guest.stats()
-            tables = [
-                await open_connections.table(guest, path) for path in open_connections.TABLES if member.record.services
-            ]
+            tables = [await read_table(guest, path) for path in TCP_TABLES if member.record.services]
             used = await engine.stats(handle)
             return Background(
                 at=self._context.clock.now(),
                 running=any(process.running for process in processes) or (used.pids or 0) > _QUIET_PIDS,
                 output_bytes=stats.output_bytes,
-                sent_bytes=open_connections.sent_bytes(await open_connections.table(guest, open_connections.DEVICES)),
+                sent_bytes=sent_bytes(await read_table(guest, DEVICE_TABLE)),
                 cpu_s=before.cpu_s or 0.0,
                 cpu_after_s=used.cpu_s or 0.0,
-                listens=frozenset(port for table in tables for port in open_connections.listening(table)),
+                listens=frozenset(port for table in tables for port in listening(table)),
             )
 
         try:

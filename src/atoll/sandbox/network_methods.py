@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from atoll.engines.contract import NetworkPolicies, PortExposing, supporting
 from atoll.errors import UnsupportedError
-from atoll.guest.listening_ports import ListeningPort, listening_ports
 from atoll.guest.port_streams import PortStream
+from atoll.guest.socket_tables import ListeningPort, listening_ports
 from atoll.model import SandboxSpec
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal

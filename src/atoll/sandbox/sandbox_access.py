@@ -22,11 +22,11 @@ from atoll.errors import (
     SandboxPausedError,
     UnsupportedError,
 )
-from atoll.guest import open_connections
 from atoll.guest.connection import Connection
 from atoll.guest.files import Files
 from atoll.guest.guest import Guest
 from atoll.guest.processes import FollowedProcess
+from atoll.guest.socket_tables import MAX_TABLE_BYTES, TCP_TABLES, established
 from atoll.model import Cause, Handle, Observation, SandboxSpec, State
 from atoll.model.network_policy import NetworkPolicy
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
@@ -146,10 +146,10 @@ class SandboxAccess:
         if self.spec.network == "none":
             return []
         found: list[str] = []
-        for path in open_connections.TABLES:
+        for path in TCP_TABLES:
             with contextlib.suppress(OSError):
-                table = await self.files().read(path, length=open_connections.MAX_TABLE_BYTES)
-                found += open_connections.established(table.decode(errors="replace"))
+                table = await self.files().read(path, length=MAX_TABLE_BYTES)
+                found += established(table.decode(errors="replace"))
         return found
 
     def files(self) -> Files:

@@ -30,7 +30,7 @@ from atoll.errors import (
     SnapshotNotFoundError,
     SpecError,
 )
-from atoll.guest.partial_copy import PartialCopyError
+from atoll.guest.sandbox_paths import PartialCopyError
 from atoll.manager import ConflictError, LimitReachedError, ManagerClosedError, StateError
 from atoll.service import (
     ForbiddenError,

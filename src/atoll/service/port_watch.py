@@ -14,9 +14,8 @@ import time
 
 from atoll import buffers
 from atoll.errors import SandboxError
-from atoll.guest import open_connections
 from atoll.guest.guest import Guest
-from atoll.guest.listening_ports import ListeningPort, listening_ports
+from atoll.guest.socket_tables import TCP_TABLES, ListeningPort, listening, listening_ports, read_table
 from atoll.manager import SandboxManager
 from atoll.token_bucket import TokenBucket
 from atoll.workers import Shares
@@ -118,8 +117,8 @@ class PortWatch:
 
 
 async def _listening(guest: Guest) -> frozenset[int]:
-    tables = [await open_connections.table(guest, path, _TABLE_BYTES) for path in open_connections.TABLES]
-    return frozenset(port for table in tables for port in open_connections.listening(table))
+    tables = [await read_table(guest, path, _TABLE_BYTES) for path in TCP_TABLES]
+    return frozenset(port for table in tables for port in listening(table))
 
 
 async def _named(guest: Guest, wanted: frozenset[int]) -> list[ListeningPort]:

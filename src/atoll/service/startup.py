@@ -16,7 +16,7 @@ from atoll import buffers
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
 from atoll.event_signal import EventSignal, happens_within
 from atoll.guest.guest import Guest
-from atoll.guest.http_status import http_status
+from atoll.guest.port_streams import http_status
 from atoll.manager import Record, SandboxManager
 from atoll.model import State
 from atoll.model.state import STATUS_OF, SandboxStatus

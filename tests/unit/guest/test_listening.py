@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.guest.listening_ports import MAX_PORTS, parse
+from atoll.guest.socket_tables import MAX_PORTS, parse
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 REST = "00000000:00000000 00:00000000 00000000  1000        0"

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from atoll.compat.openhands.values import AGENT_SERVER, VSCODE, ExposedPort, ExposedUrl
 from atoll.errors import SandboxError
-from atoll.guest.http_status import http_status
+from atoll.guest.port_streams import http_status
 from atoll.manager.managed_sandbox import ManagedSandbox
 from atoll.sandbox.port_forward import AsyncForward
 

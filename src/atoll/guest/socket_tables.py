@@ -1,4 +1,6 @@
-"""What listens inside a sandbox, and which process it is. All of it was written inside, so it is read as hostile.
+"""Sockets inside a sandbox, from the kernel's tables: what listens, in which process, and what leads to the outside.
+
+The agent reads the tables inside the sandbox, so they are parsed as hostile input.
 
 The kernel's tables name the sockets, `/proc/PID/fd` names who holds them. A process whose descriptors the agent may not
 see, because another user runs it, is reported without a pid.
@@ -13,12 +15,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.errors import SandboxResourceError
-from atoll.guest import open_connections
 from atoll.printable import printable
 
 if TYPE_CHECKING:
     from atoll.guest.guest import Guest
 
+TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+DEVICE_TABLE = "/proc/net/dev"
+MAX_TABLE_BYTES = 4 << 20
+_ESTABLISHED = re.compile(r"\s*\d+: [0-9A-F]+:[0-9A-F]{4} ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) 01 ")
+_LISTENS = re.compile(r"\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A ")
+_DEVICE = re.compile(r"\s*([^\s:]{1,64}):((?:\s*\d{1,20}){9,})\s*")
+_SENT = 8
+"""The column of the bytes that a device has sent."""
 MAX_PORTS = 1_000
 """The most listening sockets that are reported."""
 _TABLE_BYTES = 512 << 10
@@ -61,8 +70,8 @@ async def listening_ports(
 ) -> list[ListeningPort]:
     """Sorted by port. `wanted` limits the answer, and the search for processes, to these ports."""
     rows: list[_Socket] = []
-    for path in open_connections.TABLES:
-        rows += parse(await open_connections.table(guest, path, table_bytes))
+    for path in TCP_TABLES:
+        rows += parse(await read_table(guest, path, table_bytes))
     sockets = [each for each in rows if wanted is None or each.port in wanted][:MAX_PORTS]
     pids = await _holders(guest, {each.inode for each in sockets}) if sockets else {}
     names = {pid: await _name(guest, pid) for pid in set(pids.values())}
@@ -81,13 +90,13 @@ def parse(table: str) -> list[_Socket]:
     for line in table.splitlines():
         match = _ROW.match(line)
         if match is not None and len(found) < MAX_PORTS:
-            found.append(_Socket(_address(match[1]), int(match[2], 16), match[3]))
+            found.append(_Socket(str(_address(match[1])), int(match[2], 16), match[3]))
     return found
 
 
-def _address(text: str) -> str:
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     words = [int(text[start : start + 8], 16).to_bytes(4, "little") for start in range(0, len(text), 8)]
-    return str(ipaddress.ip_address(b"".join(words)))
+    return ipaddress.ip_address(b"".join(words))
 
 
 async def _holders(guest: Guest, inodes: set[str]) -> dict[str, int]:
@@ -126,3 +135,39 @@ async def _name(guest: Guest, pid: int) -> str | None:
     except OSError:
         return None
     return printable(data) or None
+
+
+async def read_table(guest: Guest, path: str, length: int = MAX_TABLE_BYTES) -> str:
+    """Return one of the tables as it is now, at most `length` bytes of it; empty if the sandbox has no such table."""
+    try:
+        return (await guest.files.read(path, length=length)).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def listening(table: str) -> set[int]:
+    """Return the TCP ports that something listens on."""
+    found = (_LISTENS.match(line) for line in table.splitlines())
+    return {int(match[1], 16) for match in found if match is not None}
+
+
+def sent_bytes(table: str) -> int:
+    """Return the number of bytes sent over all devices except the loopback."""
+    found = (_DEVICE.fullmatch(line) for line in table.splitlines())
+    return sum(int(match[2].split()[_SENT]) for match in found if match is not None and match[1] != "lo")
+
+
+def established(table: str) -> list[str]:
+    """Return the far ends, as ADDRESS:PORT, of the TCP connections that leave the sandbox."""
+    found = []
+    for line in table.splitlines():
+        match = _ESTABLISHED.match(line)
+        if match is None:
+            continue
+        address = _address(match[1])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        if not address.is_loopback:
+            shown = f"[{address}]" if address.version == 6 else str(address)
+            found.append(f"{shown}:{int(match[2], 16)}")
+    return found
