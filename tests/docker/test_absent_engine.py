@@ -16,8 +16,7 @@ import pytest
 
 from atoll import AsyncSandbox, SandboxSpec, State
 from atoll.engines import registry
-from atoll.engines.availability import Availability
-from atoll.engines.contract import EngineDescription
+from atoll.engines.contract import Availability, EngineDescription
 from atoll.engines.docker.api import endpoint
 from atoll.engines.docker.api.endpoint import Endpoint
 from atoll.engines.docker.connect import agent_volume

@@ -26,7 +26,7 @@ import asyncio, sys, time
 from pathlib import Path
 from atoll.engines.docker.api import image_pull
 from atoll.engines.docker.engine import DockerEngine
-from atoll.engines.docker.states.dead_makers import maker_label
+from atoll.engines.docker.container_maker import maker_label
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
 

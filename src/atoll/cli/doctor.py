@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from atoll.engines.availability import Availability
+from atoll.engines.contract import Availability
 from atoll.engines.diagnosis import Diagnosis, diagnose
 from atoll.engines.host.machine import Machine
 from atoll.model import EffectiveLimits

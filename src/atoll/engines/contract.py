@@ -41,6 +41,20 @@ class EngineDescription:
     """The version of the program or service that makes the sandboxes. None: it is part of Atoll, or unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether an engine can work on this machine, and what to do if it cannot."""
+
+    name: str
+    available: bool
+    reasons: tuple[str, ...] = ()
+    """Why the engine is not available. For an available engine: what its users should know."""
+    hints: tuple[str, ...] = ()
+    """What to do about the reasons, as commands where possible."""
+    version: str | None = None
+    """The version of the program that makes the sandboxes."""
+
+
 @runtime_checkable
 class Engine(Protocol):
     """Makes and destroys sandboxes, and hands over a byte stream to the agent inside. Nothing else.

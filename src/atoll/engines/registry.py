@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Protocol, cast
 
-from atoll.engines.availability import Availability
-from atoll.engines.contract import Engine
+from atoll.engines.contract import Availability, Engine
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
 from atoll.settings import Settings
 

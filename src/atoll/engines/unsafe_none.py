@@ -12,11 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import agent_binary
-from atoll.engines.availability import Availability
+from atoll.engines.contract import Availability
 from atoll.engines.host.deadline import Deadline
-from atoll.engines.host.process_ref import ProcessRef, descendants, each_process
+from atoll.engines.host.process_ref import ProcessRef, descendants, each_process, kill_all
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
-from atoll.engines.process_tree.erasure import kill_all
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 from atoll.settings import Settings

@@ -55,7 +55,7 @@ _DATA, _END, _CREDIT, _EVENT, _ERROR = map(
 
 
 async def dial(connect: Connect, timeout_s: float) -> socket.socket:
-    """Open a socket to the agent. Raises AgentUnreachableError, or the error of `atoll.errors` the engine has."""
+    """Open a socket to the agent. Raises AgentUnreachableError, or the engine's own error."""
     try:
         async with asyncio.timeout(timeout_s):
             return await connect()

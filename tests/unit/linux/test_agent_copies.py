@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux.runtimes import agent_copies
+from atoll.engines.linux.runtimes.virtual_kernel import AGENT_NOTE, choose_agent_copy, note_agent_copy
 
 OLD, OLDER = "atoll-agent-00000000000000aa-755", "atoll-agent-00000000000000bb-755"
 
@@ -47,22 +47,22 @@ def memory(tmp_path: Path) -> Path:
 
 
 def test_a_new_sandbox_runs_from_the_newest_and_its_memory_remembers_it(layout: Layout, memory: Path) -> None:
-    current = agent_copies.chosen(layout, "a", None)  # type: ignore[arg-type]
+    current = choose_agent_copy(layout, "a", None)  # type: ignore[arg-type]
     assert current == layout.agent(0o755)
-    agent_copies.note_in(layout, "a", memory)  # type: ignore[arg-type]
+    note_agent_copy(layout, "a", memory)  # type: ignore[arg-type]
     (layout.programs / "atoll-agent-00000000000000dd-755").touch()  # a later version
-    assert agent_copies.chosen(layout, "b", memory) == current  # type: ignore[arg-type]
-    agent_copies.note_in(layout, "b", memory)  # type: ignore[arg-type]
-    assert (memory / agent_copies.NOTE).read_text() == current.name
+    assert choose_agent_copy(layout, "b", memory) == current  # type: ignore[arg-type]
+    note_agent_copy(layout, "b", memory)  # type: ignore[arg-type]
+    assert (memory / AGENT_NOTE).read_text() == current.name
 
 
 @pytest.mark.parametrize(("saved", "name"), [(1_500, OLDER), (2_500, OLD)])
 def test_without_a_note_it_is_the_newest_of_that_time(layout: Layout, memory: Path, saved: int, name: str) -> None:
     os.utime(memory / "checkpoint.img", (saved, saved))
-    assert agent_copies.chosen(layout, "a", memory).name == name  # type: ignore[arg-type]
+    assert choose_agent_copy(layout, "a", memory).name == name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("note", ["../../bin/sh", "atoll-agent-00000000000000ee-755", ""])
 def test_a_note_that_names_no_copy_is_not_followed(layout: Layout, memory: Path, note: str) -> None:
-    (memory / agent_copies.NOTE).write_text(note)
-    assert agent_copies.chosen(layout, "a", memory) == layout.agent(0o755)  # type: ignore[arg-type]
+    (memory / AGENT_NOTE).write_text(note)
+    assert choose_agent_copy(layout, "a", memory) == layout.agent(0o755)  # type: ignore[arg-type]

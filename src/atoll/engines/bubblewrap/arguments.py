@@ -17,12 +17,16 @@ agent's own words goes through a descriptor (`hidden_arguments`).
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.engines.bubblewrap.base_files import HOME, UID
+from atoll.engines.host.confinement import bpf
+from atoll.engines.host.confinement.seccomp import profile
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
 
@@ -110,6 +114,15 @@ def hidden_arguments(before: Iterable[str], environment: Mapping[str, str]) -> b
     for name, value in environment.items():
         words += ["--setenv", name, value]
     return b"".join(os.fsencode(word) + b"\0" for word in words)
+
+
+@functools.cache
+def call_filter(*, refuses_set_id: bool) -> bytes:
+    """Return the filter of system calls in the format that bubblewrap takes.
+
+    With `refuses_set_id` no file can become set-uid: it could be a file of the host.
+    """
+    return bpf.assemble(profile("refused" if refuses_set_id else "allowed"), platform.machine())
 
 
 def _system(around: Surroundings) -> list[str]:

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 from atoll import agent_binary
-from atoll.engines.availability import Availability
 from atoll.engines.bubblewrap.users import FIRST
+from atoll.engines.contract import Availability
 from atoll.errors import EngineUnavailableError
 
 _INSTALL = (

@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import agent_binary
 from atoll.claims import Claims
-from atoll.engines.availability import Availability
-from atoll.engines.bubblewrap import bubblewrap_probe, call_filter, process_search
+from atoll.engines.bubblewrap import bubblewrap_probe
 from atoll.engines.bubblewrap.arguments import (
     TELLING,
     Descriptors,
     Surroundings,
     arguments,
+    call_filter,
     check_targets,
     hidden_arguments,
     is_inside,
@@ -26,9 +27,10 @@ from atoll.engines.bubblewrap.arguments import (
 from atoll.engines.bubblewrap.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
 from atoll.engines.bubblewrap.stopped_processes import StoppedProcesses
 from atoll.engines.bubblewrap.users import Users
+from atoll.engines.contract import Availability
 from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.exclusion import Exclusion
-from atoll.engines.host.process_ref import ProcessRef
+from atoll.engines.host.process_ref import ProcessRef, each_process
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
 from atoll.errors import EngineUnavailableError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State
@@ -123,7 +125,7 @@ class BubblewrapEngine(ProcessTreeEngine):
             info=_memory_file(b"", resources),
             hidden=_memory_file(b"", resources),
             hosts=_memory_file(hosts(record.spec.hostname).encode(), resources) if other_name else None,
-            filter=_memory_file(call_filter.rendered(refuses_set_id=record.spec.has_writable_volume), resources),
+            filter=_memory_file(call_filter(refuses_set_id=record.spec.has_writable_volume), resources),
         )
         links, directories = _top_level()
         around = Surroundings(home, base_files(home.parent, agent), links, directories, fds, _covered())
@@ -134,7 +136,7 @@ class BubblewrapEngine(ProcessTreeEngine):
         fresh = [str(agent), "--as", user, "--own-files", str(around.base), "--"]
         return Launch(
             argv=[*fresh, bubblewrap, *words[seen:]],
-            env={"PATH": os.defpath, "LANG": "C.UTF-8", process_search.MAKING: str(home / "work")},
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", _MAKING: str(home / "work")},
             fds=[fd for fd in (fds.info, fds.hidden, fds.hosts, fds.filter) if fd is not None],
             init=lambda monitor: _first_inside(fds.info),
             session=False,
@@ -154,7 +156,63 @@ class BubblewrapEngine(ProcessTreeEngine):
                     )
 
     def _find_processes(self, sandbox_id: str) -> set[ProcessRef]:
-        return process_search.find(self._records.home(sandbox_id) / "work")
+        return _processes_of(self._records.home(sandbox_id) / "work")
+
+
+_MAKING = "ATOLL_MAKING"
+"""An environment variable of bubblewrap itself, never of the sandbox, that names the work directory."""
+
+
+def _processes_of(work: Path) -> set[ProcessRef]:
+    """Find the processes of the sandbox with this work directory by what the kernel reports, without its record.
+
+    These are the bubblewrap that makes the sandbox, and every process with the directory among its mounts.
+    """
+    mounted = _as_mounted(work)
+    everyone = (ProcessRef.of(pid) for pid in each_process())
+    return {process for process in everyone if process and (_makes(process.pid, work) or _has(process.pid, mounted))}
+
+
+def _makes(pid: int, work: Path) -> bool:
+    """Whether the process is a bubblewrap that makes this sandbox.
+
+    Its environment says so, which other users cannot read. In earlier versions its command line did.
+    """
+    if f"{_MAKING}={work}".encode(errors="surrogateescape") in _read_file(f"/proc/{pid}/environ").split(b"\0"):
+        return True
+    words = _read_file(f"/proc/{pid}/cmdline").split(b"\0")
+    return b"--as-pid-1" in words and os.fsencode(work) in words
+
+
+def _has(pid: int, mounted: tuple[bytes, bytes] | None) -> bool:
+    if mounted is None:
+        return False
+    lines = _read_file(f"/proc/{pid}/mountinfo").splitlines()
+    return any(tuple(line.split(b" ", 4)[2:4]) == mounted for line in lines)
+
+
+def _as_mounted(path: Path) -> tuple[bytes, bytes] | None:
+    """Return the device and the path within it as a mount table shows them, where paths begin at the file system."""
+    wanted = _escaped(os.fsencode(os.path.realpath(path)))
+    best: tuple[int, bytes, bytes] | None = None
+    for line in _read_file("/proc/self/mountinfo").splitlines():
+        _, _, device, root, point, _ = line.split(b" ", 5)
+        prefix = point.rstrip(b"/")
+        # Of two mounts on one directory the later one is seen.
+        if wanted.startswith(prefix + b"/") and (best is None or len(prefix) >= best[0]):
+            best = (len(prefix), device, root.rstrip(b"/") + wanted[len(prefix) :])
+    return (best[1], best[2]) if best else None
+
+
+def _escaped(path: bytes) -> bytes:
+    return re.sub(rb"[ \t\n\\]", lambda found: b"\\%03o" % found[0][0], path)
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
 
 
 def _first_inside(info: int) -> ProcessRef | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from atoll.engines.docker import container_state
@@ -12,6 +12,7 @@ from atoll.engines.docker.api.http import Http, RefusedError
 from atoll.engines.docker.connect import agent_volume
 from atoll.engines.docker.connect.agent_streams import Streams, Target
 from atoll.engines.docker.connect.agent_volume import Agent
+from atoll.engines.host.process_ref import ProcessRef, boot_id, this_process
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
@@ -26,6 +27,26 @@ _ANSWER_S = 20.0
 _PAUSE_S = 0.002
 _LAST_REQUEST_S = 0.5
 Prepare = Callable[[str], Awaitable[None]]
+
+
+# A Docker engine completes a request although the client that sent it is gone, perhaps much later: a container appears
+# that nobody waits for. So each container names its maker, and the next process of the installation finds and removes
+# the containers whose maker is dead. A container that was ever started is a sandbox, and stays.
+MAKER = "atoll.maker"
+
+
+def maker_label() -> dict[str, str]:
+    """Return the label for every container that this process makes."""
+    me = this_process()
+    return {MAKER: f"{me.pid} {me.started} {boot_id()}"}
+
+
+def is_abandoned(entry: Mapping[str, Any]) -> bool:
+    """Whether the container, as the engine lists it, was never started, and its maker can no longer start it."""
+    words = str((entry.get("Labels") or {}).get(MAKER, "")).split()
+    if entry.get("State") != "created" or len(words) != 3 or not (words[0] + words[1]).isdecimal():
+        return False
+    return words[2] != boot_id() or not ProcessRef(int(words[0]), int(words[1])).is_alive()
 
 
 class ContainerMaker:

@@ -20,6 +20,8 @@ user namespace where the engine has one (`userns-remap`, rootless). On top of th
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import posixpath
 import re
@@ -28,11 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.docker.api import seccomp_format
-from atoll.engines.docker.api.facts import Facts, has_own_kernel, is_gvisor
+from atoll.engines.docker.api.facts import ARCHITECTURES, Facts, has_own_kernel, is_gvisor
 from atoll.engines.docker.api.image_pull import Image
 from atoll.engines.docker.connect import agent_volume
 from atoll.engines.host.confinement.masks import masked_paths
+from atoll.engines.host.confinement.seccomp import Match, Rule, profile
 from atoll.engines.host.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import EffectiveLimits, Limits, SandboxSpec, Volume
@@ -168,7 +170,7 @@ def _host_config(
         "CapAdd": list(CAPABILITIES),
         "SecurityOpt": [
             "no-new-privileges:true",
-            f"seccomp={seccomp_format.rendered(facts.architecture, refuses_set_id=spec.has_writable_volume)}",
+            f"seccomp={seccomp_option(facts.architecture, refuses_set_id=spec.has_writable_volume)}",
         ],
         "MaskedPaths": list(masked_paths(facts.processors)),
         "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *map(_mount, spec.volumes)],
@@ -223,3 +225,35 @@ def _environment(who: Identity, spec: SandboxSpec, image: Image, trusted: Path |
 
 def _is_inside(path: str, directory: str) -> bool:
     return posixpath.normpath(path) == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+@functools.cache
+def seccomp_option(architecture: str, *, refuses_set_id: bool = False) -> str:
+    """Return our seccomp profile in the format of the Docker API, which is nearly that of an OCI bundle.
+
+    `architecture` is the name that `uname -m` prints. With `refuses_set_id` no file can become set-uid: it could be a
+    file of the host.
+    """
+    chosen = profile("refused" if refuses_set_id else "allowed")
+    return json.dumps(
+        {
+            "defaultAction": "SCMP_ACT_ERRNO",
+            "defaultErrnoRet": chosen.default_error,
+            "architectures": [ARCHITECTURES[architecture]],
+            "syscalls": [_rule(rule) for rule in chosen.rules],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    found: dict[str, Any] = {"names": list(rule.names), "action": "SCMP_ACT_ALLOW"}
+    if rule.error is not None:
+        found |= {"action": "SCMP_ACT_ERRNO", "errnoRet": rule.error}
+    if rule.matches:
+        found["args"] = [_match(match) for match in rule.matches]
+    return found
+
+
+def _match(match: Match) -> dict[str, Any]:
+    return {"index": match.index, "value": match.mask, "valueTwo": match.value, "op": "SCMP_CMP_MASKED_EQ"}

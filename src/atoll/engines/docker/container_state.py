@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from atoll.engines.contract import LimitEvents
+from atoll.engines.docker.connect.agent_streams import Target
 from atoll.model import Cause, Observation, State, Stats
 
 _SIGNAL_BASE = 128
@@ -63,6 +66,49 @@ def usage(answer: dict[str, Any]) -> Stats:
         cpu_s=int(((answer.get("cpu_stats") or {}).get("cpu_usage") or {}).get("total_usage", 0)) / 1e9,
         pids=(answer.get("pids_stats") or {}).get("current"),
     )
+
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def limit_events(target: Target) -> LimitEvents | None:
+    """Return how often the container's limits were hit, by the kernel's counters of its control group on this machine.
+
+    None if its control groups cannot be seen from here, or it has ended.
+    """
+    try:
+        lines = Path(f"/proc/{target.pid}/cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    memory, pids = _group_of(lines, "memory"), _group_of(lines, "pids")
+    if memory is None or target.container_id not in str(memory):  # the process number may have been used again
+        return None
+    for name in ("memory.events", "memory.oom_control"):  # version 2, version 1
+        if (kills := _counter(memory / name, "oom_kill")) is not None:
+            refused = _counter(pids / "pids.events", "max") if pids is not None else None
+            return LimitEvents(oom_kills=kills, pids_refused=refused or 0)
+    return None
+
+
+def _group_of(lines: list[str], controller: str) -> Path | None:
+    """Return the controller's directory from lines of `NUMBER:CONTROLLERS:PATH`; version 2 names no controllers."""
+    unified = None
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return _GROUPS / controller / path.lstrip("/")
+        if not names:
+            unified = _GROUPS / path.lstrip("/")
+    return unified
+
+
+def _counter(path: Path, name: str) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    pairs = (line.split() for line in lines)
+    return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name), None)
 
 
 def _moment(text: object) -> float:

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from atoll import agent_binary
-from atoll.engines.availability import Availability
+from atoll.engines.contract import Availability
 from atoll.engines.docker.api import endpoint, facts
 from atoll.engines.docker.api.http import QUICK_S, Http, RefusedError
 from atoll.errors import EngineUnavailableError

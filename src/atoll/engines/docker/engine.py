@@ -18,16 +18,16 @@ from pydantic import ValidationError
 
 from atoll import workers
 from atoll.cancellation import finish
-from atoll.engines.availability import Availability
-from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
-from atoll.engines.docker import container_plan, container_state, docker_probe, limit_counters
+from atoll.engines.contract import Availability, ByteStream, EngineDescription, LimitEvents, OnImageProgress
+from atoll.engines.docker import container_plan, container_state, docker_probe
 from atoll.engines.docker.api import disk_limit, endpoint, facts, image_pull
 from atoll.engines.docker.api.http import RefusedError
 from atoll.engines.docker.connect import agent_volume
 from atoll.engines.docker.connect.agent_streams import NotVisibleError, Target
+from atoll.engines.docker.container_maker import maker_label
 from atoll.engines.docker.container_plan import Identity
+from atoll.engines.docker.container_state import limit_events
 from atoll.engines.docker.states import commits
-from atoll.engines.docker.states.dead_makers import maker_label
 from atoll.engines.docker.states.docker_snapshots import DockerSnapshots, snapshot_of
 from atoll.engines.docker.states.docker_states import NEXT, ORIGIN
 from atoll.engines.enforcement import limit_details, refuse_unsupported
@@ -271,7 +271,7 @@ class DockerEngine(DockerSnapshots):
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         """From the kernel, or from what the engine remembers where its containers cannot be seen from here."""
         noted = Target.noted(handle.details)
-        if noted is not None and self._streams.reaches(noted) and (seen := limit_counters.read(noted)) is not None:
+        if noted is not None and self._streams.reaches(noted) and (seen := limit_events(noted)) is not None:
             return seen
         if handle.spec.limits.memory_bytes is None:
             return LimitEvents()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +178,15 @@ def each_process() -> Iterator[int]:
 async def kill(processes: Iterable[ProcessRef], deadline: Deadline) -> bool:
     """SIGKILL them all and wait until they are gone. False: some were not, in time."""
     return await _end(processes, deadline, signal.SIGKILL)
+
+
+async def kill_all(find: Callable[[], set[ProcessRef]], deadline: Deadline) -> bool:
+    """Kill what `find` returns until it finds nothing more: a later look finds what was just being forked. False: some
+    were not gone in time."""
+    while found := {process for process in find() if process.is_alive()}:
+        if not await kill(found, deadline):
+            return False
+    return True
 
 
 async def wait(processes: Iterable[ProcessRef], deadline: Deadline) -> bool:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from atoll.archive import strict_json
 from atoll.cancellation import finish
 from atoll.engines.host.line_diff import unified_diff
-from atoll.errors import SpecError
+from atoll.errors import ImageError, SpecError
 from atoll.model import Handle, SandboxSpec
 from atoll.model.checkpoint import Omitted
 from atoll.workers import Cancellation
@@ -148,3 +153,37 @@ async def all_or_none(
             each.cancel()
         await finish(undo())
         raise
+
+
+# A snapshot in a file is a line of JSON, the content, and the SHA-256 of both as 64 hex digits and a line end.
+# The digest detects damage, not malice: the author of the file made the digest too.
+_TRAILER_BYTES = 65
+_DIGEST_BLOCK = 1 << 20
+
+
+def read_snapshot_header(content: IO[bytes], kind: str, most_bytes: int) -> tuple[dict[str, Any], int, int] | None:
+    """Return the header, and where the content begins and ends. None: the file is not of this kind."""
+    end = os.fstat(content.fileno()).st_size - _TRAILER_BYTES
+    head = content.readline(most_bytes)
+    try:
+        header: Any = strict_json.loads(head) if head.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != kind or end < len(head):
+        return None
+    return header, len(head), end
+
+
+def check_snapshot_version(file: Path, header: dict[str, Any], *known: int) -> None:
+    if header.get("version") not in known:
+        raise ImageError(f"'{file}' is of another version", hint="Export it with the version that is used here.")
+
+
+def check_snapshot_digest(content: IO[bytes], file: Path, end: int) -> None:
+    content.seek(0)
+    digest, left = hashlib.sha256(), end
+    while left and (block := content.read(min(left, _DIGEST_BLOCK))):
+        digest.update(block)
+        left -= len(block)
+    if digest.hexdigest() != content.read(_TRAILER_BYTES).removesuffix(b"\n").decode(errors="replace"):
+        raise ImageError(f"'{file}' is damaged: its content is not what its digest says", hint="Copy it again.")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from atoll import workers
-from atoll.engines.availability import Availability
+from atoll.engines.contract import Availability
 from atoll.engines.host import process_ref
 from atoll.engines.host.cgroups.groups import Hierarchy, delegated
 from atoll.engines.linux.engine import LinuxEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from atoll.engines.availability import Availability
+from atoll.engines.contract import Availability
 from atoll.engines.host.cgroups.groups import Hierarchy
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.layout import SandboxLayout

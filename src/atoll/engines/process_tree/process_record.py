@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -9,24 +10,26 @@ from atoll.engines.enforcement import limit_details
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.host.sandbox_record import RECORD_FILE, RecordDirectory, SandboxRecord, is_sandbox_id
 from atoll.model import EffectiveLimits
+from atoll.removal import remove_tree
 
 
 class Record(SandboxRecord):
     engine: str
     installation: str
     left_out: tuple[str, ...] | None = None
-    """The names of defaults that could not be enforced. None: it was made before there were any."""
+    """The names of defaults that could not be enforced. None: the sandbox was made before there were any."""
     uid: int | None = None
-    """The user of its own that the sandbox has on this machine."""
+    """The user id on this machine that belongs to this sandbox alone."""
     monitor: ProcessRef | None = None
-    """The process that we started."""
+    """The process that Atoll started."""
 
     def limit_details(self) -> dict[str, str]:
-        """As its handle carries them."""
+        """Return the default limits as the details of a handle carry them."""
         return {} if self.left_out is None else limit_details(EffectiveLimits(self.defaults, self.left_out))
 
     def processes(self) -> set[ProcessRef]:
-        """Those that may be running: the first one inside, with which all others inside end, and the one outside."""
+        """Return the processes that may be running: the first one inside, with which all others inside end, and the one
+        outside."""
         if not self.is_of_this_boot():
             return set()
         return {process for process in (self.init, self.monitor) if process is not None}
@@ -50,8 +53,26 @@ class Records(RecordDirectory):
         except FileNotFoundError:
             return []
 
+    def remove(self, sandbox_id: str) -> None:
+        """Remove the sandbox's directory. Several callers may try at once, in other processes too. Raises OSError."""
+        home = self.home(sandbox_id)
+        try:
+            fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # The lock's last holder may have removed the directory, and a new sandbox may have one of the same name.
+            if not home.exists() or not os.path.samestat(os.fstat(fd), os.stat(home)):
+                return
+            for path in self.parts(sandbox_id):
+                remove_tree(path)
+            os.rmdir(home)
+        finally:
+            os.close(fd)
+
     def parts(self, sandbox_id: str) -> list[Path]:
-        """What has to be removed, the record last: until then the sandbox is still found."""
+        """Return what has to be removed, the record last: until then the sandbox is still found."""
         try:
             paths = [self.home(sandbox_id) / name for name in os.listdir(self.home(sandbox_id))]
         except FileNotFoundError:

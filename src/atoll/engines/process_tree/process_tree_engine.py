@@ -17,7 +17,6 @@ from atoll.engines.enforcement import enforceable_defaults, refuse_unsupported
 from atoll.engines.host import agent_socket, process_ref
 from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
-from atoll.engines.process_tree import erasure
 from atoll.engines.process_tree.launch import Launch, start
 from atoll.engines.process_tree.process_observation import observe
 from atoll.engines.process_tree.process_record import Record, Records
@@ -213,7 +212,7 @@ class ProcessTreeEngine(ABC):
         process_ref.forget([process.pid for process in known] if record else process_ref.ended_children())
         for last_try in (False, False, False, True):
             try:
-                await workers.run(workers.ENGINE, erasure.remove_home, self._records, sandbox_id)
+                await workers.run(workers.ENGINE, self._records.remove, sandbox_id)
                 break
             except FileNotFoundError:
                 break  # another delete was faster
@@ -237,7 +236,7 @@ class ProcessTreeEngine(ABC):
         if record is not None and record.init is not None:
             return True
         # It was never complete, so some of its processes may be unknown.
-        return await erasure.kill_all(lambda: self._find_processes(sandbox_id), deadline)
+        return await process_ref.kill_all(lambda: self._find_processes(sandbox_id), deadline)
 
     def _handle(self, record: Record) -> Handle:
         details = {**({"uid": str(record.uid)} if record.uid is not None else {}), **record.limit_details()}

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from atoll.cancellation import finish
-from atoll.engines.availability import Availability
-from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
+from atoll.engines.contract import Availability, ByteStream, EngineDescription, LimitEvents
 from atoll.engines.remote.remote_events import RemoteEvents
 from atoll.engines.remote.remote_states import MARK, RemoteStates, handle_of, labels_of
 from atoll.engines.remote.rest_client import Server

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import IO, Any
 from weakref import WeakKeyDictionary
 
 import httpx
 
-from atoll import durable, workers
-from atoll.engines.remote.server_errors import error_of
-from atoll.errors import EngineError, EngineUnavailableError, SandboxTimeoutError
+from atoll import durable, errors, workers
+from atoll.errors import (
+    EngineError,
+    EngineUnavailableError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxTimeoutError,
+    SetupError,
+    SpecError,
+)
 
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
@@ -26,6 +34,50 @@ never did is perhaps not there at all, which somebody wants to know soon."""
 _TRY_AGAIN = frozenset({502, 503, 504})
 _MAX_BYTES = 64 << 20
 _PIECE = 1 << 20
+
+
+def _kinds(kind: type[SandboxError]) -> Iterator[type[SandboxError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from _kinds(child)
+
+
+_BY_CODE = {kind.code: kind for kind in _kinds(SandboxError)}
+"""The errors of `atoll.errors` by code. A server can choose from this list only."""
+_LONGEST = 2000
+_MAX_OUTPUT = 64 << 10
+
+
+def error_of(status: int, body: bytes) -> SandboxError:
+    """Return the error that an engine on this machine would raise for what the server answers.
+
+    An answer that is not understood becomes an EngineError that shows it.
+    """
+    told = _problem(body)
+    code, reason = str(told.get("code", "")), str(told.get("detail", ""))[:_LONGEST]
+    hint = str(told["hint"])[:_LONGEST] if isinstance(told.get("hint"), str) else None
+    if status == 401:
+        hint = "Set ATOLL_API_KEY to a key that is good: an administrator makes one by 'atoll key create'."
+        return EngineUnavailableError(f"the server refused the credential: {reason}", hint=hint)
+    kind = _BY_CODE.get(code)
+    if kind is SandboxGoneError:
+        return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
+    if kind is SetupError:
+        return SetupError(reason, hint=hint, output=str(told.get("output") or "")[:_MAX_OUTPUT])
+    if kind is not None:
+        return kind(reason, hint=hint)
+    if status == 422:
+        return SpecError(reason, hint=hint)
+    return EngineError(reason or f"the server answered {status}", hint=hint)
+
+
+def _problem(body: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(body)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:

@@ -9,7 +9,7 @@ import socket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from atoll.engines.remote.server_errors import error_of
+from atoll.engines.remote.rest_client import error_of
 from atoll.errors import AgentUnreachableError
 from atoll.two_way_copy import SocketEnd, copy_until_one_ends
 

@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.engines.docker.api import seccomp_format
 from atoll.engines.docker.api.disk_limit import Storage, storage_of
 from atoll.engines.docker.api.http import Http, RefusedError
 from atoll.engines.enforcement import enforceable_defaults
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, EffectiveLimits, Limits, SandboxSpec
 
+ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+"""The architectures that the agent is made for, with their names in seccomp profiles."""
 _FRESH_S = 30.0
 _ALWAYS = frozenset(
     {
@@ -105,7 +106,7 @@ class Facts:
 
     def require_usable(self) -> None:
         """Raise EngineUnavailableError if no sandbox can work there."""
-        if self.architecture not in seccomp_format.ARCHITECTURES or self.architecture != platform.machine():
+        if self.architecture not in ARCHITECTURES or self.architecture != platform.machine():
             raise EngineUnavailableError(
                 f"the Docker engine runs on {self.architecture}, but our agent is made for {platform.machine()}",
                 hint="Use an engine on the same kind of machine.",

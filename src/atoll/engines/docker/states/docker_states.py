@@ -24,12 +24,11 @@ from atoll import workers
 from atoll.cancellation import finish
 from atoll.engines.docker.api.http import RefusedError
 from atoll.engines.docker.api.image_pull import Image
-from atoll.engines.docker.container_maker import Prepare
+from atoll.engines.docker.container_maker import Prepare, is_abandoned, maker_label
 from atoll.engines.docker.container_plan import GIVEN, INSTALLATION, LEFT_OUT, SANDBOX, Identity
 from atoll.engines.docker.parts import DockerParts
 from atoll.engines.docker.states import fresh_identity, image_archive, tree_difference
 from atoll.engines.docker.states.commits import SavedState
-from atoll.engines.docker.states.dead_makers import is_abandoned, maker_label
 from atoll.engines.host import exclusion
 from atoll.engines.host.saved_states import all_or_none, checked_name, fork_specs
 from atoll.errors import (

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from atoll import durable, workers
 from atoll.engines.docker.states.commits import SavedState
-from atoll.engines.host import snapshot_envelope
+from atoll.engines.host.saved_states import check_snapshot_digest, check_snapshot_version, read_snapshot_header
 from atoll.errors import EngineError, ImageError
 
 _FORMAT, _VERSION = "atoll-docker-snapshot", 1
@@ -118,14 +118,14 @@ def _plain(file: Path, incoming: ImageArchive) -> Iterator[bytes]:
 
 
 def _understood(content: IO[bytes], file: Path) -> ImageArchive:
-    found = snapshot_envelope.read_header(content, _FORMAT, _MAX_HEADER_BYTES)
+    found = read_snapshot_header(content, _FORMAT, _MAX_HEADER_BYTES)
     if found is None:
         raise ImageError(
             f"'{file}' is no snapshot of a Docker engine", hint="Snapshots of other engines stay with these."
         )
     header, start, end = found
-    snapshot_envelope.check_version(file, header, _VERSION)
-    snapshot_envelope.check_digest(content, file, end)
+    check_snapshot_version(file, header, _VERSION)
+    check_snapshot_digest(content, file, end)
     try:
         return ImageArchive(SavedState.model_validate(header.get("saved")), start, end)
     except ValidationError as error:

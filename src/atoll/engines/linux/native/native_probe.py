@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll import agent_binary
-from atoll.engines.availability import Availability
-from atoll.engines.contract import Engine
+from atoll.engines.contract import Availability, Engine
 from atoll.engines.host import process_ref
 from atoll.engines.linux.native import launcher_process
 from atoll.engines.linux.plan.id_ranges import FIRST

@@ -9,6 +9,7 @@ a program.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +25,7 @@ from atoll.engines.linux.launcher import MemorySaving, Progress
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.plan.sandbox_plan import Plan, for_virtual_kernel
 from atoll.engines.linux.record import Record
-from atoll.engines.linux.runtimes import agent_copies, oci_bundle, oci_runtimes
+from atoll.engines.linux.runtimes import oci_bundle, oci_runtimes
 from atoll.engines.linux.runtimes.agent_bridges import AgentBridges
 from atoll.engines.linux.runtimes.runtime_call import (
     AGENT,
@@ -104,7 +105,7 @@ class VirtualKernelLauncher:
         group = self._call.make_groups(record, virtual=gvisor)
         reach = ("--stdio", "--listen-path", AGENT_SOCKET, *(("--gvisor",) if gvisor else ()))
         plan = self._call.plan(record, image, (AGENT, *reach, "--work-dir", record.spec.work_dir), network)
-        plan = for_virtual_kernel(plan, agent_copies.chosen(self._layout, record.sandbox_id, memory), AGENT)
+        plan = for_virtual_kernel(plan, choose_agent_copy(self._layout, record.sandbox_id, memory), AGENT)
         group.limit(plan.cgroup)  # runsc takes a group that is there as it is
         self._call.write_bundle(plan, oci_bundle.virtual_config)
         return plan
@@ -150,7 +151,61 @@ class VirtualKernelLauncher:
 
     async def dump(self, sandbox_id: str, target: Path, deadline: Deadline) -> None:
         await self._call.ask(sandbox_id, *_DUMP, "--image-path", str(target), deadline=deadline)
-        agent_copies.note_in(self._layout, sandbox_id, target)
+        note_agent_copy(self._layout, sandbox_id, target)
 
     def _note(self, sandbox_id: str) -> Path:
         return self._layout.run(sandbox_id) / _NOTE
+
+
+# --- the copy of the agent that such a sandbox runs from --------------------------------------------------------------
+#
+# Saved memory refers to the agent's file, and processes can only continue over the same bytes. So the name of the copy
+# is noted where the sandbox runs, and the note moves into the directory of its memory. The same copy is used again when
+# that memory is restored, whatever agent this version of Atoll has.
+#
+#     <run>/agent        the name of the copy below `programs`, while the sandbox runs
+#     <memory>/agent     the same, for memory on the disk
+#
+# Sandboxes and memory from before there were notes belong to the copy that was the newest at that time.
+
+AGENT_NOTE = "agent"
+_AGENT_MODE = 0o755
+_AGENT_COPY = re.compile(r"atoll-agent-[0-9a-f]{16}-755")
+_BUNDLE, _IMAGE = "config.json", "checkpoint.img"
+"""Files that are as old as the start of a sandbox, and as old as its memory."""
+
+
+def choose_agent_copy(layout: SandboxLayout, sandbox_id: str, memory: Path | None) -> Path:
+    """Choose and note the copy for a sandbox that is about to start. `memory`: the directory of its saved memory."""
+    path = _noted(layout, memory / AGENT_NOTE, memory / _IMAGE) if memory is not None else None
+    path = path or layout.agent(_AGENT_MODE)
+    (layout.run(sandbox_id) / AGENT_NOTE).write_text(path.name)
+    return path
+
+
+def note_agent_copy(layout: SandboxLayout, sandbox_id: str, memory: Path) -> None:
+    """Note the copy beside the memory of a running sandbox, which has just been written to this directory."""
+    run = layout.run(sandbox_id)
+    path = _noted(layout, run / AGENT_NOTE, run / _BUNDLE)
+    if path is not None:
+        (memory / AGENT_NOTE).write_text(path.name)
+
+
+def _noted(layout: SandboxLayout, note: Path, dated: Path) -> Path | None:
+    try:
+        name = note.read_text()
+    except OSError:
+        return _newest_before(layout, dated)
+    path = layout.programs / name
+    return path if _AGENT_COPY.fullmatch(name) and path.exists() else None
+
+
+def _newest_before(layout: SandboxLayout, dated: Path) -> Path | None:
+    try:
+        moment = dated.stat().st_mtime_ns
+        copies = {
+            path: path.stat().st_mtime_ns for path in layout.programs.iterdir() if _AGENT_COPY.fullmatch(path.name)
+        }
+    except OSError:
+        return None
+    return max((path for path, made in copies.items() if made <= moment), key=copies.__getitem__, default=None)

@@ -33,7 +33,7 @@ from atoll.archive.decompress import plain
 from atoll.archive.extract import extract
 from atoll.archive.root import Root
 from atoll.archive.work import Work
-from atoll.engines.host import snapshot_envelope
+from atoll.engines.host.saved_states import check_snapshot_digest, check_snapshot_version, read_snapshot_header
 from atoll.engines.linux.record import Base
 from atoll.engines.linux.states import overlay_diff
 from atoll.engines.linux.states.saved_state import SavedState
@@ -233,12 +233,12 @@ def opened(file: Path, most_bytes: int | None = None) -> Iterator[SnapshotFile]:
 
 
 def _understood(content: IO[bytes], file: Path, budget: Budget) -> SnapshotFile:
-    found = snapshot_envelope.read_header(content, _FORMAT, _MAX_HEADER_BYTES)
+    found = read_snapshot_header(content, _FORMAT, _MAX_HEADER_BYTES)
     if found is None:
         raise ImageError(f"'{file}' is no snapshot", hint="'atoll snapshot export' makes one.")
     header, start, end = found
-    snapshot_envelope.check_version(file, header, _VERSION, _WITH_MEMORY)
-    snapshot_envelope.check_digest(content, file, end)
+    check_snapshot_version(file, header, _VERSION, _WITH_MEMORY)
+    check_snapshot_digest(content, file, end)
     try:
         removed, opaque = (tuple(str(path) for path in header[name]) for name in ("removed", "opaque"))
         base = Base.model_validate(header["base"])
