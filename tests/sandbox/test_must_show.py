@@ -13,7 +13,7 @@ import pytest
 from atoll import AsyncSandbox, Cause
 from atoll.conformance import host
 from atoll.conformance.bench import new_mark
-from atoll.conformance.findings import until
+from atoll.conformance.check import until
 from atoll.conformance.inside import running
 from atoll.conformance.process_trees import evil_tree
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll import Sandbox
-from atoll.cli import spec_file
+from atoll.cli.options import read_spec_file
 from atoll.cli.target import called
 from atoll.engines.unsafe_none import UnsafeEngine
 from atoll.errors import ConflictError, SandboxNotFoundError, SpecError
@@ -222,10 +222,10 @@ def test_the_command_line_finds_a_sandbox_by_id_name_or_task() -> None:
 def test_a_file_that_describes_no_sandbox_is_refused(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(SpecError) as refused:
-        spec_file.read(tmp_path / name)
+        read_spec_file(tmp_path / name)
     assert said in refused.value.reason
 
 
 def test_a_file_describes_a_sandbox(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(EXAMPLE))
-    assert SandboxSpec.of(**spec_file.read(tmp_path / "a.json")) == SandboxSpec.of(**EXAMPLE)
+    assert SandboxSpec.of(**read_spec_file(tmp_path / "a.json")) == SandboxSpec.of(**EXAMPLE)

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from atoll.cli.human_units import age, size
-from atoll.cli.target import on_sandbox, plain_table
+from atoll.cli.target import age, on_sandbox, plain_table, size
 from atoll.model.checkpoint import Checkpoint
 from atoll.sandbox.sandbox import AsyncSandbox
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from atoll.cli import human_units
+from atoll.cli.target import size
 from atoll.images import Image, Images, ProgressCallback, Recipe
 from atoll.images import Progress as Step
 from atoll.settings import Settings
@@ -37,7 +37,7 @@ def list_images() -> None:
     table.add_row("host", "", "", "this machine's own /usr")
     stored = asyncio.run(images.ls())
     for image in stored:
-        table.add_row(image.reference, image.digest[:19], human_units.size(image.size_bytes), image.kind)
+        table.add_row(image.reference, image.digest[:19], size(image.size_bytes), image.kind)
     built = {image.reference for image in stored}
     for name, recipe in images.recipes.all().items():
         if name not in built and f"recipe:{name}" not in built:
@@ -85,7 +85,7 @@ def rm(reference: Reference) -> None:
     images = _images()
     asyncio.run(images.remove(reference))
     freed = asyncio.run(images.gc())
-    print(f"removed {reference}, {human_units.size(freed.size_bytes)} freed")
+    print(f"removed {reference}, {size(freed.size_bytes)} freed")
 
 
 @app.command()
@@ -110,7 +110,7 @@ def _make(title: str, work: Callable[[ProgressCallback], Awaitable[Image]]) -> N
             return await work(lambda step: _advance(bars, bar, title, step))
 
         image = asyncio.run(run())
-    print(f"{image.reference}  {image.digest}  {human_units.size(image.size_bytes)}")
+    print(f"{image.reference}  {image.digest}  {size(image.size_bytes)}")
 
 
 def _advance(bars: Progress, bar: TaskID, title: str, step: Step) -> None:

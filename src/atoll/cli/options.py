@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,9 +13,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from atoll.cli import spec_file
 from atoll.cli.network import read_policy
 from atoll.errors import SpecError
+from atoll.model import SandboxSpec
 from atoll.sandbox.sandbox import AsyncSandbox
 
 EngineOption = Annotated[
@@ -64,6 +66,33 @@ NetworkOption = Annotated[
         "--network", help="What the sandbox may reach: none, all, domains separated by commas, or a policy in JSON."
     ),
 ]
+
+
+_MAX_SPEC_BYTES = 1 << 20
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="A JSON or TOML file that describes the sandbox.", metavar="FILE"),
+]
+
+
+def read_spec_file(path: Path) -> dict[str, Any]:
+    """Read the description of a sandbox from JSON or TOML, with our names or those of the Manus example.
+
+    Raises SpecError for a description that is found invalid without an engine.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_SPEC_BYTES + 1)
+        if len(text) > _MAX_SPEC_BYTES:
+            raise SpecError(f"'{path}' is larger than {_MAX_SPEC_BYTES:,} bytes")
+        found = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, SpecError):
+            raise
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise SpecError(f"'{path}' is not {kind}: {error}", hint="Name it *.json or *.toml by what it is.") from None
+    SandboxSpec.described(found)
+    return dict(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +149,7 @@ def make_sandbox(
 ) -> AsyncSandbox:
     full = wanted if isinstance(wanted, FullSandboxOptions) else FullSandboxOptions()
     return AsyncSandbox(
-        None if file is None else spec_file.read(file),
+        None if file is None else read_spec_file(file),
         engine=wanted.engine,
         image=wanted.image if file is None or wanted.image != "host" else None,
         memory=wanted.memory,

@@ -14,13 +14,12 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import human_units
-from atoll.cli.options import FullSandboxOptions, TaskOption, make_sandbox, with_sandbox_options
+from atoll.cli.options import FileOption, FullSandboxOptions, TaskOption, make_sandbox, with_sandbox_options
 from atoll.cli.ports import PortOption, named_ports
-from atoll.cli.spec_file import FileOption
 from atoll.cli.target import (
     JsonOption,
     SandboxArgument,
+    age,
     attach,
     called,
     on_sandbox,
@@ -170,9 +169,9 @@ async def _list_server() -> list[dict[str, object]]:
         answer = await server.call("GET", "/sandboxes/search", params=query)
         for info in answer["items"]:
             state = f"{info['state']} ({info['cause']})" if info["cause"] else info["state"]
-            age = human_units.age(datetime.fromisoformat(info["created_at"]).timestamp())
+            since = datetime.fromisoformat(info["created_at"]).timestamp()
             rows.append(
-                {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state, "age": age}
+                {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state, "age": age(since)}
             )
         page = answer["next_page_id"]
         if page is None:
@@ -185,9 +184,8 @@ async def _list() -> list[dict[str, object]]:
     for engine, handle in await _everything():
         seen = await engine.inspect(handle)
         state = f"{seen.state} ({seen.cause})" if seen.cause else str(seen.state)
-        age = human_units.age(handle.created_at)
-        image = handle.spec.image
-        rows.append({"id": handle.sandbox_id, "engine": engine.name, "image": image, "state": state, "age": age})
+        made, image = age(handle.created_at), handle.spec.image
+        rows.append({"id": handle.sandbox_id, "engine": engine.name, "image": image, "state": state, "age": made})
     return rows
 
 

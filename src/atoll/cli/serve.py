@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from atoll.cli.target import JsonOption, print_json, show
-from atoll.errors import EngineUnavailableError
+from atoll.errors import EngineUnavailableError, SandboxError
 
 
 def serve(
@@ -19,11 +20,10 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="A TOML file; see `atoll config`.")] = None,
 ) -> None:
     """Serve sandboxes over HTTP until SIGTERM. State is kept in ATOLL_STATE_DIR."""
-    from atoll.server.connections.listening_socket import listen
     from atoll.server.settings import ServerSettings
 
     settings = ServerSettings.load(file=config, host=host, port=port, engine=engine)
-    with listen(settings.host, settings.port) as sock:
+    with _listen(settings.host, settings.port) as sock:
         try:
             from atoll.server.serve import serve as run
         except ImportError as error:
@@ -64,3 +64,23 @@ def _ready(url: str, first_key: str | None) -> None:
         f"To use it:\n\n    export ATOLL_URL={url} ATOLL_API_KEY={first_key}\n",
         flush=True,
     )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen before anything else is loaded: clients that connect meanwhile wait. Raises SandboxError if the address is
+    taken."""
+    from atoll.server.connections.vanished_clients import probe_idle
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe_idle(sock)
+    try:
+        sock.bind((host, port))
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise SandboxError(
+            f"cannot listen on {host}:{port}: {error.strerror}", hint="Choose another with --port."
+        ) from error
+    return sock

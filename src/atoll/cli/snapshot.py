@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 
 from atoll.cli.checkpoints import MemoryOption, SandboxArgument
-from atoll.cli.human_units import age, size
-from atoll.cli.target import attached, plain_table, server_url, the_server
+from atoll.cli.target import age, attached, plain_table, server_url, size, the_server
 from atoll.engines import registry
 from atoll.engines.contract import Checkpointing, Engine, supporting
 from atoll.errors import UnsupportedError

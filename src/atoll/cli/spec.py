@@ -9,9 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from atoll.cli import spec_file
-from atoll.cli.options import SetupOption
-from atoll.cli.spec_file import FileOption
+from atoll.cli.options import FileOption, SetupOption, read_spec_file
 from atoll.cli.target import JsonOption, ask_server, show, the_server
 from atoll.errors import ImageError, SpecError
 
@@ -42,7 +40,7 @@ def create_spec(
     given = {name: value for name, value in flags.items() if value is not None}
     if file is not None and given:
         raise SpecError(f"give either a file or {', '.join(given)}, not both")
-    body = {"id": id, "settings": given if file is None else spec_file.read(file), "shared": shared}
+    body = {"id": id, "settings": given if file is None else read_spec_file(file), "shared": shared}
     print(ask_server("POST", "/sandbox-specs", safe=False, json=body)["id"])
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, TypeVar
@@ -136,6 +137,23 @@ def plain_table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, header_style="bold")
     return table
+
+
+def size(count: int) -> str:
+    """Return a number of bytes as people read it."""
+    for unit_bytes, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit_bytes:
+            return f"{count / unit_bytes:.1f} {unit}"
+    return f"{count} B"
+
+
+def age(since: float) -> str:
+    """Return the age of something made at that time, as people read it."""
+    seconds = time.time() - since
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def print_json(value: object) -> None:

@@ -6,8 +6,7 @@ import asyncio
 
 from atoll.conformance import host
 from atoll.conformance.bench import Bench
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, until
+from atoll.conformance.check import check, must, must_equal, until
 from atoll.model import State
 from atoll.sandbox.sandbox import AsyncSandbox
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, refusal, until
+from atoll.conformance.check import check, must, must_equal, refusal, until
 from atoll.conformance.inside import WAIT_FOR_GO, running, until_running
 from atoll.model import Cause
 from atoll.sandbox.command import AsyncCommand, Output

@@ -9,8 +9,7 @@ from typing import Any
 
 from atoll.conformance import host
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, refusal
+from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.engines.contract import Pausable
 from atoll.errors import SandboxGoneError, SandboxPausedError, SandboxResourceError, SpecError, UnsupportedError
 from atoll.model import Capability, Cause, State

@@ -8,9 +8,8 @@ import stat
 from pathlib import Path
 
 from atoll.conformance.bench import Bench
-from atoll.conformance.check import check
+from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.conformance.files import ODD_NAMES
-from atoll.conformance.findings import must, must_equal, refusal
 
 Seen = dict[str, tuple[str, int, str | bytes | None]]
 

@@ -6,8 +6,7 @@ import asyncio
 import os
 
 from atoll.conformance.bench import Bench
-from atoll.conformance.check import check
-from atoll.conformance.findings import SkippedError, must, must_equal, refusal, until
+from atoll.conformance.check import SkippedError, check, must, must_equal, refusal, until
 
 ODD_NAMES = (
     "with space",

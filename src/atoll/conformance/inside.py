@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.conformance.findings import until
+from atoll.conformance.check import until
 from atoll.sandbox.sandbox import AsyncSandbox
 
 # Everything in one process, with a line between: `cat` would not tell where one ends.

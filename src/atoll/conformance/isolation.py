@@ -10,8 +10,7 @@ import socket
 from collections.abc import Iterator
 
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, refusal
+from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.conformance.inside import running
 from atoll.model import Capability
 

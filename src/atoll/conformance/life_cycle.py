@@ -9,8 +9,7 @@ import time
 
 from atoll.conformance import host
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import SkippedError, must, must_equal, refusal, until
+from atoll.conformance.check import SkippedError, check, must, must_equal, refusal, until
 from atoll.conformance.inside import until_running
 from atoll.errors import ImageError, SandboxError, SandboxGoneError, SandboxNotFoundError, SpecError
 from atoll.model import Capability, Cause, State

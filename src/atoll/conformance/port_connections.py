@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from atoll.conformance.bench import Bench
-from atoll.conformance.check import check
-from atoll.conformance.findings import SkippedError, must, must_equal, refusal
+from atoll.conformance.check import SkippedError, check, must, must_equal, refusal
 from atoll.guest.port_streams import PortStream
 from atoll.sandbox.sandbox import AsyncSandbox
 

@@ -6,8 +6,7 @@ import asyncio
 
 from atoll.conformance import host
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, until
+from atoll.conformance.check import check, must, must_equal, until
 from atoll.conformance.inside import running, until_gone, until_running, zombies
 from atoll.model import Capability, Cause
 from atoll.sandbox.sandbox import AsyncSandbox

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from atoll.conformance.bench import Bench
-from atoll.conformance.check import CHECKS, Check
-from atoll.conformance.findings import SkippedError
+from atoll.conformance.check import CHECKS, Check, SkippedError
 
 _QUICK_S = 60.0
 _SLOW_S = 600.0

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, refusal
+from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.conformance.inside import until_running
 from atoll.engines.contract import Checkpointing
 from atoll.errors import CheckpointNotFoundError, ConflictError, ImageError, UnsupportedError

@@ -7,8 +7,7 @@ import asyncio
 
 from atoll.conformance import host
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, refusal
+from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.conformance.inside import until_gone, until_running
 from atoll.errors import SandboxError, SandboxTimeoutError
 from atoll.model import Cause

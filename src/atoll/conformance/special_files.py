@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll.conformance.bench import Bench
-from atoll.conformance.check import check
-from atoll.conformance.findings import SkippedError, must, must_equal, refusal, until
+from atoll.conformance.check import SkippedError, check, must, must_equal, refusal, until
 from atoll.sandbox.sandbox import AsyncSandbox
 
 _SOCKET = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('sock'); s.listen(); time.sleep(1000)"

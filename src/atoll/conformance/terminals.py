@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from atoll.conformance.bench import Bench, new_mark
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal, refusal
+from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.conformance.inside import until_gone, until_running
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.terminal import AsyncTerminal

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll.conformance.bench import Bench
-from atoll.conformance.check import check
-from atoll.conformance.findings import must, must_equal
+from atoll.conformance.check import check, must, must_equal
 from atoll.guest.files import FileEvent, FileEventKind, Watch
 
 

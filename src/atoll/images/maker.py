@@ -10,13 +10,12 @@ from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images.access import Access
 from atoll.images.debian import build
-from atoll.images.docker_import import import_from_docker
 from atoll.images.image_store import Draft, Image, Store
 from atoll.images.oci_documents import ImageConfig
 from atoll.images.pull import Registry
 from atoll.images.recipes import Recipe, Recipes, suite_recipe
 from atoll.images.reference import Kind, Reference
-from atoll.images.tar_import import import_stream
+from atoll.images.tar_import import import_from_docker, import_stream
 
 
 class ImageMaker:

@@ -15,7 +15,8 @@ from atoll.archive.decompress import Reader, plain
 from atoll.archive.extract import Extraction, extract
 from atoll.archive.root import Root
 from atoll.archive.work import Work
-from atoll.errors import ImageError
+from atoll.errors import ImageError, ImageNotFoundError
+from atoll.images.archive_program import Program, running
 from atoll.images.flatten import Layer, flatten
 from atoll.images.image_store import READABLE, Draft
 from atoll.images.oci_documents import (
@@ -28,6 +29,7 @@ from atoll.images.oci_documents import (
     parse_json,
     parse_manifest,
 )
+from atoll.images.reference import DEFAULT_REGISTRY, Kind, Reference
 
 _MAX_NESTING = 4
 
@@ -50,6 +52,44 @@ def import_archive(archive: Path, draft: Draft, limits: ImageLimits, work: Work)
     with Root(archive) as root:
         config, layers = _docker_archive(root, limits) or _oci_layout(root, limits)
         return config, flatten(layers, draft.rootfs, limits, work)
+
+
+_DOCKER_HINT = "Install Docker's command line tool, or pull the image from its registry."
+
+
+def docker_name(reference: Reference) -> str:
+    """Return the name under which Docker lists the image: without the default registry."""
+    name = str(reference).removeprefix(f"{Kind.DOCKER}:")
+    return name.removeprefix(f"{DEFAULT_REGISTRY}/").removeprefix("library/")
+
+
+def import_from_docker(
+    reference: Reference, draft: Draft, limits: ImageLimits, work: Work
+) -> tuple[ImageConfig, Extraction]:
+    """Fill the draft with an image of the local Docker engine, by `docker save`.
+
+    Raises ImageNotFoundError if Docker has no such image, ImageError if Docker is not there.
+    """
+    name = docker_name(reference)
+    work.report("pull", f"asking the Docker engine for {name}")
+    with running(["docker", "image", "save", name], dict(os.environ), work, lambda _: None, _DOCKER_HINT) as program:
+        try:
+            result = import_stream(program, draft, limits, work)
+        except ImageError as error:
+            work.check()
+            if program.status():
+                raise _failed(name, program) from error
+            raise
+        if program.status():
+            raise _failed(name, program)
+    return result
+
+
+def _failed(name: str, program: Program) -> ImageError:
+    reason = " ".join(program.lines)[-500:]
+    if "reference does not exist" in reason or "No such image" in reason or "not found" in reason:
+        return ImageNotFoundError(f"the Docker engine has no image {name!r}", hint="`docker images` lists what it has.")
+    return ImageError(f"the Docker engine did not give us {name!r}: {reason}", hint="Check that it runs: docker info")
 
 
 def _is_saved_image(root: Root) -> bool:

@@ -29,9 +29,8 @@ from atoll.model.checkpoint import Checkpoint
 from atoll.model.network_policy import NetworkPolicy, NetworkRules
 from atoll.sandbox import setup
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
-from atoll.sandbox.engine_choice import EngineChoice
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox, lease_seconds
-from atoll.sandbox.sandbox_access import SandboxAccess
+from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.settings import Settings

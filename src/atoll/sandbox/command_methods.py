@@ -19,9 +19,9 @@ from atoll.sandbox.execution import (
     with_cause,
 )
 from atoll.sandbox.sandbox_access import SandboxAccess
+from atoll.sandbox.saved_state_methods import UndoHistory
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
-from atoll.sandbox.undo_history import UndoHistory
 
 _MAX_SHOWN = 500
 """How many characters of the output an error shows."""

@@ -16,14 +16,12 @@ from atoll.model.checkpoint import Checkpoint, Undo
 from atoll.model.network_policy import NetworkRules
 from atoll.sandbox import setup as setup_commands
 from atoll.sandbox.command_methods import CommandMethods
-from atoll.sandbox.engine_choice import EngineChoice
 from atoll.sandbox.execution import valid_timeout_s
 from atoll.sandbox.export import Export
 from atoll.sandbox.file_methods import FileMethods
 from atoll.sandbox.network_methods import NetworkMethods
-from atoll.sandbox.sandbox_access import SandboxAccess, new_sandbox_id
-from atoll.sandbox.saved_state_methods import SavedStateMethods, id_of
-from atoll.sandbox.undo_history import UndoHistory
+from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess, new_sandbox_id
+from atoll.sandbox.saved_state_methods import SavedStateMethods, UndoHistory, id_of
 from atoll.settings import Settings
 
 DEFAULT_TIMEOUT_S = 300.0

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import posixpath
 import secrets
 from collections.abc import AsyncIterator
 
+from atoll.engines import leases, registry
 from atoll.engines.contract import ByteStream, Checkpointing, Engine, Lookup, checkpointing
 from atoll.errors import (
     AgentUnreachableError,
@@ -20,6 +22,7 @@ from atoll.errors import (
     SandboxError,
     SandboxGoneError,
     SandboxPausedError,
+    SpecError,
     UnsupportedError,
 )
 from atoll.guest.connection import Connection
@@ -30,9 +33,9 @@ from atoll.guest.socket_tables import MAX_TABLE_BYTES, TCP_TABLES, established
 from atoll.model import Cause, Handle, Observation, SandboxSpec, State
 from atoll.model.network_policy import NetworkPolicy
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
-from atoll.sandbox.engine_choice import EngineChoice
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.settings import Settings
 
 _INSPECT_S = 5.0
 _DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
@@ -42,6 +45,62 @@ _MAX_NAMED = 10
 
 def new_sandbox_id() -> str:
     return secrets.token_hex(12)
+
+
+class EngineChoice:
+    """The engine that a sandbox runs on: one that its user gave, or one that is chosen by name and shared with other
+    sandboxes of the program.
+
+    A named engine is made when it is first needed. With a server it is the engine `remote`.
+    """
+
+    def __init__(self, engine: str | Engine, server: str | None, api_key: str | None, settings: Settings) -> None:
+        if server is None and api_key is None and engine == "auto":
+            server = os.environ.get("ATOLL_URL") or None
+        if server is not None or api_key is not None:
+            if engine not in ("auto", "remote"):
+                raise SpecError(f"give either a server or the engine {engine!r}, not both")
+            engine = "remote"
+        self.server, self.api_key, self.settings = server, api_key, settings
+        self.name = registry.canonical(engine) if isinstance(engine, str) else engine.name
+        self.lease: leases.EngineLease | None = None
+        """The lease of a named engine. An engine that the user gave belongs to the user."""
+        self._engine: Engine | None = engine if not isinstance(engine, str) else None
+
+    async def engine(self, isolation: str | None) -> Engine:
+        """Return the engine for a sandbox that asks for this isolation."""
+        if self._engine is None:
+            self.lease = await leases.acquire(self._wanted(isolation), self.settings, self.server, self.api_key)
+            self._engine = self.lease.engine
+        return self._engine
+
+    def engine_name(self, isolation: str | None) -> str:
+        """Return the name of the engine, which need not be made yet."""
+        if self._engine is not None:
+            return self._engine.name
+        name = self._wanted(isolation)
+        return registry.auto(self.settings)[0].name if name == "auto" else name
+
+    def candidates(self) -> list[EngineChoice]:
+        """Return each engine that may have a sandbox that exists already."""
+        if self.name != "auto":
+            return [self]
+        return [EngineChoice(name, self.server, self.api_key, self.settings) for name in registry.auto_names()]
+
+    def shared(self) -> str | Engine:
+        """Return the engine, or its name, for another sandbox that runs beside this one."""
+        if self.lease is None and self._engine is not None:
+            return self._engine
+        return self.name
+
+    def release(self) -> None:
+        """Release the lease of a named engine. May be repeated."""
+        if self.lease is not None:
+            leases.release(self.lease)
+            self.lease = None
+
+    def _wanted(self, isolation: str | None) -> str:
+        return registry.auto_for(isolation) if self.name == "auto" else self.name
 
 
 class SandboxAccess:

@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from atoll.engines.contract import Pausable, supporting
 from atoll.errors import CheckpointNotFoundError, UnsupportedError
-from atoll.model.checkpoint import Change, Checkpoint, Snapshot
+from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.sandbox import setup
+from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox_access import SandboxAccess
-from atoll.sandbox.undo_history import UndoHistory, undone_by
+
+_MADE_BY = "before: "
+"""The beginning of `made_by` of the checkpoints that `undo` goes back to."""
+_SHOWN = 200
+"""How many characters of a command line `made_by` contains."""
+
+
+class UndoHistory:
+    """The checkpoints that `undo` goes back to: one before each command that the rule covers, and only the last ones.
+
+    Without a rule no checkpoints are made.
+    """
+
+    def __init__(self, rule: Undo | None) -> None:
+        self.rule = rule
+        self._kept: list[str] | None = None
+        """The ids of the checkpoints, oldest first. None: they were not looked up yet."""
+
+    async def before(self, access: SandboxAccess, command: CommandLine) -> None:
+        """Keep the state before this command, if the rule covers it."""
+        if self.rule is None:
+            return
+        line = command if isinstance(command, str) else shlex.join(command)
+        if not self.rule.covers(line):
+            return
+        engine, handle = await access.checkpointing(), access.handle()
+        made = await engine.checkpoint(handle, made_by=f"{_MADE_BY}{line[:_SHOWN]}")
+        if self._kept is None:
+            self._kept = [each.id for each in undone_by(await engine.checkpoints(handle))]
+        else:
+            self._kept.append(made.id)
+        while len(self._kept) > self.rule.keep:
+            await engine.delete_checkpoint(handle, self._kept.pop(0))
+
+    def changed(self) -> None:
+        """Look the checkpoints up again before the next use: others may have made or deleted some."""
+        self._kept = None
+
+
+def undone_by(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return those of all checkpoints that `undo` goes back to, in the same order."""
+    return [each for each in checkpoints if each.made_by.startswith(_MADE_BY)]
 
 
 class SavedStateMethods:

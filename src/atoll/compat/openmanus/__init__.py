@@ -4,18 +4,20 @@ Each is a thin face of what the rest of Atoll offers, with the engine `docker` c
 `docs/guides/openmanus.md` has a table of what is better.
 """
 
-from atoll.compat.openmanus.configuration import Config, config
 from atoll.compat.openmanus.docker_sandbox import Container, DockerSandbox
 from atoll.compat.openmanus.dockerized_terminal import AsyncDockerizedTerminal
 from atoll.compat.openmanus.error_names import CommandRefusedError, OperationError, ToolError
-from atoll.compat.openmanus.excluding import (
+from atoll.compat.openmanus.file_operator import (
     EXCLUDED_DIRS,
     EXCLUDED_EXT,
     EXCLUDED_FILES,
+    FileOperator,
+    LocalFileOperator,
+    PathLike,
+    SandboxFileOperator,
     clean_path,
     should_exclude_file,
 )
-from atoll.compat.openmanus.file_operator import FileOperator, LocalFileOperator, PathLike, SandboxFileOperator
 from atoll.compat.openmanus.openmanus_manager import SandboxManager
 from atoll.compat.openmanus.policy import ALLOW, Policy, Verdict, ask, refuse
 from atoll.compat.openmanus.sandbox_client import (
@@ -25,7 +27,7 @@ from atoll.compat.openmanus.sandbox_client import (
     SandboxFileOperations,
     create_sandbox_client,
 )
-from atoll.compat.openmanus.sandbox_settings import SandboxSettings
+from atoll.compat.openmanus.sandbox_settings import Config, SandboxSettings, config
 from atoll.errors import SandboxError, SandboxResourceError, SandboxTimeoutError
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import posixpath
 import signal
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -13,7 +14,7 @@ from atoll import workers
 from atoll.compat.openmanus.error_names import ToolError
 from atoll.compat.openmanus.sandbox_client import SANDBOX_CLIENT, LocalSandboxClient
 from atoll.compat.openmanus.sandbox_settings import SandboxSettings
-from atoll.errors import SandboxError
+from atoll.errors import SandboxError, SpecError
 from atoll.guest.files import FileInfo
 from atoll.model import Cause
 
@@ -136,3 +137,44 @@ class SandboxFileOperator:
             return None
         except (SandboxError, OSError, ValueError) as error:
             raise ToolError.because(f"Failed to look at {path} in sandbox", error) from error
+
+
+# OpenManus's tools leave these files, directories and extensions of a workspace out.
+EXCLUDED_FILES = frozenset(
+    {
+        *(".DS_Store", ".gitignore", "components.json", "jsconfig.json", "package-lock.json"),
+        *("postcss.config.js", "postcss.config.mjs", "tsconfig.json", "tsconfig.tsbuildinfo"),
+    }
+)
+EXCLUDED_DIRS = frozenset({".git", ".next", "build", "dist", "node_modules"})
+EXCLUDED_EXT = frozenset({".bmp", ".db", ".gif", ".ico", ".jpeg", ".jpg", ".png", ".sql", ".svg", ".tiff", ".webp"})
+
+
+def should_exclude_file(rel_path: str) -> bool:
+    """Whether OpenManus's tools leave this file of a workspace out.
+
+    A directory counts by its whole name: `rebuild/x` is not in `build`.
+    """
+    *directories, name = rel_path.split("/")
+    extension = posixpath.splitext(name)[1].lower()
+    return name in EXCLUDED_FILES or not EXCLUDED_DIRS.isdisjoint(directories) or extension in EXCLUDED_EXT
+
+
+def clean_path(path: str, workspace_path: str = "/workspace") -> str:
+    """Return the path relative to the workspace, such as `src/main.py`; empty for the workspace itself.
+
+    Raises SpecError (a ValueError) for a path that leads out of the workspace.
+    """
+    parts, root = _path_parts(path), _path_parts(workspace_path)
+    if parts[: len(root)] == root:
+        parts = parts[len(root) :]
+    elif parts[:1] == ["workspace"]:
+        parts = parts[1:]
+    clean = _path_parts(posixpath.normpath("/".join(parts)))
+    if clean[:1] == [".."]:
+        raise SpecError(f"'{path}' leads out of the workspace", hint="Name a file below it, without '..'.")
+    return "/".join(clean)
+
+
+def _path_parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]

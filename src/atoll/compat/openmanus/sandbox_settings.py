@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -87,3 +89,27 @@ def _volume(host: str, inside: str) -> dict[str, object]:
     if mode not in ("", "rw", "ro"):
         raise SpecError(f"'{host}:{inside}' is not a volume", hint="Write {'/host': '/inside'} or '/inside:ro'.")
     return {"host": str(Path(host).expanduser().absolute()), "path": path, "read_only": mode == "ro"}
+
+
+_PLACES = (Path("config/config.toml"), Path("config/config.example.toml"))
+_VARIABLE = "OPENMANUS_CONFIG"
+
+
+class Config:
+    """The settings of the running program, for tools that expect them in one global place.
+
+    They are read at the first use, from the file that the variable `OPENMANUS_CONFIG` names, or else from
+    `config/config.toml` below the working directory. Without such a file all settings have their defaults.
+    """
+
+    @cached_property
+    def sandbox(self) -> SandboxSettings:
+        """The section `[sandbox]`, which may be changed or replaced. Raises SpecError if it is invalid."""
+        named = os.environ.get(_VARIABLE)
+        if named:
+            return SandboxSettings.load(named)
+        found = next((place for place in _PLACES if place.is_file()), None)
+        return SandboxSettings() if found is None else SandboxSettings.load(found)
+
+
+config = Config()
