@@ -12,6 +12,7 @@ thread that computes also slows down all others of its process: while other acco
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
 import enum
@@ -21,10 +22,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future, wait
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 from atoll.cancellation import finish_or_stop
-from atoll.threads import Threads
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -189,6 +191,75 @@ class Shares:
             except RuntimeError:  # its loop is closed: nobody waits there any more
                 continue
             self._take(who)
+
+
+_Job = tuple["Future[Any]", Callable[[], Any]]
+IDLE_S = 5.0
+
+
+class Threads:
+    """Threads that end when there is nothing to do for them, unlike those of `concurrent.futures`, which stay for ever.
+
+    The thread that was busy last gets the next work, so that the others become idle and end. The caller limits their
+    number. A program that ends waits for what is running.
+    """
+
+    def __init__(self, name: str, idle_s: float = IDLE_S) -> None:
+        self._name, self._idle_s = name, idle_s
+        self._lock = threading.Lock()
+        self._idle: list[SimpleQueue[_Job]] = []
+        """The queue of each waiting thread, from which it takes its next job."""
+        self._running: set[Future[Any]] = set()
+        self._made = 0
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Raises RuntimeError if no thread can be started."""
+        future: Future[T] = Future()
+        with self._lock:
+            jobs = self._idle.pop() if self._idle else None
+            if jobs is None:
+                self._start((future, work))
+            self._running.add(future)
+        if jobs is not None:
+            jobs.put((future, work))
+        return future
+
+    def _start(self, job: _Job) -> None:
+        if not self._made:
+            atexit.register(self._finish)
+        self._made += 1
+        threading.Thread(target=self._run, args=(job,), name=f"{self._name}_{self._made}", daemon=True).start()
+
+    def _run(self, job: _Job) -> None:
+        own: SimpleQueue[_Job] = SimpleQueue()
+        while True:
+            _run_job(*job)
+            with self._lock:
+                self._running.discard(job[0])
+                self._idle.append(own)
+            del job  # do not keep alive what it refers to
+            try:
+                job = own.get(timeout=self._idle_s)
+            except Empty:
+                with self._lock:
+                    if own in self._idle:
+                        self._idle.remove(own)
+                        return
+                job = own.get()  # work arrived at this very moment
+
+    def _finish(self) -> None:
+        wait(list(self._running))
+
+
+def _run_job(future: Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 class Workers:

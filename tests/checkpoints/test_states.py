@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, CheckpointNotFoundError, Sandbox, SpecError, Undo, UnsupportedError
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.errors import ConflictError, ImageNotFoundError, SandboxError
 from atoll.model import Capability, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 from checkpoints.conftest import MakeSandbox
 
 LOOK = "find . /etc -type f -printf '%p %m %u %s\\n' -o -printf '%p %m %u %l\\n' | sort"

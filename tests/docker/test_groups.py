@@ -9,11 +9,11 @@ import pytest
 
 from atoll.engines.docker.engine import DockerEngine
 from atoll.engines.host.cgroups.groups import Group, Hierarchy
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import SandboxError
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 from docker import private_engine
 from needs import not_applicable
 

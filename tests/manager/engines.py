@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from atoll.engines.bubblewrap.engine import BubblewrapEngine
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef, kill
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine
@@ -16,6 +15,7 @@ from atoll.engines.process_tree.process_record import Records
 from atoll.errors import EngineError
 from atoll.model import Capability, Handle, Limits, Observation, SandboxSpec
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 if TYPE_CHECKING:
     _Real = BubblewrapEngine

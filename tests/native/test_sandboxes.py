@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from atoll.engines import registry
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux.native.native_probe import broken_walls
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import EngineError, UnsupportedError
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 from native.conftest import output
 
 

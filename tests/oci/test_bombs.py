@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import UnsupportedError
 from atoll.model import Cause, SandboxSpec, State
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 MIB = 1 << 20
 LIMITS = {"memory_bytes": "96m", "pids": 64, "disk_bytes": "32m", "cpus": 0.5, "open_files": 256}

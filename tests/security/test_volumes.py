@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.host.deadline import Deadline, readable
 from atoll.engines.linux import materials
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.engines.linux.plan.id_ranges import VOLUME_IDS
 from atoll.errors import SandboxError, SpecError
+from atoll.waiting import Deadline, readable
 from security.conftest import Target, inside
 
 OWNER, GROUP = 4321, 5432

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.engines.host.cgroups.groups import Group, Hierarchy
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux.host_image import host_view
+from atoll.waiting import Deadline
 
 CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",

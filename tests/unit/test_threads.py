@@ -11,7 +11,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from atoll.threads import Threads
+from atoll.workers import Threads
 
 
 def alive(name: str) -> int:
@@ -62,7 +62,7 @@ def test_many_at_once_and_threads_that_are_just_leaving() -> None:
 def test_a_program_that_ends_waits_for_what_runs_and_not_for_who_is_idle() -> None:
     code = """
 import time
-from atoll.threads import Threads
+from atoll.workers import Threads
 threads = Threads("x", idle_s=1000)
 threads.submit(lambda: None).result()
 threads.submit(lambda: (time.sleep(0.3), print("done", flush=True)))

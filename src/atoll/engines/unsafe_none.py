@@ -13,12 +13,12 @@ from pathlib import Path
 
 from atoll import agent_binary
 from atoll.engines.contract import Availability
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef, descendants, each_process, kill_all
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 _MARK = "ATOLL_SANDBOX_HOME"
 _WARNING = "engine 'unsafe-none' gives no isolation: code in this sandbox can do whatever you can do on this machine"

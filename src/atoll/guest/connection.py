@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from atoll.errors import AgentError, AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
-from atoll.event_signal import EventSignal
 from atoll.guest.frames import (
     INSTANCE_BYTES,
     MAX_STREAMS,
@@ -33,6 +32,7 @@ from atoll.guest.frames import (
 )
 from atoll.guest.stream import Stream, StreamHandler
 from atoll.guest.wire import Wire
+from atoll.waiting import EventSignal
 
 T = TypeVar("T")
 Connect = Callable[[], Awaitable[socket.socket]]

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Collection, Iterator
 
 from atoll.errors import ProtocolError
-from atoll.event_signal import EventSignal
 from atoll.guest.connection import Connection
 from atoll.guest.frames import WINDOW, Fields, Op
 from atoll.guest.stream import Stream
+from atoll.waiting import EventSignal
 
 _COALESCE = 16 * 1024
 

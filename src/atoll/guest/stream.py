@@ -6,8 +6,8 @@ import errno
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.errors import AgentUnreachableError, ProtocolError
-from atoll.event_signal import EventSignal
 from atoll.guest.frames import HEADER, WINDOW, Fields, FrameType, Verb, encode_credit, encode_frame, encode_u16
+from atoll.waiting import EventSignal
 
 if TYPE_CHECKING:
     from atoll.guest.connection import Connection

@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable
 
 from atoll.errors import AgentError, AgentUnreachableError, ProtocolError
-from atoll.event_signal import EventSignal
 from atoll.guest.frames import HEADER, MAX_PAYLOAD
+from atoll.waiting import EventSignal
 
 _BUFFER = 2 * (HEADER.size + MAX_PAYLOAD)
 _FIRST_BUFFER = 4096

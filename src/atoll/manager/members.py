@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.errors import ConflictError, SandboxNotFoundError
-from atoll.event_signal import EventSignal
 from atoll.guest.guest import Guest
 from atoll.manager.managed_sandbox import ManagedSandbox
 from atoll.manager.record import Operation, Record
 from atoll.manager.usage import Usage
 from atoll.model import State
 from atoll.model.manus_names import TASK_LABEL
+from atoll.waiting import EventSignal
 
 _SHOWN = 5
 

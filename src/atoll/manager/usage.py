@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from atoll.event_signal import EventSignal
 from atoll.guest.guest import Guest
 from atoll.guest.inbox import Inbox
 from atoll.guest.port_streams import Ports, PortStream
@@ -21,6 +20,7 @@ from atoll.model import ExecutionResult
 from atoll.sandbox.command import AsyncCommand, Output
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.waiting import EventSignal
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,6 @@ from atoll.buffers import Budgets
 from atoll.engines import registry
 from atoll.engines.contract import Engine, Reachable
 from atoll.errors import EngineUnavailableError
-from atoll.event_signal import EventSignal
 from atoll.images.access import Access, parse_places
 from atoll.manager import Retention, SandboxManager
 from atoll.sandbox.command import AsyncCommand
@@ -33,6 +32,7 @@ from atoll.service.runtimes import RuntimeService
 from atoll.service.session_keys import SessionKeys
 from atoll.settings import Settings, owned_directory
 from atoll.store import Store
+from atoll.waiting import EventSignal
 
 _SECRET_BYTES = 32
 

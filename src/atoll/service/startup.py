@@ -14,13 +14,13 @@ import time
 
 from atoll import buffers
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
-from atoll.event_signal import EventSignal, happens_within
 from atoll.guest.guest import Guest
 from atoll.guest.port_streams import http_status
 from atoll.manager import Record, SandboxManager
 from atoll.model import State
 from atoll.model.state import STATUS_OF, SandboxStatus
 from atoll.service.models.exposed_port import HealthCheck
+from atoll.waiting import EventSignal, happens_within
 from atoll.workers import Shares
 
 HEALTH_LABEL = "sandbox_health_check"

@@ -12,10 +12,10 @@ import pytest
 from atoll import agent_binary
 from atoll.engines.bubblewrap.engine import BubblewrapEngine
 from atoll.engines.host import process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.errors import ImageNotFoundError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 from inside import run
 from leftovers import leftovers
 from needs import needs

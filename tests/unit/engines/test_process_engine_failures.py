@@ -14,12 +14,12 @@ import pytest
 
 from atoll import agent_binary
 from atoll.engines.bubblewrap.engine import BubblewrapEngine
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.process_tree import process_tree_engine as local_engine
 from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError
 from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 from inside import run
 from needs import needs
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.host import process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.unsafe_none import UnsafeEngine, UnsafeWarning
 from atoll.errors import ImageNotFoundError, UnsupportedError
 from atoll.model import Capability, Cause, SandboxSpec, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 from inside import run
 from leftovers import leftovers
 

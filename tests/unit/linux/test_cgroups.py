@@ -12,7 +12,7 @@ import pytest
 from atoll.engines.contract import LimitEvents
 from atoll.engines.host.cgroups.group_limits import CgroupLimits
 from atoll.engines.host.cgroups.groups import Group, parse_hierarchy, settings
-from atoll.engines.host.deadline import Deadline
+from atoll.waiting import Deadline
 
 V1 = """\
 30 25 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from atoll.engines.host.cgroups.group_lock import GroupLock
-from atoll.engines.host.deadline import Deadline
+from atoll.waiting import Deadline
 
 
 def test_those_who_remove_take_turns(tmp_path: Path) -> None:

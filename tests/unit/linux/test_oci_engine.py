@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.host import process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux import construction
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.engines.linux.runtimes.oci_runtimes import locate
@@ -28,6 +27,7 @@ from atoll.guest import Guest, StartRequest
 from atoll.images import Image, Kind
 from atoll.model import Cause, Handle, Observation, SandboxSpec, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 from needs import missing, need
 
 

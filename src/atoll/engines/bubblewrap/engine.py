@@ -28,13 +28,13 @@ from atoll.engines.bubblewrap.base_files import DEFAULT_HOSTNAME, HOME, USER, ba
 from atoll.engines.bubblewrap.stopped_processes import StoppedProcesses
 from atoll.engines.bubblewrap.users import Users
 from atoll.engines.contract import Availability
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.exclusion import Exclusion
 from atoll.engines.host.process_ref import ProcessRef, each_process
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
 from atoll.errors import EngineUnavailableError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 _PAUSE_S, _KEEP_S = 10.0, 1.0
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from atoll import durable, workers
 from atoll.cancellation import finish
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef, descendants
 from atoll.errors import EngineError
+from atoll.waiting import Deadline
 
 _NOTE = "paused.json"
 _RETRY_S = 0.002

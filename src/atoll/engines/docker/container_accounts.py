@@ -24,8 +24,8 @@ from atoll.engines.docker.api.facts import Facts
 from atoll.engines.host.cgroups.account_groups import ACCOUNT, PREFIXES, AccountGroups
 from atoll.engines.host.cgroups.group_lock import GroupLock
 from atoll.engines.host.cgroups.groups import Group, Hierarchy
-from atoll.engines.host.deadline import Deadline
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 P = ParamSpec("P")
 _CLAIM_S = 10.0

@@ -31,7 +31,6 @@ from atoll.engines.docker.states import commits
 from atoll.engines.docker.states.docker_snapshots import DockerSnapshots, snapshot_of
 from atoll.engines.docker.states.docker_states import NEXT, ORIGIN
 from atoll.engines.enforcement import limit_details, refuse_unsupported
-from atoll.engines.host.deadline import Deadline
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
@@ -46,6 +45,7 @@ from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation,
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 _CONNECT_S = 10.0
 _ENDING_S = 5.0

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from pathlib import Path
 
-from atoll.engines.host.deadline import Deadline, readable
+from atoll.waiting import Deadline, readable
 
 _BACKLOG = 128
 _PAUSE_S = 0.01

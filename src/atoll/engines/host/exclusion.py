@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.engines.host.deadline import Deadline
 from atoll.errors import EngineError, SandboxError, SandboxGoneError
 from atoll.model import Cause
+from atoll.waiting import Deadline
 
 MARK = "deleting"
 _RETRY_S = 0.01

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.engines.host.deadline import Deadline, readable
 from atoll.model import Stats
+from atoll.waiting import Deadline, readable
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 

@@ -10,10 +10,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from atoll.engines.host import process_ref
-from atoll.engines.host.deadline import Deadline, readable
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.errors import EngineError, EngineUnavailableError
 from atoll.printable import printable
+from atoll.waiting import Deadline, readable
 
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent"}
 _FIRST_FREE = 64

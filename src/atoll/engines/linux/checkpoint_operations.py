@@ -9,7 +9,6 @@ from pathlib import Path
 
 from atoll import workers
 from atoll.cancellation import finish
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.saved_states import all_or_none, fork_specs
 from atoll.engines.linux.launcher import Launchers
 from atoll.engines.linux.layout import SandboxLayout
@@ -24,6 +23,7 @@ from atoll.engines.linux.states.snapshots import Snapshots
 from atoll.errors import CheckpointNotFoundError, SpecError, UnsupportedError
 from atoll.model import Handle, SandboxSpec
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot
+from atoll.waiting import Deadline
 
 _PAUSE_S = 10.0
 _DUMP_S = 120.0

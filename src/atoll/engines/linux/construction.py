@@ -13,7 +13,6 @@ import time
 from atoll import workers
 from atoll.cancellation import finish
 from atoll.engines.host import exclusion, process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import materials, network_link
 from atoll.engines.linux.launcher import Launcher, Progress
@@ -24,6 +23,7 @@ from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.teardown import Teardown
 from atoll.errors import EngineError, SandboxError
 from atoll.model import EffectiveLimits, SandboxSpec
+from atoll.waiting import Deadline
 
 _CREATE_S = 30.0
 _UNDO_S = 30.0

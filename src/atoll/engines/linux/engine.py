@@ -23,7 +23,6 @@ from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
 from atoll.engines.enforcement import LATER, enforceable_defaults, refuse_unsupported
 from atoll.engines.host.cgroups.group_limits import CgroupLimits
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux.checkpoint_operations import CheckpointOperations
 from atoll.engines.linux.construction import Construction, first_record
 from atoll.engines.linux.launcher import Isolation, Launcher, Launchers
@@ -42,6 +41,7 @@ from atoll.errors import AgentUnreachableError, EngineError, SandboxError, Unsup
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
+from atoll.waiting import Deadline
 
 _CONNECT_S = 5.0
 _RETRY_S = 0.01

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 from atoll.cancellation import finish
 from atoll.engines.host import exclusion, process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.linux.launcher import Launchers
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.record import Record
@@ -20,6 +19,7 @@ from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.teardown import Teardown
 from atoll.errors import EngineError, SandboxGoneError
 from atoll.model import Cause, Observation, State
+from atoll.waiting import Deadline
 
 _RESUME_S = 10.0
 _DYING_S = 2.0

@@ -12,7 +12,6 @@ from atoll import workers
 from atoll.archive import tree
 from atoll.cancellation import finish
 from atoll.engines.host import exclusion, process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.sandbox_record import Ended
 from atoll.engines.linux.construction import Construction
 from atoll.engines.linux.launcher import Launcher, Launchers
@@ -22,6 +21,7 @@ from atoll.engines.linux.states.checkpoints import Checkpoints, Dump
 from atoll.engines.linux.teardown import Teardown
 from atoll.errors import CheckpointNotFoundError
 from atoll.model import Cause
+from atoll.waiting import Deadline
 
 _STOP_S = 30.0
 _AS_IT_IS = "as it is"

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from atoll import durable
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef, this_process
 from atoll.engines.linux.launcher import Launcher
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.waiting import Deadline
 
 _HOLDER = "held"
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from atoll import workers
 from atoll.engines.host import process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.sandbox_record import Ended
 from atoll.engines.linux.layout import STARTING, SandboxLayout
 from atoll.engines.linux.record import Record
 from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.errors import EngineError
 from atoll.model import Cause
+from atoll.waiting import Deadline
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_S = 0.2

@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll.engines.host import run_program
-from atoll.engines.host.deadline import Deadline
 from atoll.errors import EngineError
+from atoll.waiting import Deadline
 
 
 async def supervisor(

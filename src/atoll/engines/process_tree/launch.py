@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.engines.host.agent_socket import knock, listen
-from atoll.engines.host.deadline import Deadline, readable
 from atoll.engines.host.process_ref import ProcessRef, reap, spawn
 from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError
 from atoll.printable import printable
+from atoll.waiting import Deadline, readable
 
 _ERROR_TEXT = 4096
 

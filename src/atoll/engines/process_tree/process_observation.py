@@ -6,10 +6,10 @@ import signal
 from contextlib import suppress
 
 from atoll.engines.host import process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.sandbox_record import Ended
 from atoll.engines.process_tree.process_record import Record, Records
 from atoll.model import Cause, Observation, State
+from atoll.waiting import Deadline
 
 _SIGNAL_BASE = 128
 """A shell, and bubblewrap, report death by signal n as this plus n."""

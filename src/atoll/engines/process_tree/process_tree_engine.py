@@ -15,7 +15,6 @@ from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, EngineDescription, OnImageProgress
 from atoll.engines.enforcement import enforceable_defaults, refuse_unsupported
 from atoll.engines.host import agent_socket, process_ref
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.process_tree.launch import Launch, start
 from atoll.engines.process_tree.process_observation import observe
@@ -30,6 +29,7 @@ from atoll.errors import (
 )
 from atoll.model import Capability, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 _CREATE_S = 20.0
 _CONNECT_S = 5.0

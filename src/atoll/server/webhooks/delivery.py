@@ -19,12 +19,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atoll.errors import SandboxError
-from atoll.event_signal import EventSignal, happens_within
 from atoll.manager import Event, LimitReachedError
 from atoll.server.webhooks.posting import NotPostedError, parse, post
 from atoll.service import Caller, Identities, NotAuthenticatedError, SandboxService
 from atoll.service.failures import WebhookNotFoundError
 from atoll.signature import HEADER, sign
+from atoll.waiting import EventSignal, happens_within
 
 _MAX_OF_ONE = 8
 _BATCH = 100

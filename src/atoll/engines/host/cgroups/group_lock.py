@@ -20,9 +20,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.engines.host.deadline import Deadline
 from atoll.errors import EngineError
 from atoll.settings import Settings
+from atoll.waiting import Deadline
 
 _RETRY_S = 0.002
 _TURN_S = 2.0

@@ -23,9 +23,9 @@ from typing import Literal
 
 from atoll.engines.contract import LimitEvents
 from atoll.engines.host.cgroups.group_limits import CgroupLimits
-from atoll.engines.host.deadline import Deadline
 from atoll.errors import EngineError
 from atoll.model import Stats
+from atoll.waiting import Deadline
 
 Mode = Literal["v1", "hybrid", "v2", "none"]
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer", "devices")

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from atoll import agent_binary
 from atoll.engines.host import agent_socket, run_program
-from atoll.engines.host.deadline import Deadline, readable
 from atoll.engines.linux import launcher_protocol
 from atoll.engines.linux.launcher_protocol import Early
 from atoll.errors import EngineError, EngineUnavailableError, ImageError, SandboxError
 from atoll.printable import printable
+from atoll.waiting import Deadline, readable
 
 _MAX_REPORT = 2048
 _NOT_MADE = "the sandbox could not be made"

@@ -18,7 +18,6 @@ from atoll.engines.host import agent_socket
 from atoll.engines.host.cgroups.groups import Group
 from atoll.engines.host.confinement import bpf
 from atoll.engines.host.confinement.seccomp import Profile, SetId, profile
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import launcher_protocol
 from atoll.engines.linux.launcher import Isolation, Launcher, Progress, SharedKernelLauncher
@@ -34,6 +33,7 @@ from atoll.engines.linux.volume_guard import supervisor
 from atoll.errors import EngineError, EngineUnavailableError, UnsupportedError
 from atoll.images import Image
 from atoll.model import Capability, SandboxSpec
+from atoll.waiting import Deadline
 
 NAME = "native"
 _LISTENER_FD = "3"

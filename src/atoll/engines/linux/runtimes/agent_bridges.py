@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.engines.host import run_program
-from atoll.engines.host.deadline import Deadline, readable
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.runtimes.oci_runtimes import Runtime
 from atoll.engines.linux.runtimes.runtime_call import AGENT, AGENT_SOCKET
 from atoll.errors import EngineError, EngineUnavailableError
+from atoll.waiting import Deadline, readable
 
 _LEAVING_S = 2.0
 _LONG = 10 * 365 * 86400.0

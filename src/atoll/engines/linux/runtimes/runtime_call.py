@@ -16,7 +16,6 @@ from atoll.engines.host.cgroups.group_limits import CgroupLimits
 from atoll.engines.host.cgroups.groups import Group
 from atoll.engines.host.confinement import bpf
 from atoll.engines.host.confinement.seccomp import Profile
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import launcher_protocol
 from atoll.engines.linux.layout import SandboxLayout
@@ -28,6 +27,7 @@ from atoll.engines.linux.runtimes.oci_runtimes import Runtime
 from atoll.engines.linux.volume_guard import supervisor
 from atoll.errors import EngineError, EngineUnavailableError, ImageError, SpecError
 from atoll.images import Image
+from atoll.waiting import Deadline
 
 FIRST_FD = 3
 """Of those that `atoll-mount` and the runtime are given."""

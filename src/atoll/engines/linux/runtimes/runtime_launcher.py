@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from atoll import workers
 from atoll.cancellation import finish
 from atoll.engines.host import agent_socket
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import launcher_protocol
 from atoll.engines.linux.launcher import Progress, SharedKernelLauncher
@@ -23,6 +22,7 @@ from atoll.engines.linux.runtimes import oci_bundle
 from atoll.engines.linux.runtimes.runtime_call import AGENT, RuntimeCall, memory_file, seccomp_filter
 from atoll.errors import AgentUnreachableError, EngineError
 from atoll.images import Image
+from atoll.waiting import Deadline
 
 
 class RuntimeLauncher(SharedKernelLauncher):

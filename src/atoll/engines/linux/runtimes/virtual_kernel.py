@@ -18,7 +18,6 @@ from atoll import workers
 from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream
 from atoll.engines.host import run_program
-from atoll.engines.host.deadline import Deadline
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import network_link
 from atoll.engines.linux.launcher import MemorySaving, Progress
@@ -37,6 +36,7 @@ from atoll.engines.linux.runtimes.runtime_call import (
 )
 from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError
 from atoll.images import Image
+from atoll.waiting import Deadline
 
 _BRIDGE_S = 30.0
 _NOTE = "paused"

@@ -1,8 +1,9 @@
-"""Everyone who waits is woken, and nobody twice."""
+"""Everyone who waits is woken, nobody twice, and nobody waits longer than the deadline."""
 
 import asyncio
+import os
 
-from atoll.event_signal import EventSignal, happens_within
+from atoll.waiting import Deadline, EventSignal, happens_within, readable
 
 
 async def test_all_who_wait_are_woken_and_who_comes_later_waits_for_the_next_time() -> None:
@@ -35,3 +36,15 @@ async def test_one_who_gives_up_disturbs_nobody() -> None:
     signal.notify()
     await other
     assert one.cancelled() or one.cancelling()
+
+
+async def test_only_what_is_ready_is_told() -> None:
+    quiet, _quiet = os.pipe()
+    busy, writing = os.pipe()
+    os.write(writing, b"x")
+    try:
+        assert await readable({quiet, busy}, Deadline.after(10)) == {busy}
+        assert await readable({quiet}, Deadline.after(0)) == set()
+    finally:
+        for fd in (quiet, _quiet, busy, writing):
+            os.close(fd)
