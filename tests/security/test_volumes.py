@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.linux import materials
+from atoll.engines.linux import construction
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.engines.linux.plan.id_ranges import VOLUME_IDS
@@ -191,7 +191,7 @@ async def test_a_volume_that_becomes_roots_after_it_was_looked_at_is_refused(
 ) -> None:
     """The launcher looks at what it has opened."""
     volume = volume_of(place, 0, 0)
-    monkeypatch.setattr(materials, "check_volumes", lambda spec: None)
+    monkeypatch.setattr(construction, "check_volumes", lambda spec: None)
     with pytest.raises(SandboxError, match=r"volume .*Operation not permitted"):
         async with target.sandbox(volumes={str(volume): "/v"}):
             pass

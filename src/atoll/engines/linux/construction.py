@@ -14,14 +14,15 @@ from atoll import workers
 from atoll.cancellation import finish
 from atoll.engines.host import exclusion, process_ref
 from atoll.engines.host.process_ref import ProcessRef
-from atoll.engines.linux import materials, network_link
+from atoll.engines.linux import network_link
 from atoll.engines.linux.launcher import Launcher, Progress
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.record import Record
 from atoll.engines.linux.states.checkpoints import Checkpoints
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.teardown import Teardown
-from atoll.errors import EngineError, SandboxError
+from atoll.errors import EngineError, SandboxError, SpecError
+from atoll.images import Image, ImageConfig, Kind
 from atoll.model import EffectiveLimits, SandboxSpec
 from atoll.waiting import Deadline
 
@@ -86,8 +87,8 @@ class Construction:
         birth = _Birth(self._layout, record)
         try:
             async with self._layout.group_lock.claimed(deadline):
-                materials.check_volumes(record.spec)
-                image = await materials.acquire_image(self._layout, record)
+                check_volumes(record.spec)
+                image = await _acquire_image(self._layout, record)
                 init = await launcher.start(record, image, birth.progress, deadline)
         finally:
             connected = await birth.connected()
@@ -143,3 +144,42 @@ class _Birth:
         done = {"init": init, "half_made": half_made, "restoring": None, "memory": None, "asleep": False}
         self._record = self._record.model_copy(update=done)
         self._layout.records.write(self._record)
+
+
+def check_volumes(spec: SandboxSpec) -> None:
+    """Raise SpecError for a directory that does not exist, or that the launcher would refuse."""
+    for volume in spec.volumes:
+        if not os.path.exists(volume.host):
+            raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
+        if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):
+            # The launcher would refuse it too: another sandbox may have made that link.
+            raise SpecError(
+                f"the path of the volume '{volume.host}' goes through a symbolic link",
+                hint=f"If you trust it, name the real path: {real}",
+            )
+        if not volume.read_only and os.geteuid() == 0:
+            _check_owner(volume.host, os.stat(volume.host))
+
+
+def _check_owner(path: str, info: os.stat_result) -> None:
+    """Raise SpecError for an owner that the launcher would refuse too: root inside acts as the owner of a volume."""
+    if info.st_uid == 0 or info.st_gid == 0:
+        whose = "root" if info.st_uid == 0 else "root's group"
+        raise SpecError(
+            f"the volume '{path}' belongs to {whose}, so a sandbox may not write to it",
+            hint=f"Give it to an ordinary user ('chown USER:GROUP {path}'), or mount it read-only.",
+        )
+
+
+async def _acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
+    """Return the image that the sandbox is made from; None for `host`. The image below a saved state is found by its
+    digest."""
+    base = record.base
+    if base is None:
+        if record.spec.image == "host":
+            return None
+        return await layout.images.acquire(record.spec.image, record.sandbox_id)
+    if not base.digest:
+        return None
+    root = await layout.images.lease(record.sandbox_id, base.digest)
+    return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,51 +11,11 @@ from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.plan.sandbox_plan import HostFacts, IdRange, Plan, Root, make_plan
 from atoll.engines.linux.record import Record
 from atoll.engines.linux.states import identity
-from atoll.errors import SpecError
-from atoll.images import Image, ImageConfig, Kind
-from atoll.model import SandboxSpec
+from atoll.images import Image
 from atoll.storage import Layer
 
 _FRESH_S = 2.0
 """How long a look at the host's /etc and at the agent's file is good for."""
-
-
-def check_volumes(spec: SandboxSpec) -> None:
-    """Raises SpecError for a directory that is not there, or that the launcher would refuse."""
-    for volume in spec.volumes:
-        if not os.path.exists(volume.host):
-            raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
-        if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):
-            # What the launcher would refuse too: another sandbox may have made that link.
-            raise SpecError(
-                f"the path of the volume '{volume.host}' goes through a symbolic link",
-                hint=f"If you trust it, name the real path: {real}",
-            )
-        if not volume.read_only and os.geteuid() == 0:
-            _check_owner(volume.host, os.stat(volume.host))
-
-
-def _check_owner(path: str, info: os.stat_result) -> None:
-    """What the launcher would refuse too: root inside is the owner of what it may write to."""
-    if info.st_uid == 0 or info.st_gid == 0:
-        whose = "root" if info.st_uid == 0 else "root's group"
-        raise SpecError(
-            f"the volume '{path}' belongs to {whose}, so a sandbox may not write to it",
-            hint=f"Give it to an ordinary user ('chown USER:GROUP {path}'), or mount it read-only.",
-        )
-
-
-async def acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
-    """The image that a sandbox stands on; None for the host's own. What a state was made on is taken by its digest."""
-    base = record.base
-    if base is None:
-        if record.spec.image == "host":
-            return None
-        return await layout.images.acquire(record.spec.image, record.sandbox_id)
-    if not base.digest:
-        return None
-    root = await layout.images.lease(record.sandbox_id, base.digest)
-    return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +23,8 @@ class Materials:
     root: Root
     env: dict[str, str]
     """The image's own variables and the network's."""
+    agent: Path
+    """The agent's file."""
 
 
 class MaterialStore:
@@ -75,11 +36,6 @@ class MaterialStore:
         self._skeleton: Path
         self._agent: Path
         self._copies: dict[int, Path] = {}
-
-    @property
-    def agent(self) -> Path:
-        """The agent's file, as of the last `take`."""
-        return self._agent
 
     def take(self, record: Record, image: Image | None) -> Materials:
         """Make the sandbox's layer over its image. Blocks: the file system of the layers may be busy."""
@@ -93,7 +49,7 @@ class MaterialStore:
             layer = _layer(self._layout, record, image.root)
             root = Root((image.root.parent,), layer.path, image.root.name)
             env = image.config.env
-        return Materials(root, {**env, **self._layout.network_variables(record.spec)})
+        return Materials(root, {**env, **self._layout.network_variables(record.spec)}, self._agent)
 
     def _look(self) -> None:
         now = time.monotonic()

@@ -106,12 +106,12 @@ class NativeLauncher(SharedKernelLauncher):
             if taken is not None:
                 undo.callback(self.pool.put_away, taken)
                 progress.network_exists(taken.pid)
-            plan, joining = await finish(workers.run(workers.ENGINE, self._prepare, record, image))
+            plan, joining, agent_file = await finish(workers.run(workers.ENGINE, self._prepare, record, image))
             undo.pop_all()
             chosen = self.pool.fitting(taken, self._program, launcher_protocol.early_operations(plan, joining))
             opened.callback(self.pool.put_away, chosen)
             listener = opened.enter_context(agent_socket.listen(self._layout.socket(record.sandbox_id)))
-            agent = os.open(self._materials.agent, os.O_RDONLY | os.O_CLOEXEC)
+            agent = os.open(agent_file, os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, agent)
             lists = (*launcher_protocol.sandbox_operations(plan, joining), _filter(plan.seccomp, plan.machine))
             known = False
@@ -138,7 +138,7 @@ class NativeLauncher(SharedKernelLauncher):
         groups = joining.lists if joining.born_in is None else (joining.born_in / "cgroup.procs",)
         return await supervisor(self._layout.mounter(), groups, deadline, opened)
 
-    def _prepare(self, record: Record, image: Image | None) -> tuple[Plan, Joining]:
+    def _prepare(self, record: Record, image: Image | None) -> tuple[Plan, Joining, Path]:
         """Claim what the sandbox needs. In a thread: the file system of the layers may be busy."""
         self._make_run(record.sandbox_id)
         ids = self._layout.ids.claim(record.sandbox_id) if self._namespace is None else self._namespace.ids
@@ -149,7 +149,7 @@ class NativeLauncher(SharedKernelLauncher):
         if self._namespace is not None:
             plan = for_rootless(plan)
             self.pool.fds = (self._namespace.open(),)
-        return plan, _joining(self._layout.make_group(record, plan.cgroup))
+        return plan, _joining(self._layout.make_group(record, plan.cgroup)), materials.agent
 
     def _make_run(self, sandbox_id: str) -> None:
         if self._run_dir is None:
