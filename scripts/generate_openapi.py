@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from atoll.server.app import bare_app
+from generated import write_or_check
 
 TARGET = Path(__file__).resolve().parent.parent / "openapi.json"
 
@@ -16,14 +16,7 @@ def generate() -> str:
 
 
 def main() -> int:
-    text = generate()
-    if "--check" not in sys.argv:
-        TARGET.write_text(text)
-        return 0
-    if TARGET.exists() and TARGET.read_text() == text:
-        return 0
-    print("openapi.json is not what the routes say: run `make generate`", file=sys.stderr)
-    return 1
+    return write_or_check(TARGET, generate())
 
 
 if __name__ == "__main__":

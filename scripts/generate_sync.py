@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from generated import write_or_check
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src/atoll/_sync.py"
 SOURCES = {
@@ -237,14 +239,7 @@ def generate() -> str:
 
 
 def main() -> int:
-    text = generate()
-    if "--check" not in sys.argv:
-        TARGET.write_text(text)
-        return 0
-    if TARGET.exists() and TARGET.read_text() == text:
-        return 0
-    print(f"{TARGET.relative_to(ROOT)} is not what its sources say: run `make generate`", file=sys.stderr)
-    return 1
+    return write_or_check(TARGET, generate())
 
 
 if __name__ == "__main__":

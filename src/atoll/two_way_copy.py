@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from atoll.cancellation import until_first
 
@@ -39,6 +40,26 @@ async def copy_until_both_end(one: End, other: End) -> None:
 async def copy_until_one_ends(one: End, other: End, *, expected: tuple[type[Exception], ...] = (OSError,)) -> None:
     """For ends that cannot be closed by halves. Raises what either met, unless that is an expected way to end."""
     await until_first(_carry(one, other), _carry(other, one), expected=expected)
+
+
+class CopyTasks:
+    """Copies that run in the background. Each belongs to the event loop that started it, and ends with that loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, copying: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(copying, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Cancel the copies of the running event loop, and wait until they have ended."""
+        loop = asyncio.get_running_loop()
+        mine = [task for task in self._tasks if task.get_loop() is loop]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
 
 
 async def _copy(source: End, target: End) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 
@@ -11,7 +10,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from atoll.engines.remote.rest_client import error_of
 from atoll.errors import AgentUnreachableError
-from atoll.two_way_copy import SocketEnd, copy_until_one_ends
+from atoll.two_way_copy import CopyTasks, SocketEnd, copy_until_one_ends
 
 _MAX_BYTES = 8 << 20
 _OPEN_S = 30.0
@@ -24,7 +23,7 @@ class Tunnels:
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = f"ws{url.removeprefix('http')}" if url.startswith("http") else url
         self._headers = headers
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._copies = CopyTasks()
 
     async def open(self, sandbox_id: str) -> socket.socket:
         """Raises what the server says, or AgentUnreachableError."""
@@ -47,17 +46,11 @@ class Tunnels:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
-        task = asyncio.create_task(_carry(line, ours), name=f"tunnel to {sandbox_id}")
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
+        self._copies.start(_carry(line, ours), f"tunnel to {sandbox_id}")
         return theirs
 
     async def aclose(self) -> None:
-        loop = asyncio.get_running_loop()
-        mine = [task for task in self._carrying if task.get_loop() is loop]
-        for task in mine:
-            task.cancel()
-        await asyncio.gather(*mine, return_exceptions=True)
+        await self._copies.aclose()
 
 
 async def _carry(line: ClientConnection, ours: socket.socket) -> None:

@@ -7,9 +7,8 @@ import collections
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, WebSocket, WebSocketDisconnect
 
@@ -20,10 +19,10 @@ from atoll.sandbox.terminal import AsyncTerminal
 from atoll.server.connections.bounded_protocol import GONE
 from atoll.server.middleware.auth import admit, services_of, subprotocol
 from atoll.server.problems import respond
-from atoll.server.services import Services
-from atoll.service import Caller, Scope
+from atoll.service import Scope
 from atoll.two_way_copy import SocketEnd, copy_until_one_ends
 
+T = TypeVar("T")
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["sockets"])
 _MAX_TYPED_BYTES = 1 << 20
 _ENDED = 1000
@@ -41,18 +40,10 @@ async def terminal(
 ) -> None:
     """A program (default: a shell) on a terminal of its own. Binary messages are what is typed and what is shown; text
     messages are JSON: `{"resize": [rows, columns]}` from the client, `{"exit": code}` at the end."""
-    async with _admitted(websocket) as admitted:
-        if admitted is None:
-            return
-        caller, services = admitted
-        try:
-            sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-            opened = await sandbox.open_terminal(command, rows=rows, columns=columns)
-        except (SandboxError, OSError, ValueError) as error:
-            await websocket.send_denial_response(respond(error))
-            return
+
+    async def work(sandbox: ManagedSandbox, opened: AsyncTerminal) -> None:
         await websocket.accept(subprotocol(websocket))
-        with services.metrics.stream("terminal"):
+        with services_of(websocket).metrics.stream("terminal"):
             try:
                 async with sandbox.use():
                     showing = (_show(websocket, opened), _type(websocket, opened), _gone(websocket))
@@ -60,37 +51,46 @@ async def terminal(
             finally:
                 await opened.kill()
 
+    await _serve(
+        websocket, sandbox_id, lambda sandbox: sandbox.open_terminal(command, rows=rows, columns=columns), work
+    )
+
 
 @router.websocket("/agent")
 async def agent(websocket: WebSocket, sandbox_id: str) -> None:
     """The byte stream to the sandbox's agent, as binary messages: what the SDK speaks. A message means nothing by
     itself, only the bytes do."""
-    async with _admitted(websocket) as admitted:
-        if admitted is None:
-            return
-        caller, services = admitted
-        try:
-            sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-            stream = await sandbox.connect_agent()
-        except (SandboxError, OSError, ValueError) as error:
-            await websocket.send_denial_response(respond(error))
-            return
-        with contextlib.closing(stream), services.metrics.stream("agent"):
+
+    async def work(sandbox: ManagedSandbox, stream: socket.socket) -> None:
+        with contextlib.closing(stream), services_of(websocket).metrics.stream("agent"):
             await websocket.accept(subprotocol(websocket))
             copying = copy_until_one_ends(_ClientEnd(websocket), _AgentEnd(stream, sandbox), expected=_EXPECTED)
             await until_first(copying, _gone(websocket), expected=_EXPECTED)
             with contextlib.suppress(RuntimeError):
                 await websocket.close(_ENDED)
 
+    await _serve(websocket, sandbox_id, lambda sandbox: sandbox.connect_agent(), work)
 
-@asynccontextmanager
-async def _admitted(websocket: WebSocket) -> AsyncIterator[tuple[Caller, Services] | None]:
+
+async def _serve(
+    websocket: WebSocket,
+    sandbox_id: str,
+    open: Callable[[ManagedSandbox], Awaitable[T]],
+    work: Callable[[ManagedSandbox, T], Awaitable[None]],
+) -> None:
+    """Open something in the sandbox for the client, and work with it until the client is gone. A client that may not,
+    or for whom it cannot be opened, is denied."""
     caller = await admit(websocket, Scope.USE)
     if caller is None:
-        yield None
         return
     with contextlib.suppress(WebSocketDisconnect):
-        yield caller, services_of(websocket)
+        try:
+            sandbox = await services_of(websocket).sandboxes.sandbox(caller, sandbox_id)
+            opened = await open(sandbox)
+        except (SandboxError, OSError, ValueError) as error:
+            await websocket.send_denial_response(respond(error))
+            return
+        await work(sandbox, opened)
 
 
 async def _gone(websocket: WebSocket) -> None:

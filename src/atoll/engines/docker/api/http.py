@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import urlencode
 
 from atoll.engines.docker.api.endpoint import Endpoint
@@ -76,45 +76,37 @@ class Answer:
         return b"".join(parts)
 
 
+class RequestParts(TypedDict, total=False):
+    """What a request may have besides its method and path."""
+
+    query: Mapping[str, str]
+    body: Any
+    """Sent as JSON."""
+    tar: bytes
+    """Sent instead of a body, once the engine asks for it."""
+
+
 class Http:
     """Requests to one Docker engine. Raises EngineUnavailableError without an answer, RefusedError for a "no"."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
 
-    async def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        tar: bytes | None = None,
-        timeout_s: float = QUICK_S,
-    ) -> Any:
+    async def call(self, method: str, path: str, *, timeout_s: float = QUICK_S, **parts: Unpack[RequestParts]) -> Any:
         """The answer's JSON; None if it has none."""
-        async with self._request(method, path, query, body, tar, {}, timeout_s) as answer:
-            text = await answer.body()
+        text = await self.raw(method, path, timeout_s=timeout_s, **parts)
         return _decoded(text) if text.strip() else None
 
-    async def raw(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Any = None,
-        timeout_s: float = SLOW_S,
-    ) -> bytes:
+    async def raw(self, method: str, path: str, *, timeout_s: float = SLOW_S, **parts: Unpack[RequestParts]) -> bytes:
         """The answer as it is."""
-        async with self._request(method, path, query, body, None, {}, timeout_s) as answer:
+        async with self._request(method, path, parts, {}, timeout_s) as answer:
             return await answer.body()
 
     async def lines(
         self, method: str, path: str, *, query: Mapping[str, str], headers: Mapping[str, str], timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
         """JSON objects, one in each line, as they come."""
-        async with self._request(method, path, query, None, None, headers, timeout_s) as answer:
+        async with self._request(method, path, {"query": query}, headers, timeout_s) as answer:
             rest = b""
             async for piece in answer.pieces():
                 *lines, rest = (rest + piece).split(b"\n")
@@ -127,7 +119,7 @@ class Http:
     async def stream(self, path: str, timeout_s: float) -> AsyncIterator[bytes]:
         """The answer to a GET piece by piece, whatever its length."""
         try:
-            async with self._request("GET", path, None, None, None, {}, timeout_s) as answer:
+            async with self._request("GET", path, {}, {}, timeout_s) as answer:
                 async for piece in answer.pieces():
                     yield piece
         except RefusedError as error:
@@ -162,7 +154,7 @@ class Http:
             reader, writer = await self._connect()
             try:
                 headers = {"Connection": "Upgrade", "Upgrade": "tcp"}
-                writer.write(_encoded("POST", path, None, body, None, headers))
+                writer.write(_encoded("POST", path, {"body": body}, headers))
                 answer = await _head(reader, writer)
                 await _refuse(answer)
             except BaseException:
@@ -172,22 +164,15 @@ class Http:
 
     @asynccontextmanager
     async def _request(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: Any,
-        tar: bytes | None,
-        headers: Mapping[str, str],
-        timeout_s: float,
+        self, method: str, path: str, parts: RequestParts, headers: Mapping[str, str], timeout_s: float
     ) -> AsyncIterator[Answer]:
         async with self._translated(timeout_s):
             async with asyncio.timeout(QUICK_S):
                 reader, writer = await self._connect()
             try:
-                writer.write(_encoded(method, path, query, body, tar, {"Connection": "close", **headers}))
+                writer.write(_encoded(method, path, parts, {"Connection": "close", **headers}))
                 answer = await _head(reader, writer, bodiless=method == "HEAD")
-                if answer.status == _CONTINUE and tar is not None:
+                if answer.status == _CONTINUE and (tar := parts.get("tar")) is not None:
                     writer.write(tar)
                     await writer.drain()
                     answer = await _head(reader, writer)
@@ -254,14 +239,8 @@ async def close(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-def _encoded(
-    method: str,
-    path: str,
-    query: Mapping[str, str] | None,
-    body: Any,
-    tar: bytes | None,
-    headers: Mapping[str, str],
-) -> bytes:
+def _encoded(method: str, path: str, parts: RequestParts, headers: Mapping[str, str]) -> bytes:
+    query, body, tar = parts.get("query"), parts.get("body"), parts.get("tar")
     content = b"" if body is None else json.dumps(body).encode()
     lines = {"Host": "docker", "User-Agent": "atoll", **headers}
     if tar is None:

@@ -7,7 +7,7 @@ import socket
 import struct
 
 from atoll.engines.docker.api.http import SLOW_S, Http, close
-from atoll.two_way_copy import SocketEnd, StreamEnd, copy_until_one_ends
+from atoll.two_way_copy import CopyTasks, SocketEnd, StreamEnd, copy_until_one_ends
 
 _PIECE = 256 << 10
 _FRAME = struct.Struct(">BxxxL")
@@ -21,7 +21,7 @@ class ExecBridges:
 
     def __init__(self, http: Http) -> None:
         self._http = http
-        self._carrying: set[asyncio.Task[None]] = set()
+        self._copies = CopyTasks()
 
     async def connect(self, container: str, program: str, path: str) -> socket.socket:
         """Raises RefusedError, EngineUnavailableError, OSError. Whether it answers shows only when it is spoken to."""
@@ -35,9 +35,7 @@ class ExecBridges:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)
-        task = asyncio.create_task(_carry(reader, writer, theirs), name=f"bridge to {container}")
-        self._carrying.add(task)
-        task.add_done_callback(self._carrying.discard)
+        self._copies.start(_carry(reader, writer, theirs), f"bridge to {container}")
         return ours
 
     async def _await_start(self, exec_id: str) -> None:
@@ -59,11 +57,7 @@ class ExecBridges:
 
     async def aclose(self) -> None:
         """Those of other event loops end with their loops."""
-        loop = asyncio.get_running_loop()
-        mine = [task for task in self._carrying if task.get_loop() is loop]
-        for task in mine:
-            task.cancel()
-        await asyncio.gather(*mine, return_exceptions=True)
+        await self._copies.aclose()
 
     async def _prepare(self, container: str, argv: list[str], *, stdin: bool) -> str:
         body = {
