@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.engines.host.cgroups.account_groups import ACCOUNT
 from atoll.engines.host.cgroups.groups import Group, Hierarchy
 from atoll.engines.host.process_ref import each_process
 from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from atoll.engines.linux.engine import LinuxEngine
 
 _SHARED = (".base", ".users")
 _OF_SANDBOXES = ("*/.users/*", "*/.base/.*", "oci/sandboxes/*", "oci/ids/*", "oci/*/.*.*", "layers/*", "pool/layers/*")
@@ -26,6 +30,24 @@ def leftovers(settings: Settings) -> list[str]:
     marker = os.fsencode(settings.data_dir)
     processes = [f"process {pid}" for pid in each_process() if pid != os.getpid() and _names(pid, marker)]
     return [*map(str, found), *_groups(settings), *processes]
+
+
+def left_behind(engine: LinuxEngine) -> list[str]:
+    """Mounts, control groups and files that only a sandbox of this engine has."""
+    places = engine.layout
+    found = [str(path) for name in ("ids", "sandboxes") for path in (places.data / name).glob("*")]
+    found += [str(path) for path in (places.settings.run_dir / "oci").glob("*")]
+    found += [str(path.parent) for path in places.group("x").directories() if path.parent.exists()]
+    marker = str(places.settings.data_dir)
+    return found + [line for line in Path("/proc/self/mounts").read_text().splitlines() if marker in line]
+
+
+async def emptied(engine: LinuxEngine) -> None:
+    """Delete all sandboxes of the engine, and close it."""
+    for handle in await engine.list():
+        await engine.delete(handle)
+    await engine.gc()
+    await engine.aclose()
 
 
 def _groups(settings: Settings) -> list[str]:

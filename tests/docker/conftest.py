@@ -11,13 +11,9 @@ from atoll.engines.docker.engine import DockerEngine
 from atoll.settings import Settings
 from docker import private_engine
 
-HERE = Path(__file__).parent
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(private_engine.START_S))  # the first one starts the engine
+    private_engine.give_time_to_start(items, Path(__file__).parent)
 
 
 def pytest_sessionfinish() -> None:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from atoll.engines.docker.api import endpoint
 from atoll.engines.docker.api.endpoint import Endpoint
 from needs import missing
@@ -49,6 +51,13 @@ def where() -> Endpoint:
 def is_running() -> bool:
     """Whether some test has needed it."""
     return bool(_started.host)
+
+
+def give_time_to_start(items: list[pytest.Item], folder: Path) -> None:
+    """The first test below this folder starts the engine."""
+    for item in items:
+        if folder in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(START_S))
 
 
 def stop() -> None:

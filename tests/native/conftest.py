@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import leftovers
 from atoll.engines.host import process_ref
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.guest import Guest, StartRequest
@@ -31,23 +32,13 @@ def settings() -> Iterator[Settings]:
 async def engine(settings: Settings) -> AsyncIterator[NativeEngine]:
     made = NativeEngine(settings)
     yield made
-    for handle in await made.list():
-        await made.delete(handle)
-    await made.gc()
-    await made.aclose()
+    await leftovers.emptied(made)
     assert left_behind(made) == []
 
 
 def left_behind(engine: NativeEngine) -> list[str]:
     """Processes, mounts, control groups and files that only a sandbox or its making has."""
-    places = engine.layout
-    found = [str(path) for name in ("ids", "sandboxes") for path in (places.data / name).glob("*")]
-    found += [str(path) for path in (places.settings.run_dir / "oci").glob("*")]
-    found += [str(path.parent) for path in places.group("x").directories() if path.parent.exists()]
-    marker = str(places.settings.data_dir)
-    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if marker in line]
-    found += [f"launcher {pid}" for pid in launchers() - _OF_OTHERS]
-    return found
+    return leftovers.left_behind(engine) + [f"launcher {pid}" for pid in launchers() - _OF_OTHERS]
 
 
 _OF_OTHERS: set[int] = set()

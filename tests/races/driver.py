@@ -119,6 +119,17 @@ class Driver:
         await sandbox.rollback(chosen)
         return chosen.id
 
+    async def change(self, verb: str, sandbox: AsyncSandbox) -> str | None:
+        """What both roles do to a sandbox that they hold. Returns the id of the checkpoint, where there is one."""
+        match verb:
+            case "restart":
+                await sandbox.restart()
+            case "rollback":
+                return await self.go_back(sandbox)
+            case "checkpoint":
+                return await self.save(sandbox)
+        return None
+
     async def save(self, sandbox: AsyncSandbox) -> str:
         checkpoints = await sandbox.checkpoints()
         if len(checkpoints) >= MOST_CHECKPOINTS:
@@ -172,18 +183,12 @@ class Managed(Driver):
 
     async def _inside(self, verb: str, sandbox: ManagedSandbox) -> object:
         match verb:
-            case "restart":
-                await sandbox.restart()
-            case "rollback":
-                return await self.go_back(sandbox)
-            case "checkpoint":
-                return await self.save(sandbox)
             case "fork":
                 return [fork.id for fork in await sandbox.fork(self.dice.choice((1, 1, 2)))]
             case "use":
                 result = await sandbox.exec("sleep 1000 & setsid sleep 1000 & echo here >>file; echo ok", timeout=60)
                 return result.stdout
-        return None
+        return await self.change(verb, sandbox)
 
 
 class Direct(Driver):
@@ -207,18 +212,14 @@ class Direct(Driver):
             match verb:
                 case "delete":
                     await self.engine.delete(sandbox.access.handle())
-                case "restart":
-                    await sandbox.restart()
-                case "rollback":
-                    return await self.go_back(sandbox)
-                case "checkpoint":
-                    return await self.save(sandbox)
                 case "pause":
                     await sandbox.pause()
                 case "resume":
                     await sandbox.resume()
                 case "inspect":
                     return (await sandbox.inspect()).state
+                case _:
+                    return await self.change(verb, sandbox)
         finally:
             await sandbox.detach()
         return None

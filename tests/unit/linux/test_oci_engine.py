@@ -28,6 +28,7 @@ from atoll.images import Image, Kind
 from atoll.model import Cause, Handle, Observation, SandboxSpec, State
 from atoll.settings import Settings
 from atoll.waiting import Deadline
+from leftovers import emptied, left_behind
 from needs import missing, need
 
 
@@ -45,10 +46,7 @@ async def engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIte
     made = OciEngine(settings, None if request.param == "runsc" else request.param)
     made.isolation = "gvisor" if request.param == "runsc" else "namespaces"  # type: ignore[attr-defined]
     yield made
-    for handle in await made.list():
-        await made.delete(handle)
-    await made.gc()
-    await made.aclose()
+    await emptied(made)
     assert left_behind(made) == []
 
 
@@ -58,20 +56,8 @@ async def runc(settings: Settings) -> AsyncIterator[OciEngine]:
         missing("needs runc")
     made = OciEngine(settings, "runc")
     yield made
-    for handle in await made.list():
-        await made.delete(handle)
-    await made.aclose()
+    await emptied(made)
     assert left_behind(made) == []
-
-
-def left_behind(engine: OciEngine) -> list[str]:
-    """Processes, mounts, control groups and files that only a sandbox has."""
-    places = engine.layout
-    found = [str(path) for path in (*(places.data / "ids").glob("*"), *(places.data / "sandboxes").glob("*"))]
-    found += [str(path) for path in (places.settings.run_dir / "oci").glob("*")]
-    found += [str(path.parent) for path in places.group("x").directories() if path.parent.exists()]
-    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(places.data.parent) in line]
-    return found
 
 
 def spec(engine: OciEngine, **values: object) -> SandboxSpec:
