@@ -88,7 +88,7 @@ class Command:
 
 
 class Terminal:
-    """Iterate over it for what the program writes; `write` is what a person types."""
+    """A program on a terminal. Iterate over it to read what the program writes; `write` types."""
 
     def __init__(self, original: AsyncTerminal, portal: Portal) -> None:
         self._async = original
@@ -99,11 +99,11 @@ class Terminal:
         return self._async.id
 
     def __iter__(self) -> Iterator[bytes]:
-        """What the program writes to the terminal, until it ends."""
+        """Yield what the program writes to the terminal, until it ends."""
         return self._portal.iterate(self._async.__aiter__())
 
     def write(self, data: str | bytes) -> None:
-        """Type. Control characters do what they do on a keyboard: `\x03` is Ctrl-C."""
+        """Type this. Control characters act as on a keyboard: `\x03` is Ctrl-C."""
         self._portal.call(self._async.write(data))
 
     def resize(self, rows: int, columns: int) -> None:
@@ -111,7 +111,7 @@ class Terminal:
         self._portal.call(self._async.resize(rows, columns))
 
     def wait(self) -> int:
-        """Wait until the program ends; its exit code."""
+        """Wait until the program ends, and return its exit code."""
         return self._portal.call(self._async.wait())
 
     def kill(self) -> None:

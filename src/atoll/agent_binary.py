@@ -9,7 +9,7 @@ from atoll.errors import EngineUnavailableError
 
 
 def path() -> Path:
-    """The agent that came with this package."""
+    """Return the path of the agent in this package. Raises EngineUnavailableError if it is missing."""
     binary = Path(__file__).parent / "bin" / "atoll-agent"
     if not os.access(binary, os.X_OK):
         raise EngineUnavailableError(

@@ -1,4 +1,4 @@
-"""Text from untrusted places as one line that may be shown: bounded, and without anything that steers a terminal."""
+"""Text from untrusted places as one line that may be shown: bounded, and without anything that controls a terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 def printable(text: str | bytes, most: int | None = None, *, instead: str = REPLACED, end: bool = False) -> str:
-    """The text without surrounding white space, with `instead` in place of every character that cannot be printed, line
-    ends among them. At most so many characters of it: the first, or the last with `end`."""
+    """Return the text without surrounding white space, with `instead` in place of every unprintable character, line ends
+    included. At most `most` characters are kept: the first, or with `end` the last."""
     if isinstance(text, bytes):
         text = _bounded(text, most, end).decode(errors="replace")
     shown = "".join(char if char.isprintable() else instead for char in text.strip()).strip()
@@ -18,7 +18,7 @@ def printable(text: str | bytes, most: int | None = None, *, instead: str = REPL
 
 
 def _bounded(raw: bytes, most: int | None, end: bool) -> bytes:
-    """What holds so many characters surely, so that no more is decoded than can be shown."""
+    """Return enough bytes for that many characters, so that no more is decoded than can be shown."""
     if most is None:
         return raw
     size = _MAX_CHARACTER_BYTES * most
@@ -26,5 +26,5 @@ def _bounded(raw: bytes, most: int | None, end: bool) -> bytes:
 
 
 def printable_lines(text: str) -> str:
-    """The same for text of several lines, which keeps its line ends, tabs and indentation."""
+    """Do the same for text of several lines, which keeps its line ends, tabs and indentation."""
     return "".join(char if char.isprintable() or char in "\n\t" else REPLACED for char in text).rstrip("\n")

@@ -1,7 +1,7 @@
-"""Writing files whose zeros take no room.
+"""Writing files whose zeros take no space.
 
-A file of a terabyte that holds nothing costs nothing inside a sandbox. Copied byte by byte it would fill the disk of
-whoever copies it, long before any quota is asked. So blocks of zeros are not written but skipped, which makes holes.
+A sparse file of a terabyte costs nothing inside a sandbox. Copied byte by byte, it would fill the disk that it is
+copied to long before a quota is checked. So blocks of zeros are skipped instead of written, which makes holes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _ZEROS = bytes(HOLE)
 
 
 def may_have_holes(data: memoryview) -> bool:
-    """A cheap test: False for nearly every piece without a hole."""
+    """Whether the data may contain a hole. A cheap test: False for nearly all data without one."""
     return b"\0" in data[::HOLE].tobytes()
 
 
 def write(fd: int, data: bytes | memoryview) -> int:
-    """Write all of it at the current position of a new file. Returns how many bytes take space. Call `end` last."""
+    """Write all data at the current position of a new file. Return how many bytes take space. Call `end` last."""
     whole = data if isinstance(data, bytes) else bytes(data)
     view, written = memoryview(whole), 0
     for start, end, is_hole in _runs(whole):
@@ -33,13 +33,15 @@ def write(fd: int, data: bytes | memoryview) -> int:
 
 
 def end(fd: int) -> None:
-    """The file ends at the current position, also if that is in a hole."""
+    """End the file at the current position, which may be in a hole."""
     os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
 
 
 def _runs(data: bytes) -> Iterator[tuple[int, int, bool]]:
-    """Start, end, and whether there are only zeros. Less than a block of zeros counts as such only at the end of
-    others, where the next piece of the same file may go on with them."""
+    """Yield the start and the end of each run, and whether it is a hole.
+
+    Less than a block of zeros counts as a hole only after another hole: the next piece of the file may continue it.
+    """
     start, was_hole = 0, False
     for position in range(0, len(data), HOLE):
         block = data[position : position + HOLE]

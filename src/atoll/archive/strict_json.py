@@ -1,4 +1,4 @@
-"""JSON as its standard has it. Python also reads `Infinity`, `NaN` and `1e999`, which nobody can write down again."""
+"""JSON as its standard defines it. Python also reads `Infinity`, `NaN` and `1e999`, which JSON cannot express."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def loads(data: bytes | str) -> Any:
-    """Raises ValueError, or RecursionError."""
+    """Parse a JSON document. Raises ValueError, or RecursionError if it is nested too deeply."""
     return json.loads(data, parse_constant=_refuse, parse_float=_finite)
 
 

@@ -33,7 +33,7 @@ def copy(
 
 
 def _inside(text: str) -> tuple[str, str] | None:
-    """`ID:PATH`. A path that exists here, or that begins with `/` or `.`, is always one of this machine."""
+    """Split `ID:PATH`; None for a path on this machine, which exists here or begins with `/` or `.`."""
     sandbox_id, colon, path = text.partition(":")
     if not colon or not sandbox_id or "/" in sandbox_id or text.startswith(".") or Path(text).exists():
         return None

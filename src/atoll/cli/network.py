@@ -42,7 +42,7 @@ def set_policy(
 
 
 def read_policy(text: str) -> Any:
-    """As it is written on a command line."""
+    """Parse a policy as it is written on a command line. Raises SpecError."""
     if text in ("none", "all"):
         return text
     if text.lstrip().startswith("{"):

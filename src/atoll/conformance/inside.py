@@ -1,11 +1,11 @@
-"""What can be seen of processes from inside a sandbox, with nothing but a shell."""
+"""The processes of a sandbox, as a shell inside sees them."""
 
 from __future__ import annotations
 
 from atoll.conformance.check import until
 from atoll.sandbox.sandbox import AsyncSandbox
 
-# Everything in one process, with a line between: `cat` would not tell where one ends.
+# One process reads all files and prints a line between them; `cat` would not show where a file ends.
 _COMMAND_LINES = "tail -n +1 /proc/[0-9]*/cmdline 2>/dev/null"
 _STATES = "cat /proc/[0-9]*/stat 2>/dev/null"
 
@@ -14,14 +14,14 @@ WAIT_FOR_GO = "while [ ! -e go ]; do sleep 0.02; done"
 
 
 async def running(sandbox: AsyncSandbox, mark: str) -> list[str]:
-    """The command lines inside that hold this mark."""
+    """Return the command lines inside that contain this mark."""
     result = await sandbox.exec(_COMMAND_LINES, timeout=20)
     lines = result.stdout.replace("\0", " ").split("==> /proc/")
     return [line for line in lines if mark in line]
 
 
 async def zombies(sandbox: AsyncSandbox) -> list[str]:
-    """Processes that have ended and were not collected, but for those of the command that looks."""
+    """Return the processes that have ended and were not reaped, except those of the command that looks."""
     result = await sandbox.exec(_STATES, timeout=20)
     return [line for line in result.stdout.splitlines() if line.rpartition(")")[2].split()[:1] == ["Z"]]
 

@@ -1,4 +1,4 @@
-"""What works on this machine, what is missing and what to do about it. Finds out; printing is the caller's."""
+"""What works on this machine, what is missing and what to do about it. The caller prints it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Diagnosis:
     machine: Machine
     settings: Settings
     engines: tuple[Availability, ...]
-    """Strongest first. Those that `auto` never picks come last."""
+    """The engines, the strongest first. Those that `auto` never picks come last."""
     auto: str | None
     """The engine that `auto` picks here."""
     auto_reasons: tuple[str, ...]
-    """Why that one, and why none before it."""
+    """Why `auto` picks that engine, and why none before it."""
     limits: EffectiveLimits | None = None
-    """What that engine gives to a sandbox that asks for nothing."""
+    """The limits that a sandbox has on that engine if it asks for none."""
     shared: tuple[str, ...] = ()
-    """What it bounds for all sandboxes of an account and of the installation together."""
+    """What that engine limits for all sandboxes of an account, and of the installation, together."""
 
 
 def diagnose(settings: Settings) -> Diagnosis:
-    """Try everything for real. Takes up to a few seconds, so not for an event loop."""
+    """Try every engine for real. This blocks for up to a few seconds: do not call it in an event loop."""
     engines = tuple(registry.probe_all(settings, thorough=True))
     try:
         engine, reasons = registry.auto(settings, thorough=True)

@@ -10,7 +10,7 @@ from atoll.sandbox.command import shell_exit_code
 
 
 class AsyncTerminal:
-    """Iterate over it for what the program writes; `write` is what a person types."""
+    """A program on a terminal. Iterate over it to read what the program writes; `write` types."""
 
     def __init__(self, guest: Guest, id: str, process: FollowedProcess) -> None:
         self.id = id
@@ -20,14 +20,14 @@ class AsyncTerminal:
         self._exit: ProcessExit | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """What the program writes to the terminal, until it ends."""
+        """Yield what the program writes to the terminal, until it ends."""
         process = await self._live_process()
         async for piece in process:
             yield piece.data
         self._exit = await process.wait()
 
     async def write(self, data: str | bytes) -> None:
-        """Type. Control characters do what they do on a keyboard: `\\x03` is Ctrl-C."""
+        """Type this. Control characters act as on a keyboard: `\\x03` is Ctrl-C."""
         await (await self._live_process()).send_stdin(data.encode() if isinstance(data, str) else data)
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -37,7 +37,7 @@ class AsyncTerminal:
         (await self._live_process()).resize(rows, columns)
 
     async def wait(self) -> int:
-        """Wait until the program ends; its exit code."""
+        """Wait until the program ends, and return its exit code."""
         async for _ in self:
             pass
         assert self._exit is not None
@@ -51,7 +51,7 @@ class AsyncTerminal:
             return
 
     async def _live_process(self) -> FollowedProcess:
-        # Another event loop, or a connection that was lost.
+        # The event loop is another one, or the connection was lost.
         if self._guest.current_connection() is not self._connection:
             first, second, third = self._process.offsets
             self._process = await self._guest.processes.attach(self.id.encode(), (first, second, third))

@@ -1,4 +1,4 @@
-"""What goes wrong, in the types and words that programs written for OpenManus expect."""
+"""Errors in the types and words that programs written for OpenManus expect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RESOURCES = (Cause.OUT_OF_MEMORY, Cause.DISK_FULL, Cause.PIDS)
 
 
 class OperationError(SandboxError, RuntimeError):
-    """ "Failed to …". Also a RuntimeError, as there; what really happened is its `__cause__`."""
+    """An error "Failed to …". It is a RuntimeError too, as in OpenManus; the original error is its `__cause__`."""
 
     code = "operation_failed"
 
@@ -25,7 +25,7 @@ class CommandRefusedError(OperationError):
 
 
 class ToolError(SandboxError):
-    """What a file operator raises."""
+    """A file operator failed."""
 
     code = "tool_failed"
 
@@ -40,10 +40,10 @@ class ToolError(SandboxError):
 
 @contextmanager
 def failing_to(do: str, *, tells_missing: bool = False) -> Iterator[None]:
-    """Turn what goes wrong inside into "Failed to {do}: …".
+    """Turn the errors of the block into "Failed to {do}: …".
 
-    Passed on as they are: bad arguments, timeouts, what a limit of the sandbox has caused, and FileNotFoundError if
-    that is for the caller to know.
+    Invalid arguments, timeouts and errors that a limit of the sandbox has caused pass unchanged, and with
+    `tells_missing` so does FileNotFoundError.
     """
     try:
         yield

@@ -8,7 +8,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def default_environment(home: str, user: str) -> dict[str, str]:
-    """The same for every engine; an image's own variables and those of the spec win over it."""
+    """Return the variables that every engine sets. Those of an image and of the spec override them."""
     return {
         "PATH": PATH,
         "HOME": home,

@@ -31,7 +31,7 @@ class OciEngine(LinuxEngine):
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
-        """Whether it can work here. `thorough` makes a sandbox for real."""
+        """Whether the engine can work here. With `thorough` a sandbox is made for real."""
         problems = runtime_launchers.problems(settings)
         if problems:
             return Availability(cls.name, False, tuple(problems), tuple(problems.values()))

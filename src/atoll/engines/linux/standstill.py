@@ -1,7 +1,7 @@
-"""A sandbox that stands still only for a moment, while its memory is saved.
+"""Stopping a sandbox for a moment, while its memory is saved.
 
-Who holds it still is noted beside its socket: if that process dies in the middle, whoever looks at the sandbox next
-lets it go on.
+A note beside the sandbox's socket names the process that stops it. If that process dies in the middle, the next process
+that looks at the sandbox resumes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Standstill:
 
     @asynccontextmanager
     async def holding(self, sandbox_id: str, launcher: Launcher, seconds: float) -> AsyncIterator[None]:
-        """Still as long as the context lasts; then it goes on, unless it was paused before or is no more."""
+        """Stop the sandbox while the context lasts. It then runs again, unless it was paused before or has ended."""
         if launcher.is_paused(sandbox_id):
             yield
             return
@@ -35,7 +35,7 @@ class Standstill:
             await launcher.pause(sandbox_id, Deadline.after(seconds))
             yield
         finally:
-            if self._layout.run(sandbox_id).exists():  # else it was ended meanwhile, on purpose
+            if self._layout.run(sandbox_id).exists():  # otherwise it was ended on purpose meanwhile
                 await self.end(sandbox_id, launcher, Deadline.after(seconds))
 
     async def end(self, sandbox_id: str, launcher: Launcher, deadline: Deadline) -> None:
@@ -46,7 +46,7 @@ class Standstill:
         return self._holder(sandbox_id).exists()
 
     def is_abandoned(self, sandbox_id: str) -> bool:
-        """Held by a process that is gone."""
+        """Whether the process that holds the sandbox is dead."""
         try:
             words = self._holder(sandbox_id).read_text().split()
         except OSError:

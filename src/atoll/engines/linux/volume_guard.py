@@ -1,8 +1,8 @@
-"""The supervisor of a sandbox that has a writable volume: a small process outside of it that decides about set-id bits.
+"""The supervisor of a sandbox with a writable volume: a small process outside that decides about set-id bits.
 
-It is told over a socket which control groups to enter, so that it ends with the sandbox and what it does counts for it,
-and then gets the listener of the sandbox's filter from whoever installs that. What it does is said in
-`native/launcher/runtime/supervisor.c`.
+The supervisor receives over a socket the control groups to enter, so that it ends with the sandbox and counts toward
+the sandbox's limits. It then receives the listener of the sandbox's system call filter from the process that installs
+the filter. `native/launcher/runtime/supervisor.c` describes its work.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ async def supervisor(
     lasting: Sequence[Path] = (),
     virtual_kernel: bool = False,
 ) -> int:
-    """Start one, in `groups`; once it has the listener it goes on in `lasting`. The descriptor of the socket that the
-    listener is sent to; once `opened` is closed it only lives as long as somebody else has that socket, or is under the
-    filter."""
+    """Start a supervisor in `groups`; once it has the listener it moves to `lasting`.
+
+    Return the descriptor of the socket that the listener is sent to. After `opened` is closed, the supervisor lives
+    only as long as another process has that socket or is under the filter.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     opened.callback(ours.close)
     with theirs:

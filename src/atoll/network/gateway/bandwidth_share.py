@@ -1,7 +1,7 @@
-"""What one sandbox gets of the gateway: as much as any other, and no more than its limit.
+"""One sandbox's share of the gateway: as much as any other sandbox gets, and no more than its limit.
 
-In each turn of the event loop all connections of a sandbox together may pass on so much, and then the next has its
-turn: many connections get no more than one. Beside that, its bytes in both directions together have a rate.
+In each turn of the event loop, all connections of a sandbox together may pass on a fixed number of bytes, then the next
+sandbox has its turn: many connections get no more than one. In addition, the bytes of both directions have a rate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BandwidthShare:
         self._bucket = TokenBucket(bytes_per_s, _burst(bytes_per_s))
 
     def limit(self, bytes_per_s: float) -> None:
-        """From now on."""
+        """Change the rate from now on."""
         self._bucket.limit(bytes_per_s, _burst(bytes_per_s))
 
     def is_open(self) -> bool:
@@ -32,11 +32,11 @@ class BandwidthShare:
         return self._left > 0 and self.pause_s() == 0
 
     def pause_s(self) -> float:
-        """How long nothing may be passed on; 0: it is only a matter of turns."""
+        """Return how long nothing may be passed on because of the rate; 0 if only a turn has to be waited for."""
         return self._bucket.wait_s()
 
     def count(self, size: int) -> None:
-        """So much was passed on."""
+        """Count bytes that were passed on."""
         self._left -= size
         self._bucket.overdraw(size)
         if not self._is_new_turn_coming:
@@ -44,7 +44,7 @@ class BandwidthShare:
             asyncio.get_running_loop().call_soon(self._new_turn)
 
     async def passed(self, size: int) -> None:
-        """The same, and wait if that was too much."""
+        """Count bytes that were passed on, and wait if the rate was exceeded."""
         self.count(size)
         if (seconds := self.pause_s()) > 0:
             await asyncio.sleep(seconds)

@@ -1,8 +1,8 @@
 """The ports of runtimes by path, at the root of the server: `/ID`, and `/ID/vscode`, `/ID/work-1`, `/ID/work-2`.
 
 OpenHands derives the second kind of URL from the first, and only from a path that begins with the id of the runtime.
-Such a port is public, and what listens there asks for credentials of its own. A browser shows its pages without any
-origin, as it does by the other path.
+Such a port is public, and what listens there asks for credentials of its own. Its pages have no origin in a
+browser, as on the other path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATH = re.compile(rb"/([0-9a-f]{24})(?:/(vscode|work-1|work-2)(?=[/?]|$))?(/.*)
 
 
 class PortsByPath:
-    """A pure ASGI middleware: what is asked of a runtime goes to its port, everything else on to the API."""
+    """A pure ASGI middleware: requests to a runtime go to its port, all others to the API."""
 
     def __init__(self, app: ASGIApp, max_upload_bytes: int, slow_s: float) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What is said instead of an answer: a page for a browser, a line for everybody else."""
+"""The server's own answers on exposed ports: a page for a browser, one line of text for other clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def page(
     again: bool = False,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """With `again` a browser looks again by itself: what opens later is shown at once."""
+    """Return such an answer. With `again` a browser reloads it by itself, so that it shows what opens later."""
     more = {"Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'"}
     more |= {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
     if "text/html" not in connection.headers.get("accept", ""):

@@ -1,4 +1,4 @@
-"""What both ways to an exposed port have in common: a request or a WebSocket goes inside, and a failure is a page."""
+"""Serving a request or a WebSocket on an exposed port: it is passed inside, and a failure becomes a page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from atoll.server.ports.upstream_http import forward
 from atoll.service import Caller
 
 Admit = Callable[[HTTPConnection], Awaitable[tuple[Caller, PortRequest]]]
-"""Says who asks and where it leads, or raises."""
-
-
+"""Returns the caller and what to request inside, or raises."""
 Answer = Callable[[Request], Awaitable[Response]]
 
 
 async def serve(scope: Scope, receive: Receive, send: Send, admit: Admit, answer: Answer | None = None) -> None:
-    """`answer`, if there is one, answers a request instead of what listens inside."""
+    """Pass a request or a WebSocket to its port. `answer`, if given, answers requests instead."""
     try:
         if scope["type"] == "websocket":
             websocket = WebSocket(scope, receive, send)
@@ -50,7 +48,7 @@ async def _forwarded(request: Request, admit: Admit) -> Response:
 
 
 async def say(scope: Scope, receive: Receive, send: Send, status: int, title: str, text: str = "") -> None:
-    """Answer with a page of ours."""
+    """Answer with a page of the server."""
     if scope["type"] == "websocket":
         websocket = WebSocket(scope, receive, send)
         await websocket.send_denial_response(page(websocket, status, title, text))

@@ -1,7 +1,7 @@
-"""Identity of a container that comes from a saved state: machine id, random seed, keys of a host.
+"""A new identity for a container that is made from a saved state: machine id, random seed, SSH host keys.
 
-Through the engine's own way to copy files into a container that does not run yet, which can write and not remove: what
-must not be used again is emptied.
+The Docker API copies the files into the container before it runs. The API cannot remove files, so those that must not
+be used again are emptied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def freshen(http: Http, container: str, sandbox_id: str) -> None:
 
 
 async def _write(http: Http, container: str, path: str, content: bytes, mode: int) -> None:
-    """If there is such a file."""
+    """Replace the content of the file, if the container has it."""
     try:
         await http.call("HEAD", f"/containers/{container}/archive", query={"path": path})
         buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What a control group bounds, as data."""
+"""The limits of a control group, as data."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from atoll.model import Limits
 
 CPU_PERIOD_US = 100_000
 VIRTUAL_KERNEL_THREADS = 8192
-"""The threads of a kernel of its own: more than any sane sandbox needs, fewer than would take the host down."""
+"""The most threads of a sandbox with its own kernel: more than it needs, fewer than would harm the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
     memory_bytes: int | None = None
-    """Memory and swap together: swap is closed."""
+    """Memory and swap together: no swap is allowed."""
     cpu_quota_us: int | None = None
     cpu_period_us: int = CPU_PERIOD_US
     pids: int | None = None
     cpu_weight: int | None = None
-    """Against its siblings, as v2 counts: 100 is the usual one."""
+    """The share of processor time against sibling groups, on the scale of version 2: 100 is the default."""
 
     @classmethod
     def of(cls, limits: Limits) -> CgroupLimits:

@@ -1,9 +1,9 @@
-"""Files of `/proc` and `/sys` that tell about the machine or reach beyond the sandbox. They are covered.
+"""Files of `/proc` and `/sys` that describe the machine or reach beyond the sandbox. Engines cover them.
 
-Docker's list, and what its containers can still read: memory maps of the kernel, its configuration and command line,
-disks, interrupt counts, modules. Where Docker makes a path of `/proc` read-only we cover it: nothing inside needs
-`/proc/bus`, `fs`, `irq` or `sysrq-trigger`. `/proc/sys` stays readable; no file of it is writable, because every
-namespace that it configures belongs to the host.
+The list is Docker's, and adds what Docker's containers can still read: memory maps of the kernel, its configuration and
+command line, disks, interrupt counts, modules. Paths of `/proc` that Docker makes read-only are covered here: nothing
+inside needs `/proc/bus`, `fs`, `irq` or `sysrq-trigger`. `/proc/sys` stays readable; none of its files is writable,
+because every namespace that it configures belongs to the host.
 """
 
 from __future__ import annotations
@@ -34,5 +34,6 @@ _SYS = _words(
 
 @functools.cache
 def masked_paths(cpus: int) -> tuple[str, ...]:
+    """Return the paths to cover on a machine with this many processors."""
     thermal = (f"devices/system/cpu/cpu{number}/thermal_throttle" for number in range(cpus))
     return (*(f"/proc/{name}" for name in _PROC), *(f"/sys/{name}" for name in (*_SYS, *thermal)))
