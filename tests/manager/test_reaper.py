@@ -129,11 +129,13 @@ async def test_a_use_that_begins_while_the_reaper_looks_wins(
     id = await manager.create_sandbox()
     sandbox = await manager.get_sandbox(id)
     clock.advance(1000)
-    engine.delays["inspect"] = 0.5
+    engine.hanging.add("inspect")
     before = engine.calls["inspect"]
     sweep = asyncio.ensure_future(manager.cleanup_idle())
     await until(lambda: engine.calls["inspect"] > before)
     work = asyncio.ensure_future(sandbox.exec("sleep 0.3; echo alive"))
+    await asyncio.sleep(0)  # the use has begun
+    engine.heal()
     await sweep
     assert (await work).stdout == "alive\n"
 
