@@ -47,7 +47,7 @@ REDRAW_S, REPEAT_S = 0.5, 30.0
 # They look at the whole machine before and after, so nothing that is not theirs may run beside them.
 ALONE = ("tests/native", "tests/network", "tests/oci", "tests/security", "tests/upgrade")
 # They start Docker engines of their own, which the others would see.
-DOCKER = ("tests/docker", "tests/openmanus")
+DOCKER = ("tests/docker", "tests/openmanus", "tests/openhands/test_docker.py")
 # The same whichever Python runs the tests: what they try is not written in Python.
 NO_PYTHON = ("tests/agent",)
 OTHER_PYTHONS = ("3.13", "3.12")
