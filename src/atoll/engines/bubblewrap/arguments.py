@@ -72,8 +72,7 @@ class Surroundings:
     home: Path
     """The sandbox's directory, with `work`, `home` and `tmp`."""
     base: Path
-    """The directory with `etc` and `agent`, and with the host's `/usr`, which only the sandbox's own processes see
-    there."""
+    """The directory with `etc` and `agent`, and with the host's `/usr` for processes started with `--own-files`."""
     links: Mapping[str, str]
     """Top-level links of the host that lead into /usr, such as /lib → usr/lib."""
     directories: tuple[str, ...]

@@ -57,7 +57,7 @@ class Exclusion:
 
     @contextmanager
     def explaining(self, sandbox_id: str) -> Iterator[None]:
-        """What fails because the sandbox is being deleted, or is gone already, says so."""
+        """Turn errors into SandboxGoneError if the sandbox is being deleted or is already gone."""
         try:
             yield
         except SandboxGoneError:
@@ -70,7 +70,7 @@ class Exclusion:
 
     @contextmanager
     def at_once(self, sandbox_id: str) -> Iterator[bool]:
-        """As `alone`, without waiting. False: somebody else changes it, or it is gone."""
+        """Like `alone`, without waiting. Yields False if another change is in progress or the sandbox is gone."""
         fd = _open(self.home(sandbox_id))
         try:
             yield fd is not None and _lock(fd) and _is_at(fd, self.home(sandbox_id))
