@@ -282,7 +282,7 @@ def _children(pid: int) -> list[int]:
 
 @dataclass
 class Run:
-    """All parts, one after another, and what is to be said of them at the end."""
+    """All parts, one after another, and the summary at the end."""
 
     until: float | None
     silence_s: float
