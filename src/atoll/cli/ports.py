@@ -96,5 +96,5 @@ def named_port(text: str) -> tuple[str, int]:
 def named_ports(texts: Sequence[str] | None) -> dict[str, int]:
     """Parse the values of `--port`. Raises SpecError if there is no server to expose them."""
     if texts and server_url() is None:
-        raise SpecError("exposed ports need a server", hint="`atoll port-forward` gives a port of this machine.")
+        raise SpecError("exposed ports need a server", hint="Without a server, use `atoll port-forward`.")
     return dict(named_port(text) for text in texts or ())

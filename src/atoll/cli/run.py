@@ -103,7 +103,7 @@ async def _relay(running: AsyncCommand) -> int:
     finally:
         feeding.cancel()
     if result.cause is Cause.TIMEOUT:
-        print("atoll: the command ran into its timeout and was killed", file=sys.stderr)
+        print("atoll: the command timed out and was killed", file=sys.stderr)
     return result.exit_code
 
 

@@ -125,7 +125,7 @@ def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
         print_json(list(rows))
         return
     if not rows:
-        print("nothing there", file=sys.stderr)
+        print("nothing found", file=sys.stderr)
         return
     table = plain_table(*(column.replace("_", " ") for column in rows[0]))
     for row in rows:

@@ -17,10 +17,13 @@ _PREFIX = "SANDBOX_"
 _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 REFUSED: dict[str, tuple[object, str]] = {
-    "enable_auto_lint": (False, "nothing here edits files by itself; run the linter in the sandbox"),
-    "use_host_network": (False, "a sandbox on the network of the host is none; expose the ports that it needs"),
-    "additional_networks": ([], "what a sandbox may reach is said by its network policy, not by networks of Docker"),
-    "runtime_extra_build_args": (None, "images are not built with Docker; build yours, and name it"),
+    "enable_auto_lint": (False, "Atoll does not edit files by itself; run the linter in the sandbox"),
+    "use_host_network": (False, "a sandbox on the host's network is not isolated; expose the ports that it needs"),
+    "additional_networks": ([], "a network policy, and not Docker's networks, decides what a sandbox may reach"),
+    "runtime_extra_build_args": (
+        None,
+        "Atoll does not build images for sandboxes; build the image yourself, and name it",
+    ),
     "force_rebuild_runtime": (False, "no image is built for a sandbox: its files are those of the image itself"),
     "browsergym_eval_env": (None, "there is no BrowserGym here; run it in the sandbox"),
     "enable_gpu": (False, "no engine can share a GPU between isolated sandboxes"),
@@ -28,7 +31,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "docker_runtime_kwargs": (None, "options of Docker could undo the isolation"),
     "selected_repo": (None, "clone it in the sandbox, with the credentials that you give it"),
     "trusted_dirs": ([], "no directory of this machine is used but those in `volumes`"),
-    "remote_runtime_enable_retries": (True, "a request that may be repeated is; there is no switch for it"),
+    "remote_runtime_enable_retries": (True, "requests that may be repeated always are; this cannot be turned off"),
 }
 """The only accepted value of each of these settings, and the reason."""
 
@@ -110,7 +113,7 @@ class SandboxConfig(BaseModel):
     @classmethod
     def _factor(cls, value: int) -> int:
         if value not in (1, 2, 4, 8):
-            raise ValueError("it is one of 1, 2, 4 and 8")
+            raise ValueError("it must be 1, 2, 4 or 8")
         return value
 
     @field_validator("platform")
@@ -158,6 +161,6 @@ def _mounts(volumes: str | None) -> list[VolumeMount]:
         host, _, rest = part.partition(":")
         inside, _, mode = rest.partition(":")
         if not host or not inside.startswith("/") or mode not in ("", "rw", "ro"):
-            raise ValueError(f"{part!r} is no volume: write HOST:INSIDE, HOST:INSIDE:ro or HOST:INSIDE:rw")
+            raise ValueError(f"{part!r} is not a volume: write HOST:INSIDE, HOST:INSIDE:ro or HOST:INSIDE:rw")
         found.append(VolumeMount(host_path=host, container_path=inside, mode="ro" if mode == "ro" else "rw"))
     return found

@@ -19,7 +19,7 @@ _HEALTH_S = 2.0
 class Ports:
     def __init__(self, ports: Sequence[ExposedPort], pattern: str, host: str, vscode_port: int | None) -> None:
         if "{port}" not in pattern:
-            raise ValueError(f"a URL pattern has {{port}} in it, unlike {pattern!r}")
+            raise ValueError(f"a URL pattern must contain {{port}}, unlike {pattern!r}")
         self._ports = ports
         self._pattern = pattern
         self._host = host

@@ -33,7 +33,7 @@ class SandboxSettings(BaseModel):
     @classmethod
     def _memory(cls, value: str) -> str:
         if parse_size(value) < _LEAST_MEMORY:
-            raise ValueError("less than 6 MiB is not enough")
+            raise ValueError("the minimum is 6 MiB")
         return value
 
     @field_validator("work_dir")

@@ -330,7 +330,7 @@ class DockerEngine(DockerSnapshots):
                 return await self._linked(handle, noted, stream)
         found = await self._completed(self._who(handle.sandbox_id).container)
         if found is None or not found["State"]["Running"]:
-            raise AgentUnreachableError("it does not run")
+            raise AgentUnreachableError("its container is not running")
         target = Target.of(found)
         return await self._linked(handle, target, await self._streams.open(target))
 

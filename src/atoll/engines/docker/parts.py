@@ -97,5 +97,5 @@ class DockerParts:
     async def _base_image(self, spec: SandboxSpec, image_id: str) -> image_pull.Image:
         found = await image_pull.find(self._http, image_id)
         if found is None:
-            raise ImageError(f"the image that the sandbox began with, '{spec.image}', is gone from the Docker engine")
+            raise ImageError(f"the Docker engine no longer has '{spec.image}', the image that the sandbox started from")
         return found

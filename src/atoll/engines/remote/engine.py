@@ -61,9 +61,9 @@ class RemoteEngine(RemoteStates):
         if not found.startswith(("http://", "https://")):
             raise EngineUnavailableError(f"'{found}' is not the URL of a server", hint="Write http://HOST:PORT.")
         if not resource_factor > 0:
-            raise ValueError(f"a resource factor is more than 0, not {resource_factor!r}")
+            raise ValueError(f"the resource factor must be more than 0, not {resource_factor!r}")
         if not polling_interval > 0:
-            raise ValueError(f"a polling interval is more than 0 s, not {polling_interval!r}")
+            raise ValueError(f"the polling interval must be more than 0 s, not {polling_interval!r}")
         self._polling_interval = polling_interval
         self._description: EngineDescription | None = None
         self._receive_at: str | None = None
@@ -147,7 +147,7 @@ class RemoteEngine(RemoteStates):
 
     def receive(self, signature: str, body: bytes) -> str | None:
         if self._events is None:
-            raise SignatureError("nobody asked for messages")
+            raise SignatureError("no messages were requested")
         return self._events.receive(signature, body)
 
     # --- queries ----------------------------------------------------------------------------------------------------

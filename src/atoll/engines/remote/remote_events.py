@@ -54,7 +54,7 @@ class RemoteEvents:
         """Handle a message of the server. Returns the challenge that proves that this program asked for the messages,
         if the server sent one."""
         if self._url is None:
-            raise SignatureError("nobody asked for messages")
+            raise SignatureError("no messages were requested")
         self._verifier.check(signature, body)
         try:
             message = json.loads(body)

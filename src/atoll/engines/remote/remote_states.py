@@ -143,7 +143,9 @@ class RemoteStates(abc.ABC):
     ) -> Snapshot:
         """Import a snapshot. The server decides how large it may be, and accepts no saved memory."""
         if memory:
-            raise UnsupportedError("a server takes over no memory from a file", hint="Import it without.")
+            raise UnsupportedError(
+                "a server does not import saved memory from a file", hint="Import the snapshot without it."
+            )
         return _snapshot(await self._server.upload(f"/snapshots/{_checked(name)}/content", file, _TRANSFER_S))
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def labels_of(info: Mapping[str, Any]) -> dict[str, str]:
 
 def _checked(name: str) -> str:
     if "/" in name:
-        raise UnsupportedError("a server in front of another one keeps no snapshots for users of its own")
+        raise UnsupportedError("a server that uses another server cannot keep snapshots for its own users")
     if not _NAME.fullmatch(name):
         raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}")
     return name

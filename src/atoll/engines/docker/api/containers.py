@@ -63,7 +63,7 @@ class Containers:
         except RefusedError as error:
             if error.status in (404, 409):
                 return None
-            raise EngineError(f"the Docker engine gives no figures: {error.message}") from error
+            raise EngineError(f"the Docker engine cannot report statistics: {error.message}") from error
         return found if isinstance(found, dict) else None
 
     async def written_bytes(self, name: str) -> int:

@@ -88,7 +88,7 @@ def parse(address: str, certificates: Path | None = None) -> Endpoint:
             hint="Forward its socket: 'ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST', "
             "then set DOCKER_HOST=unix:///tmp/docker.sock.",
         )
-    raise _nonsense(address, "it is not an address")
+    raise _nonsense(address, "the address is invalid")
 
 
 def _nonsense(address: str, reason: str) -> EngineUnavailableError:

@@ -108,8 +108,8 @@ class Facts:
         """Raise EngineUnavailableError if no sandbox can work there."""
         if self.architecture not in seccomp_format.ARCHITECTURES or self.architecture != platform.machine():
             raise EngineUnavailableError(
-                f"the Docker engine runs on {self.architecture}, but our agent is made for {platform.machine()}",
-                hint="Use an engine on the same kind of machine.",
+                f"the Docker engine runs on {self.architecture}, but Atoll's agent is built for {platform.machine()}",
+                hint="Use an engine on a machine of the same architecture.",
             )
         if not self.seccomp:
             raise EngineUnavailableError(

@@ -302,4 +302,4 @@ def _decoded(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EngineError("the Docker engine answered with something else than JSON") from error
+        raise EngineError("the Docker engine answered with something other than JSON") from error

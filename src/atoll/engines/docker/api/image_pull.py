@@ -79,7 +79,7 @@ async def ensure(http: Http, name: str, on_progress: OnProgress | None = None) -
         await pull(http, name, on_progress)
         found = await find(http, name)
         if found is None:
-            raise ImageError(f"image '{name}' was pulled and is not there", hint="It may be for another platform.")
+            raise ImageError(f"image '{name}' was pulled but cannot be found", hint="It may be for another platform.")
     return found
 
 

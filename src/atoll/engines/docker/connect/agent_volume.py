@@ -145,7 +145,7 @@ async def _exists(http: Http, path: str) -> bool:
     except RefusedError as error:
         if error.status == 404:
             return False
-        raise EngineError(f"the Docker engine refuses to say what it has: {error.message}") from error
+        raise EngineError(f"the Docker engine cannot be queried: {error.message}") from error
     return True
 
 
@@ -154,4 +154,4 @@ async def _remove_filler(http: Http, agent: Agent) -> None:
         await http.call("DELETE", f"/containers/{agent.volume}", query={"force": "1"}, timeout_s=SLOW_S)
     except RefusedError as error:
         if error.status not in (404, 409):
-            raise EngineError(f"a container of ours cannot be removed: {error.message}") from error
+            raise EngineError(f"a container of Atoll cannot be removed: {error.message}") from error

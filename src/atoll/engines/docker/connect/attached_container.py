@@ -69,7 +69,7 @@ class AttachedContainer:
         if found is None:
             raise SandboxNotFoundError(f"there is no container '{container}'")
         if not found["State"]["Running"]:
-            raise SandboxGoneError(f"container '{container}' does not run", cause=Cause.EXIT)
+            raise SandboxGoneError(f"container '{container}' is not running", cause=Cause.EXIT)
         visit = cls(http, found, f"/.atoll-{secrets.token_hex(8)}")
         if not direct:
             visit._target = Target(visit._target.container_id, 0, visit._target.runtime)
@@ -80,7 +80,7 @@ class AttachedContainer:
         except RefusedError as error:
             await visit.leave()
             raise EngineError(
-                f"the container '{container}' does not let us in: {error.message}",
+                f"the container '{container}' does not accept an agent: {error.message}",
                 hint="Its root must be writable and it must have a shell.",
             ) from error
         except BaseException:

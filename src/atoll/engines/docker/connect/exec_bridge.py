@@ -49,7 +49,7 @@ class ExecBridges:
             if state.get("Pid"):
                 return
             if not state.get("Running") and state.get("ExitCode") is not None:
-                raise ConnectionRefusedError("the container has ended, or does not run programs")
+                raise ConnectionRefusedError("the container has ended, or cannot run programs")
             await asyncio.sleep(_PAUSE_S)
 
     async def knock(self, container: str, program: str, path: str) -> bool:

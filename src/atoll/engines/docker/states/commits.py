@@ -85,7 +85,7 @@ class Commits:
         try:
             answer = await self._http.call("POST", "/commit", query=query, body=body, timeout_s=SLOW_S)
         except RefusedError as error:
-            raise EngineError(f"the Docker engine could not keep the state: {error.message}") from error
+            raise EngineError(f"the Docker engine could not save the state: {error.message}") from error
         finally:
             _standing.discard(str(container["Id"]))
         return saved.model_copy(update={"image_id": str(answer["Id"])})
@@ -101,13 +101,13 @@ class Commits:
         try:
             async for line in self._http.send("/images/create", query, pieces, SLOW_S):
                 if "error" in line:
-                    raise EngineError(f"the Docker engine could not keep the state: {str(line['error'])[:500]}")
+                    raise EngineError(f"the Docker engine could not save the state: {str(line['error'])[:500]}")
         except RefusedError as error:
-            raise EngineError(f"the Docker engine could not keep the state: {error.message}") from error
+            raise EngineError(f"the Docker engine could not save the state: {error.message}") from error
         for found in await self.all("snapshot"):
             if found.id == saved.id:
                 return found
-        raise EngineError("the Docker engine says that it kept the state, and it is not there")
+        raise EngineError("the Docker engine reported that it saved the state, but it cannot be found")
 
     async def all(self, kind: Kind) -> list[SavedState]:
         """Return all states of a kind, oldest first."""
@@ -135,7 +135,7 @@ class Commits:
             await self._http.call(method, path, query=query, timeout_s=SLOW_S)
         except RefusedError as error:
             if error.status != 404:
-                raise EngineError(f"the Docker engine cannot do that to an image: {error.message}") from error
+                raise EngineError(f"the Docker engine cannot change an image: {error.message}") from error
 
     def _repository(self, kind: Kind) -> str:
         return f"{self._prefix}-{kind}"

@@ -279,7 +279,7 @@ class DockerStates(DockerParts, abc.ABC):
         try:
             await self._containers.make(who.container + NEXT, body)
         except RefusedError as error:
-            raise EngineError(f"the Docker engine could not make the container anew: {error.message}") from error
+            raise EngineError(f"the Docker engine could not make the container again: {error.message}") from error
         if ORIGIN in labels and image.id == origin:
             await fresh_identity.freshen(self._http, who.container + NEXT, handle.sandbox_id)
         self._exclusion.refuse_deleted(handle.sandbox_id)

@@ -112,7 +112,7 @@ def _plain(file: Path, incoming: ImageArchive) -> Iterator[bytes]:
                         yield piece
                     data = unpacker.unconsumed_tail
             if not unpacker.eof:
-                raise ImageError(f"'{file}' is damaged: its archive breaks off")
+                raise ImageError(f"'{file}' is damaged: its archive is incomplete")
     except zlib.error as error:
         raise ImageError(f"'{file}' is damaged: {error}") from error
 
@@ -121,7 +121,8 @@ def _understood(content: IO[bytes], file: Path) -> ImageArchive:
     found = snapshot_envelope.read_header(content, _FORMAT, _MAX_HEADER_BYTES)
     if found is None:
         raise ImageError(
-            f"'{file}' is no snapshot of a Docker engine", hint="Snapshots of other engines stay with these."
+            f"'{file}' is not a snapshot of a Docker engine",
+            hint="Only the kind of engine that exported a snapshot can import it.",
         )
     header, start, end = found
     snapshot_envelope.check_version(file, header, _VERSION)
