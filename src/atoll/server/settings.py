@@ -61,7 +61,7 @@ class ServerSettings(BaseModel):
     start_timeout: Annotated[float, Field(gt=0)] = Field(
         120, description="With the engine remote: seconds for the start of a sandbox."
     )
-    webhook_hosts: list[str] = Field([], description="PortsByHost that events may be posted to even if not public.")
+    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to even if not public.")
     registries: list[str] = Field(
         [],
         description="HOST, HOST:PORT or ranges of addresses that users may pull images from even if not public.",
