@@ -1,4 +1,4 @@
-"""What the user of a manager decides: how many sandboxes there may be, for how long, and how much is remembered."""
+"""The rules of a manager: how many sandboxes there may be, for how long, and how much history is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.manager.record import OnIdle
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the user of a manager decides. None means no limit."""
+    """Rules that the user of a manager sets. None means no limit."""
 
     max_sandboxes: int = 100
     idle_timeout: float = 3600.0
@@ -47,8 +47,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is beyond any of these limits is forgotten, the oldest first. Records of one owner never displace those of
-    another, except by the limits on everything, which keep the disk from filling up."""
+    """How much history is kept. Entries beyond any of these limits are deleted, the oldest first.
+
+    Entries of one owner never displace those of another, except by the limits on everything, which keep the disk from
+    filling up.
+    """
 
     ended_per_owner: int = 1_000
     events_per_owner: int = 10_000
