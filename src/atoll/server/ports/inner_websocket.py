@@ -1,5 +1,5 @@
-"""WebSockets to what listens inside. Each side speaks the protocol with us, so nothing malformed passes either way;
-what is passed on are whole messages, of bounded size."""
+"""WebSockets to programs inside. The server speaks the protocol with each side, so nothing malformed passes in either
+direction; only whole messages of bounded size are passed on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_CODE = 1005
 
 
 async def bridge(websocket: WebSocket, caller: Caller, services: Services, wanted: PortRequest) -> None:
-    """Until either side closes it, the sandbox ends, or the right to it does."""
+    """Pass messages on until either side closes the WebSocket, the sandbox ends, or the right to it ends."""
     try:
         await services.sandboxes.ports.need_exposed(caller, wanted.sandbox_id, wanted.port)
         sandbox = await services.sandboxes.sandbox(caller, wanted.sandbox_id)
@@ -75,7 +75,7 @@ async def _carry(websocket: WebSocket, inside: Inside, wanted: PortRequest) -> N
             code, reason = outwards.result()
         elif inwards in done:
             inwards.result()
-            with contextlib.suppress(TimeoutError):  # for the answer to the end that was said inside
+            with contextlib.suppress(TimeoutError):  # for the answer to the close frame that was sent inside
                 await asyncio.wait_for(outwards, _CLOSE_S)
             return
     finally:
@@ -86,7 +86,7 @@ async def _carry(websocket: WebSocket, inside: Inside, wanted: PortRequest) -> N
 
 
 async def _outwards(websocket: WebSocket, inside: Inside) -> tuple[int, str]:
-    """The code and the reason that it ended with."""
+    """Pass messages on to the client. Returns the code and the reason of the end."""
     try:
         async for opcode, data in inside:
             if opcode is Opcode.TEXT:
@@ -109,11 +109,11 @@ async def _inwards(websocket: WebSocket, inside: Inside) -> None:
                 return
             await inside.send(message.get("text"), message.get("bytes"))
     except (OSError, SandboxError):
-        await asyncio.Event().wait()  # the other direction knows what became of it
+        await asyncio.Event().wait()  # the other direction reports what happened
 
 
 class Inside:
-    """The client's side of a WebSocket to a port."""
+    """The client's side of a WebSocket to a port inside."""
 
     def __init__(self, stream: PortStream, wanted: PortRequest, websocket: WebSocket) -> None:
         self._stream = stream
@@ -132,7 +132,7 @@ class Inside:
         return self._protocol.subprotocol
 
     async def shake_hands(self) -> Response | None:
-        """None: it is one now. Else what to say."""
+        """Open the WebSocket. Returns None on success, otherwise the response to send to the client."""
         request = self._protocol.connect()
         del request.headers["Host"]
         for name, value in self._headers:
@@ -158,7 +158,7 @@ class Inside:
 
     @property
     def ending(self) -> tuple[int, str]:
-        """As a close frame may carry it."""
+        """The code and the reason of the end, as a close frame may carry them."""
         said = self._protocol.close_rcvd or self._protocol.close_sent
         code, reason = (said.code, said.reason) if said is not None else (0, "")
         if code == _NO_CODE:
@@ -180,7 +180,7 @@ class Inside:
             await self._flush()
 
     async def __aiter__(self) -> AsyncIterator[tuple[Opcode, bytes]]:
-        """Whole messages, until the end."""
+        """Yield whole messages until the end."""
         kind, parts = Opcode.BINARY, bytearray()
         frames = self._early
         while True:
