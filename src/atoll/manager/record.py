@@ -19,7 +19,7 @@ _MAX_SHOWN = 300
 
 
 class Operation(enum.StrEnum):
-    """An operation in progress on a sandbox. After a crash it says what to finish or to undo."""
+    """What is being done to a sandbox. After a crash it says what to finish or to undo."""
 
     CREATE = "create"
     DELETE = "delete"
@@ -28,7 +28,7 @@ class Operation(enum.StrEnum):
 
 
 class PausedBy(enum.StrEnum):
-    """Who paused a sandbox. A sandbox that its user paused stays paused until the user resumes it."""
+    """Who paused a sandbox. One that its user paused stays paused until the user resumes it."""
 
     USER = "user"
     IDLE = "idle"

@@ -127,7 +127,7 @@ class Recovery:
                 if listed:
                     await context.tasks.bounded(context.engines.describe(name), _LIST_S, f"describe engine {name}")
             except SandboxError as error:
-                # It is no warning that an engine is unavailable which nobody asked for.
+                # An engine that is unavailable, and that nobody asked for, is no reason for a warning.
                 level = logging.DEBUG if name in registry.names() and context.journal.is_new else logging.WARNING
                 _log.log(level, "engine '%s' cannot say what it has: %s", name, error)
                 self._silent.add(name)
