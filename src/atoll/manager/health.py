@@ -45,7 +45,7 @@ class Health:
         try:
             await self._believe(member, seen)
         except SandboxError as error:
-            _log.warning("what became of sandbox %s is not written down: %s", member.id, error)
+            _log.warning("the new state of sandbox %s could not be recorded: %s", member.id, error)
 
     async def _believe(self, member: Member, seen: Observation) -> None:
         transitions, before = self._context.transitions, member.record.state
@@ -74,7 +74,7 @@ class Health:
 
         async def connect() -> ByteStream:
             if not member.usable:
-                raise SandboxGoneError(f"sandbox {member.id} does not run")
+                raise SandboxGoneError(f"sandbox {member.id} is not running")
             return await self._context.engine_of(member).connect(member.record.handle())
 
         async def answer() -> T:
@@ -87,7 +87,7 @@ class Health:
                 await guest.aclose()
 
         if not member.usable:
-            raise SandboxGoneError(f"sandbox {member.id} does not run")
+            raise SandboxGoneError(f"sandbox {member.id} is not running")
         return await self._context.tasks.bounded(answer(), seconds, f"ask {member.id}")
 
     async def background(self, member: Member) -> Background | None:

@@ -281,7 +281,7 @@ class SandboxManager(Queries):
         options are as for `create_sandbox`.
         """
         if count < 1 or any(len(each) not in (0, count) for each in (names, labels)):
-            raise ValueError("count is at least 1, and names and labels are one for each")
+            raise ValueError("count must be at least 1, and names and labels empty or one entry for each fork")
         member = await self._member(sandbox_id)
         requests = Request.for_forks(
             member.record, count, checkpoint, memory, names=names, labels=labels, lifetime=lifetime, key=key

@@ -51,11 +51,13 @@ class PoolSettings:
 
     def __post_init__(self) -> None:
         if self.spec.labels:
-            raise SpecError("the spec of a pool has no labels", hint="Each sandbox gets its own when it is claimed.")
+            raise SpecError(
+                "the spec of a pool must not have labels", hint="Each sandbox gets its own when it is claimed."
+            )
         if any(not volume.read_only for volume in self.spec.volumes):
-            raise SpecError("the spec of a pool has no writable volumes", hint="Its sandboxes would share them.")
+            raise SpecError("the spec of a pool must not have writable volumes", hint="Its sandboxes would share them.")
         if self.parallel < 1 or self.size < 0 or (self.max_size is not None and self.max_size < self.size):
-            raise SpecError("a pool keeps at least 0 sandboxes, at most max_size, and makes at least one at a time")
+            raise SpecError("in a pool, size must be from 0 to max_size, and parallel at least 1")
 
     @property
     def key(self) -> str:

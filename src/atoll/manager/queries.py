@@ -253,7 +253,7 @@ class Queries(abc.ABC):
         if isinstance(source, ImageSource):
             await source.ensure_image(image, on_progress)
         elif image != "host":
-            raise ImageNotFoundError(f"engine '{source.name}' gets its images when a sandbox needs them")
+            raise ImageNotFoundError(f"engine '{source.name}' cannot fetch images in advance")
 
 
 def _states(context: ManagerContext) -> dict[str, int]:

@@ -177,7 +177,7 @@ class Reaper:
                 await self._pauser.pause(member, disk=True, by=PausedBy.IDLE)
                 return
             except SandboxError as error:
-                _log.info("sandbox %s sleeps in memory, not on the disk: %s", member.id, error)
+                _log.info("sandbox %s is paused in memory, not to disk: %s", member.id, error)
         try:
             if member.usable and self._schedule.is_idle(member):
                 await self._pauser.begin(member, PausedBy.IDLE)

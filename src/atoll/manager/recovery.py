@@ -141,7 +141,7 @@ class Recovery:
             try:
                 await self._decide(member, handle)
             except SandboxError as error:
-                _log.warning("sandbox %s could not be settled: %s", member.id, error)
+                _log.warning("sandbox %s could not be recovered: %s", member.id, error)
                 self._report.failed.append(member.id)
 
     async def _decide(self, member: Member, handle: Handle | None) -> None:

@@ -99,7 +99,7 @@ class Request:
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise SpecError(
-                f"{self.name[:80]!r} cannot be a name",
+                f"{self.name[:80]!r} is not a valid name",
                 hint="Use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
             )
         for what, text in (("owner", self.owner), ("key", self.key)):
@@ -111,13 +111,13 @@ class Request:
                     f"the label {label[:80]!r} must have 1 to {_MAX_CHARACTERS} characters, and its value at most that"
                 )
             if label.startswith(_OWN):
-                raise SpecError(f"labels that begin with '{_OWN}' are Atoll's own: {label!r}")
+                raise SpecError(f"labels that begin with '{_OWN}' are reserved for Atoll: {label!r}")
         times = {"lifetime": self.lifetime_s, "timeout": self.timeout_s, "idle timeout": self.idle_timeout_s}
         for what, seconds in times.items():
             if seconds is not None and not seconds > 0:
                 raise SpecError(f"a {what} must be more than 0 seconds, not {seconds!r}")
         if self.on_idle not in (None, "end", "pause", "disk"):
-            raise SpecError(f"on_idle is 'end', 'pause' or 'disk', not {self.on_idle!r}")
+            raise SpecError(f"on_idle must be 'end', 'pause' or 'disk', not {self.on_idle!r}")
         if self.key is not None:
             engine = None if self.engine is None else registry.oldest_name(self.engine)
             others: tuple[object, ...] = (

@@ -37,7 +37,7 @@ class StateDirectory:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise StateInUseError(
-                f"another manager (process {holder or 'unknown'}) works on '{self.path}'",
+                f"another manager (process {holder or 'unknown'}) uses '{self.path}'",
                 hint="Stop it, or give this one a state_dir of its own.",
             ) from error
         self._lock = fd

@@ -46,7 +46,7 @@ class Tasks:
             if not task.done() or task.cancelled():
                 raise SandboxTimeoutError(f"it took longer than {seconds:g} s to {what}")
         if task.cancelled():
-            raise SandboxTimeoutError(f"it was given up to {what}")
+            raise SandboxTimeoutError(f"the attempt to {what} was given up")
         return task.result()
 
     async def aclose(self, seconds: float) -> list[str]:
@@ -70,5 +70,5 @@ async def outcome(task: asyncio.Task[T]) -> T:
     cancelled."""
     await asyncio.wait({task})
     if task.cancelled():
-        raise ManagerClosedError("the manager was shut down before it was done", hint="The next one goes on with it.")
+        raise ManagerClosedError("the manager was shut down before it was done", hint="The next manager continues it.")
     return task.result()

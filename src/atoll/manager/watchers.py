@@ -123,7 +123,7 @@ class RefusalWatcher:
                 try:
                     await self._look(member, began)
                 except (SandboxError, OSError) as error:
-                    _log.debug("what was refused to %s cannot be read: %s", member.id, error)
+                    _log.debug("the refusals of sandbox %s cannot be read: %s", member.id, error)
 
     def _is_watched(self, member: Member) -> bool:
         engine = self._context.engine_of(member)
@@ -146,6 +146,6 @@ class RefusalWatcher:
             self._context.transitions.note(member, Cause.POLICY, f"network: {refusal}")
         if len(found) > granted >= 1:
             more = len(found) - granted
-            reason = f"network: {more} more were refused; its log tells which"
+            reason = f"network: {more} more were refused; the network log lists them"
             self._context.transitions.note(member, Cause.POLICY, reason)
         self._reported[member.id] = (found[-1].time, bucket)

@@ -61,7 +61,7 @@ class Admissions:
         user = caller.user_id
         if self.under_way[user] >= self._max_requests:
             raise RateLimitedError(
-                f"user {user!r} has {self._max_requests} requests under way, which is the limit",
+                f"user {user!r} has {self._max_requests} requests in progress, which is the limit",
                 retry_after_s=1,
                 hint="Wait for some of them to finish.",
             )

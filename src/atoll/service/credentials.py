@@ -77,7 +77,9 @@ class Tokens:
         if self.are_foreign:
             raise ForbiddenError("this server does not create tokens: they come from the identity provider")
         if not scopes <= caller.scopes:
-            raise ForbiddenError(f"a token cannot have more scopes than its maker: {', '.join(sorted(caller.scopes))}")
+            raise ForbiddenError(
+                f"a token cannot have more scopes than its creator: {', '.join(sorted(caller.scopes))}"
+            )
         now = datetime.now(UTC)
         expires = now + timedelta(seconds=min(lifetime_s, self.rules.max_lifetime_s))
         if caller.expires_at is not None:

@@ -36,7 +36,7 @@ class LimitCeilings:
             value, most = getattr(asked, name), getattr(self._most, name)
             if value is not None and most is not None and value > most:
                 raise ForbiddenError(
-                    f"only administrators may give a sandbox {value:g} {words}: this server's ceiling is {most:g}",
+                    f"only administrators may give a sandbox {value:g} {words}: this server's maximum is {most:g}",
                     hint="Ask for less, or leave it out to get the default.",
                 )
 

@@ -38,9 +38,9 @@ class UserService:
         expires no later than the caller's credential. Raises LimitReachedError if there are too many."""
         whose = user_id or caller.user_id
         if whose != caller.user_id and not caller.is_admin:
-            raise ForbiddenError("only administrators may make keys for others")
+            raise ForbiddenError("only administrators may create keys for others")
         if not scopes <= caller.scopes:
-            raise ForbiddenError(f"a key cannot have more scopes than its maker: {', '.join(sorted(caller.scopes))}")
+            raise ForbiddenError(f"a key cannot have more scopes than its creator: {', '.join(sorted(caller.scopes))}")
         if expires_at is not None and expires_at <= datetime.now(UTC):
             raise ValueError("expires_at must be in the future")
         if caller.expires_at is not None:

@@ -45,7 +45,7 @@ class Database:
             address = make_url(url)
             backend = address.get_backend_name()
         except (ArgumentError, SQLAlchemyError) as error:
-            raise StoreError(f"'{url}' is not a database", hint="Write postgresql://USER@HOST/NAME.") from error
+            raise StoreError(f"'{url}' is not a database URL", hint="Write postgresql://USER@HOST/NAME.") from error
         if backend not in _DRIVERS:
             raise StoreError(f"a database of kind '{backend}' is not supported", hint="Use SQLite or PostgreSQL.")
         self._is_sqlite = backend == "sqlite"

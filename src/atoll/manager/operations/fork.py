@@ -82,7 +82,7 @@ class Forker:
         found = [self._creator.existing(request) for request in requests]
         known = [member for member in found if member is not None]
         if known and len(known) < len(found):
-            raise ConflictError("some of these forks were deleted since", hint="Use a new key.")
+            raise ConflictError("some of these forks have been deleted", hint="Use a new key.")
         return known
 
     async def _make(

@@ -123,7 +123,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
         if len(waiting) > 1 or not working.done():
             await asyncio.gather(*waiting, return_exceptions=True)
     if working.cancelled():
-        raise ConnectionResetError("the client went away")
+        raise ConnectionResetError("the client disconnected")
     return working.result()
 
 

@@ -55,7 +55,7 @@ class BodyLimits:
                 async with asyncio.timeout(self._slow_s):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"nothing came for {self._slow_s:g} s", {"Connection": "close"}) from None
+                raise HTTPException(408, f"no data received for {self._slow_s:g} s", {"Connection": "close"}) from None
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
                 over = not message.get("more_body", False)
@@ -85,4 +85,4 @@ async def _account(scope: Scope, size: int) -> None:
 
 
 def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"at most {most} bytes are taken", {"Connection": "close"})
+    return HTTPException(413, f"at most {most} bytes are accepted", {"Connection": "close"})

@@ -94,7 +94,7 @@ async def _outwards(websocket: WebSocket, inside: Inside) -> tuple[int, str]:
             else:
                 await websocket.send_bytes(data)
     except UnicodeDecodeError:
-        return _INVALID, "what came is no text"
+        return _INVALID, "invalid UTF-8 in a text message"
     except (OSError, SandboxError):
         return _GOING_AWAY, "the sandbox has ended"
     return inside.ending
@@ -144,7 +144,7 @@ class Inside:
             if not data:
                 self._protocol.receive_eof()
                 if not (events := self._protocol.events_received()):
-                    return PlainTextResponse("it ended before it answered\n", 502)
+                    return PlainTextResponse("the connection was closed before an answer\n", 502)
                 break
             self._protocol.receive_data(data)
         self._early = events[1:]
@@ -153,7 +153,7 @@ class Inside:
             return None
         status = error.response.status_code if isinstance(error, InvalidStatus) else 502
         return PlainTextResponse(
-            f"what listens there accepts no WebSocket: {error}\n", status if 400 <= status < 600 else 502
+            f"the program on this port accepts no WebSocket: {error}\n", status if 400 <= status < 600 else 502
         )
 
     @property
@@ -164,7 +164,7 @@ class Inside:
         if code == _NO_CODE:
             return 1000, ""
         usable = code in (1000, 1001, 1002, 1003) or 1007 <= code <= 1014 or 3000 <= code <= 4999
-        return (code, reason) if usable else (_FAILED, "what listens there ended without a word")
+        return (code, reason) if usable else (_FAILED, "the program on this port gave no valid reason")
 
     async def send(self, text: str | None, data: bytes | None) -> None:
         if text is not None:

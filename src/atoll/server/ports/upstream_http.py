@@ -41,7 +41,7 @@ async def forward(request: Request, caller: Caller, services: Services, wanted: 
         except TimeoutError:
             return page(request, 504, f"Port {port} did not answer in time")
         except (h11.ProtocolError, OSError, SandboxError) as error:
-            return page(request, 502, f"What listens on port {port} does not speak HTTP", str(error))
+            return page(request, 502, f"The program on port {port} does not speak HTTP", str(error))
         response = StreamingResponse(_body(upstream, opened.pop_all()), answer.status_code)
         response.raw_headers = wanted.outwards(answer.headers.raw_items())
         return response

@@ -145,7 +145,7 @@ class Webhooks:
         try:
             status, _ = await self._post(hook, {"type": "events", "events": told, "next_after": after})
         except NotPostedError as error:
-            _log.debug("the webhook %s did not take it: %s", hook.url, error)
+            _log.debug("the webhook %s did not accept a message: %s", hook.url, error)
             return False
         return 200 <= status < 300
 
