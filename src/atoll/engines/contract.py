@@ -104,7 +104,6 @@ class Engine(Protocol):
 
         May be repeated. A sandbox that has ended or was deleted is not an error.
         """
-        ...
 
     async def delete(self, handle: Handle) -> None:
         """End the sandbox and remove every trace of it. When this returns, nothing is left.
@@ -127,7 +126,6 @@ class Pausable(Protocol):
         May be repeated. Raises SandboxGoneError if the sandbox has ended, and UnsupportedError if this machine does not
         allow pausing.
         """
-        ...
 
     async def resume(self, handle: Handle) -> None:
         """Let the processes of a paused sandbox continue, also after `hibernate`.
@@ -135,12 +133,11 @@ class Pausable(Protocol):
         May be repeated, and has no effect on a sandbox that is not paused. Raises SandboxGoneError if the sandbox has
         ended.
         """
-        ...
 
 
 @runtime_checkable
 class Leasing(Protocol):
-    """An engine whose idle sandboxes are ended by somebody else, such as a server."""
+    """An engine whose idle sandboxes are ended by another program, such as a server."""
 
     async def keep_alive(self, handle: Handle, seconds: float) -> None:
         """Let the sandbox count as in use for this many seconds from now. May be repeated to renew the lease.
@@ -223,8 +220,7 @@ class OwnDefaultImage(Protocol):
 
     @property
     def default_image(self) -> str:
-        """The image of a sandbox whose spec names none. The spec in the sandbox's handle names it."""
-        ...
+        """The image of a sandbox whose spec names none. The spec in its handle then contains this image."""
 
 
 @runtime_checkable
@@ -299,7 +295,7 @@ class Checkpointing(Protocol):
         """Save the state of the sandbox's files without stopping it.
 
         With `memory`, its running processes are saved too. The sandbox then stops for a moment, and EngineError is
-        raised if another program is connected to its agent. Raises SandboxResourceError if the sandbox has too many
+        raised if another client is connected to its agent. Raises SandboxResourceError if the sandbox has too many
         checkpoints or too little disk left.
         """
 
@@ -355,7 +351,6 @@ class Checkpointing(Protocol):
 
     async def snapshots(self) -> Sequence[Snapshot]:
         """Return all snapshots of this installation. May be repeated."""
-        ...
 
     async def delete_snapshot(self, name: str) -> None:
         """Delete a snapshot. May be repeated: a snapshot that does not exist is not an error."""
@@ -385,7 +380,6 @@ class Lookup(Protocol):
 
     async def find(self, sandbox_id: str) -> Handle | None:
         """Return the handle of this sandbox, or None if there is no such sandbox. May be repeated."""
-        ...
 
 
 _DECLARED_BY: Mapping[type[Any], Capability] = {
@@ -414,7 +408,7 @@ async def checkpointing(engine: Engine, where: str = "here") -> Checkpointing:
     keeper = await supporting(engine, Checkpointing)
     if keeper is None:
         raise UnsupportedError(
-            f"engine '{engine.name}' cannot keep states of a sandbox {where}",
+            f"engine '{engine.name}' cannot save the state of a sandbox {where}",
             hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
         )
     return keeper

@@ -87,7 +87,7 @@ class Authority:
         content = path.read_bytes()
         key = load_pem_private_key(content, None)
         if not isinstance(key, EllipticCurvePrivateKey):
-            raise ValueError("it is another kind of key")
+            raise ValueError("the key is of another kind")
         return cls(key, x509.load_pem_x509_certificate(content))
 
     @property

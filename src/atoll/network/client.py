@@ -152,7 +152,7 @@ class Gateway:
                 break
             except (FileNotFoundError, ConnectionError) as error:
                 if not start:
-                    raise EngineError("the network gateway does not run") from error
+                    raise EngineError("the network gateway is not running") from error
                 if not tries_left:
                     raise EngineError(f"the network gateway does not answer: {error}") from error
                 self._start()
@@ -205,7 +205,7 @@ def _run(files: GatewayFiles) -> None:
         started.kill()
         started.wait()
         lines = files.messages.read_text(errors="replace").strip().splitlines()
-        raise EngineError(f"the network gateway does not start: {lines[-1] if lines else 'it said nothing'}")
+        raise EngineError(f"the network gateway did not start: {lines[-1] if lines else 'it reported no error'}")
     started.returncode = 0  # it outlives this process, so tell Popen not to wait for it
 
 

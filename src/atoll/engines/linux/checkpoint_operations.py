@@ -176,8 +176,8 @@ class CheckpointOperations(abc.ABC):
         memory = launcher.memory
         if memory is None:
             raise UnsupportedError(
-                f"the memory of a sandbox cannot be saved with '{launcher.name}': CRIU, which would have to, refuses"
-                " processes that share their memory and namespaces that are not the sandbox's own",
+                f"the memory of a sandbox cannot be saved with '{launcher.name}': CRIU, which would be needed, does not"
+                " support processes that share memory, or namespaces that do not belong to the sandbox",
                 hint="Make the sandbox with isolation='gvisor'.",
             )
         launcher.check()

@@ -204,8 +204,8 @@ class LinuxEngine(CheckpointOperations):
             return  # no link is needed, or the sandbox gets one when it is started again
         if not self._launchers.named(record.runtime).connects_late:
             raise UnsupportedError(
-                "this sandbox was made without a network, and its own kernel takes none while it runs",
-                hint="Make it with network={}, which reaches nothing, and open it later.",
+                "this sandbox was made without a network, and its own kernel cannot get one while it runs",
+                hint="Make it with network={}, which allows nothing, and change the policy later.",
             )
         assert record.init is not None
         await self._construction.connect(record, record.init)
@@ -229,7 +229,7 @@ class LinuxEngine(CheckpointOperations):
         old = record.spec.limits
         for name in Limits.model_fields:
             if getattr(old, name) not in ((None, getattr(limits, name)) if name in LATER else (getattr(limits, name),)):
-                raise UnsupportedError(f"the limit '{name}' of a sandbox that runs cannot be changed")
+                raise UnsupportedError(f"the limit '{name}' of a running sandbox cannot be changed")
         spec = record.spec.model_copy(update={"limits": limits})
         isolation = self._launchers.named(record.runtime).isolation
         refuse_unsupported(self.name, self._capabilities(isolation), spec, self.unsupported)

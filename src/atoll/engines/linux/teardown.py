@@ -188,7 +188,8 @@ class Teardown:
         if events.oom_kills and limits.memory_bytes is not None:
             return Ended(cause=Cause.OUT_OF_MEMORY, reason=f"its memory of {limits.memory_bytes} bytes was used up")
         if events.pids_refused:
-            return Ended(cause=Cause.PIDS, reason=f"its {limits.pids or 'many'} processes were used up")
+            limit = "its limit of processes" if limits.pids is None else f"its limit of {limits.pids} processes"
+            return Ended(cause=Cause.PIDS, reason=f"{limit} was reached")
         if limits.disk_bytes is not None and self._layout.layers.is_full(record.sandbox_id):
             return Ended(cause=Cause.DISK_FULL, reason=f"its disk of {limits.disk_bytes} bytes was full")
         return Ended(cause=Cause.LOST, reason="its first process ended")

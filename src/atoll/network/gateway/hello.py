@@ -43,12 +43,12 @@ def read_hello(data: bytes) -> Hello | None:
             return None
         kind, major, _, length = struct.unpack_from("!BBBH", data, at)
         if kind != _HANDSHAKE or major != 3 or not 0 < length <= 16_640:
-            raise BadHelloError("it is no TLS handshake")
+            raise BadHelloError("it is not a TLS handshake")
         message += data[at + 5 : at + 5 + length]
         at += 5 + length
         if len(message) >= 4:
             if message[0] != _CLIENT_HELLO:
-                raise BadHelloError("it is no TLS hello")
+                raise BadHelloError("it is not a TLS hello")
             wanted = 4 + int.from_bytes(message[1:4], "big")
             if wanted > MAX_HELLO:
                 raise BadHelloError("the TLS hello is too long")

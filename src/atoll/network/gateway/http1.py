@@ -87,7 +87,7 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
         raise BadRequestError("a header is malformed")
     if _variable(name) in _FRAMING and name.lower() not in _FRAMING:
-        raise BadRequestError("a header is a framing header in disguise")
+        raise BadRequestError("a header could be mistaken for a framing header")
     return name, value
 
 

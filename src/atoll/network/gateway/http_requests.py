@@ -147,7 +147,7 @@ class Requests:
         far, near = self._far(), self._flow.near
         await self._loop.sock_sendall(far, request.write(keep_upgrade=True))
         if request.length or request.chunked:
-            raise self._refused("an upgrade with a body", self._host, "400 Bad Request")
+            raise self._refused("an upgrade must not have a body", self._host, "400 Bad Request")
         head = b""
         async with asyncio.timeout(_IDLE_S):
             while b"\r\n\r\n" not in head:

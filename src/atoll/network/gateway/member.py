@@ -107,7 +107,7 @@ class Member:
         ImportError if the package 'cryptography' is missing."""
         if self._authority is None:
             if self.authority_path is None:
-                raise FileNotFoundError("it has no authority")
+                raise FileNotFoundError("the sandbox has no certificate authority")
             self._authority = Authority.load(self.authority_path)
         return self._authority
 

@@ -194,7 +194,7 @@ class Worker:
                 self._leave()
                 return {"members": len(self._members.by_id)}
             case other:
-                raise ValueError(f"cannot {other}")
+                raise ValueError(f"unknown request {other!r}")
 
     async def _attach(self, sandbox_id: str, policy: Any, network: int) -> dict[str, Any]:
         self._detach(sandbox_id)
@@ -366,7 +366,7 @@ def _most_bytes_per_s() -> float:
     except ValueError:
         found = 0.0
     if not 1024 <= found <= 1e15:
-        raise SystemExit(f"ATOLL_NETWORK_BYTES_PER_S is a number of at least 1024, not {text!r}")
+        raise SystemExit(f"ATOLL_NETWORK_BYTES_PER_S must be a number of at least 1024, not {text!r}")
     return found
 
 

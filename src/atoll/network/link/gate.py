@@ -41,7 +41,7 @@ class Gate:
             await self._nft(router.replacing(router.rules("\n".join(chains.values()), elements)))
             self._chains, self.is_there = set(chains), True
         except RuntimeError as error:
-            print(f"gateway: refusals come late: {error}", file=sys.stderr, flush=True)
+            print(f"gateway: connections are refused late: {error}", file=sys.stderr, flush=True)
             await self._nft(router.replacing(router.rules(None)))
 
     async def admit(self, slot: int, policy: NetworkPolicy) -> None:
@@ -84,6 +84,6 @@ def _load(router_fd: int, text: str) -> None:
         with netlink.inside(router_fd):
             done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=_NFT_S)
     except subprocess.TimeoutExpired:
-        raise RuntimeError("nft does not end") from None
+        raise RuntimeError("nft did not end in time") from None
     if done.returncode:
         raise RuntimeError(f"nft: {done.stderr.decode(errors='replace').strip()[:300]}")

@@ -75,7 +75,7 @@ class LauncherProcess:
             content = content[socket.send_fds(self.channel, [content], list(fds)) :]
             self.channel.sendall(content)
         except TimeoutError:
-            raise EngineError("the launcher does not listen", hint="The machine may be overloaded.") from None
+            raise EngineError("the launcher does not read its input", hint="The machine may be overloaded.") from None
         except (BrokenPipeError, ConnectionResetError):
             pass  # the process has ended, and its report may say why
 
@@ -240,5 +240,5 @@ def _failure(said: bytes) -> SandboxError:
             hint="Its memory limit may be too small.",
         )
     return EngineError(
-        "the launcher ended without a word", hint="'atoll doctor' checks what is needed on this machine."
+        "the launcher ended without a report", hint="'atoll doctor' checks what is needed on this machine."
     )

@@ -69,7 +69,7 @@ def problems() -> dict[str, str]:
         return {"it needs Linux": "Use engine 'docker'."}
     found = {}
     if platform.machine() not in _MACHINES:
-        found[f"it does not know the machine '{platform.machine()}'"] = "Use engine 'docker'."
+        found[f"it does not support the architecture '{platform.machine()}'"] = "Use engine 'docker'."
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdecimal())
     if release < _OLDEST_KERNEL:
         found[f"Linux {platform.release()} is too old: it needs 5.12"] = "Use engine 'bubblewrap'."
@@ -126,7 +126,7 @@ def broken_walls(process: Path, wanted: Expected = _DEFAULT) -> list[str]:
     if "upperdir=" in table:
         found.append("the mount table shows paths of the host")
     if any(path.startswith("/") and not path.endswith("/null") for path in _opened(process)):
-        found.append("files of ours were left open")
+        found.append("files of the host were left open")
     return found
 
 
@@ -160,7 +160,7 @@ def probe(engine: ProbedEngine, settings: Settings, *, thorough: bool) -> Availa
             return Availability(engine.name, False, (error.reason,), ((error.hint,) if error.hint else ()))
         with suppress(OSError):
             stamp.write_text(now)
-    return Availability(engine.name, True, ("a launcher of our own, no runtime", *engine.about()))
+    return Availability(engine.name, True, ("Atoll's own launcher, no OCI runtime", *engine.about()))
 
 
 def _version() -> str:

@@ -53,7 +53,7 @@ class AgentBridges:
         while _bridges_to(sandbox_id):
             if not deadline.left():
                 raise EngineError(
-                    f"somebody else is connected to sandbox '{sandbox_id}', so its memory cannot be saved",
+                    f"another client is connected to sandbox '{sandbox_id}', so its memory cannot be saved",
                     hint="Close the other connections (`detach`), then try again.",
                 )
             await asyncio.sleep(0.02)

@@ -63,7 +63,7 @@ def isolation_of(name: str) -> Isolation:
         if name in names:
             return isolation
     known = ", ".join(name for names in BY_ISOLATION.values() for name in names)
-    raise EngineUnavailableError(f"there is no runtime '{name}'", hint=f"Known runtimes: {known}.")
+    raise EngineUnavailableError(f"there is no OCI runtime '{name}'", hint=f"Known OCI runtimes: {known}.")
 
 
 def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Runtime:
@@ -72,7 +72,7 @@ def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Run
     names = BY_ISOLATION[isolation]
     if prefer is not None:
         if prefer not in names:
-            raise EngineUnavailableError(f"runtime '{prefer}' does not give isolation '{isolation}'")
+            raise EngineUnavailableError(f"OCI runtime '{prefer}' does not provide isolation '{isolation}'")
         names = (prefer,)
     for name in names:
         program = locate(name, data_dir)

@@ -146,7 +146,7 @@ class RuntimeCall:
         init = _process_in(run / "pid")
         # Whatever a broken OCI runtime reports, a process outside the sandbox's control group is not the sandbox's.
         if init is None or not init.is_alive() or init.pid not in self._layout.group(plan.sandbox_id).pids():
-            raise EngineError(f"{runtime.name} says that it started the sandbox, but no process is there")
+            raise EngineError(f"{runtime.name} reported success, but the sandbox has no process")
         return init
 
     def settle(self, sandbox_id: str) -> None:

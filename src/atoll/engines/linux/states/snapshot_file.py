@@ -106,7 +106,7 @@ def _write(target: _Digesting, saved: SavedState, root: Path, inner: str, memory
     }
     head = json.dumps(header).encode() + b"\n"
     if len(head) > _MAX_HEADER_BYTES:
-        raise EngineError("too much was removed in the sandbox for a snapshot in a file: names of more than 8 MiB")
+        raise EngineError("the snapshot cannot be exported: the names of removed files take more than 8 MiB")
     target.write(head)
     for name, _ in memory.files() if memory is not None else ():
         assert memory is not None
@@ -188,7 +188,7 @@ class SnapshotFile:
         """Write the saved memory to a new directory. Raises ImageError if it was saved by another version."""
         if self._memory_version != version:
             raise ImageError(
-                f"the memory in the snapshot is of {self._memory_version[:80]!r}, here is {version!r}",
+                f"the memory in the snapshot was saved by {self._memory_version[:80]!r}, this machine has {version!r}",
                 hint="Import it without memory, or with the same version of gVisor.",
             )
         if sum(size for _, size in self._memory) > self._budget.limits.total_bytes:
@@ -240,7 +240,7 @@ def opened(file: Path, most_bytes: int | None = None) -> Iterator[SnapshotFile]:
 def _understood(content: IO[bytes], file: Path, budget: Budget) -> SnapshotFile:
     found = snapshot_envelope.read_header(content, _FORMAT, _MAX_HEADER_BYTES)
     if found is None:
-        raise ImageError(f"'{file}' is no snapshot", hint="'atoll snapshot export' makes one.")
+        raise ImageError(f"'{file}' is not a snapshot", hint="'atoll snapshot export' makes one.")
     header, start, end = found
     snapshot_envelope.check_version(file, header, _VERSION, _WITH_MEMORY)
     snapshot_envelope.check_digest(content, file, end)
@@ -253,7 +253,7 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> SnapshotFile:
             raise ValueError("invalid sizes or names")
         return SnapshotFile(base, size_bytes, "rootfs", removed, opaque, content, start, end, budget, version, files)
     except (KeyError, TypeError, ValueError, OverflowError, ValidationError) as error:
-        raise ImageError(f"'{file}' is no snapshot: {type(error).__name__} in its header") from error
+        raise ImageError(f"'{file}' is not a snapshot: {type(error).__name__} in its header") from error
 
 
 def _memory_of(told: Any, most: int) -> tuple[str, tuple[tuple[str, int], ...]]:
@@ -292,5 +292,5 @@ def _parent(root: Root, path: str) -> Iterator[tuple[int, bytes]]:
 def _parts(path: str) -> tuple[bytes, ...]:
     parts = tuple(os.fsencode(part) for part in path.split("/") if part not in ("", "."))
     if not parts or b".." in parts or any(b"\0" in part for part in parts):
-        raise ImageError(f"the snapshot has a name that leads out of it, {path[:120]!r}")
+        raise ImageError(f"the snapshot contains a path that leads out of it, {path[:120]!r}")
     return parts

@@ -114,7 +114,7 @@ class StateStorage:
         for saved_id in self._layout.layers.list_saved():
             if not self.records.is_known(saved_id):
                 self._layout.layers.delete_saved(saved_id)
-                removed.append(f"half a checkpoint, {saved_id}")
+                removed.append(f"incomplete checkpoint {saved_id}")
         for lease in self._layout.images.store.leases():
             if lease.startswith(LEASE) and not self.records.is_known(lease.removeprefix(LEASE)):
                 self._layout.images.store.release(lease)
