@@ -94,7 +94,8 @@ def prune_reports(database: sqlite3.Connection, owner: str | None, keep: Retenti
     reports."""
     database.execute(
         "DELETE FROM events WHERE owner IS :owner AND kind IS NOT NULL AND number <= "
-        "(SELECT number FROM events WHERE owner IS :owner AND kind IS NOT NULL ORDER BY number DESC LIMIT 1 OFFSET :keep)",
+        "(SELECT number FROM events WHERE owner IS :owner AND kind IS NOT NULL "
+        "ORDER BY number DESC LIMIT 1 OFFSET :keep)",
         {"owner": owner, "keep": keep.reports_per_owner},
     )
 
