@@ -7,7 +7,7 @@ REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 def printable(text: str | bytes, most: int | None = None, *, instead: str = REPLACED, end: bool = False) -> str:
-    """Return the text without surrounding white space, with `instead` in place of every unprintable character, line ends
+    """Return the text without surrounding white space, and with `instead` for every unprintable character, line ends
     included. At most `most` characters are kept: the first, or with `end` the last."""
     if isinstance(text, bytes):
         text = _bounded(text, most, end).decode(errors="replace")

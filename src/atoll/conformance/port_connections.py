@@ -10,7 +10,7 @@ from atoll.conformance.check import SkippedError, check, must, must_equal, refus
 from atoll.guest.port_streams import PortStream
 from atoll.sandbox.sandbox import AsyncSandbox
 
-# Echoes until the end of its input, then says goodbye. Where it listens is its argument.
+# Echoes until the end of its input, then says goodbye. The address to listen on is its argument.
 _ECHO = """
 import socket, sys, threading
 where = sys.argv[1]
@@ -34,7 +34,7 @@ while True:
 
 
 async def _echo(bench: Bench, sandbox: AsyncSandbox, where: str) -> str:
-    """Start the server; where it really listens."""
+    """Start the server and return the address where it really listens."""
     if not await bench.has("python3"):
         raise SkippedError("the image has no python3 to listen with")
     command = await sandbox.start(["python3", "-c", _ECHO, where])

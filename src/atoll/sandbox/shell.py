@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from atoll.cancellation import finish
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError
 from atoll.guest.connection import Connection
 from atoll.guest.guest import Guest
@@ -141,7 +142,7 @@ class AsyncShell:
                 raise
             except asyncio.CancelledError:
                 # The caller is gone in the middle of a command: nobody may find its rest in the next answer.
-                await asyncio.shield(self._discard())
+                await finish(self._discard())
                 raise
 
     async def close(self) -> None:

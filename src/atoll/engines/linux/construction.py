@@ -1,7 +1,7 @@
-"""Making a sandbox: from its record to an agent that answers, or to nothing.
+"""Creating a sandbox: from its record to an agent that answers. If that fails, nothing is left.
 
-The record is written before anything is made. What is made bears the sandbox's name, so the teardown finds it whatever
-fails, here or in a process that was killed.
+The record is written before anything is made, and everything that is made is named after the sandbox. So the teardown
+finds it all, whether a step failed here or the process was killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNDO_S = 30.0
 def first_record(
     sandbox_id: str, spec: SandboxSpec, runtime: str, defaults: EffectiveLimits, source: SavedState | None
 ) -> Record:
-    """The record of a sandbox that is about to be made. `source`: the saved state that it begins with."""
+    """Return the record of a sandbox that is about to be made. `source` is the saved state that it starts from."""
     now, lifetime = time.time(), spec.limits.lifetime_s
     return Record(
         sandbox_id=sandbox_id,
@@ -62,7 +62,7 @@ class Construction:
         self._teardown = teardown
 
     async def make(self, record: Record, launcher: Launcher, source: SavedState | None) -> Record:
-        """A new sandbox. Returns its complete record. A failure, or a cancellation, leaves nothing behind."""
+        """Make a new sandbox and return its complete record. A failure or a cancellation leaves nothing behind."""
         sandbox_id = record.sandbox_id
         lock = self._layout.records.begin(record)
         try:
@@ -81,8 +81,8 @@ class Construction:
             os.close(lock)
 
     async def launch(self, record: Record, launcher: Launcher) -> Record:
-        """Start what the record says, for the first time or again. Returns the record complete, as it is written down.
-        For whoever has the lock of the sandbox."""
+        """Start the sandbox of this record, for the first time or again, and return the completed record, which has
+        been written to disk. The caller must hold the lock of the sandbox."""
         deadline = Deadline.after(_CREATE_S)
         birth = _Birth(self._layout, record)
         try:
@@ -98,18 +98,18 @@ class Construction:
         return birth.complete(init)
 
     async def connect(self, record: Record, init: ProcessRef) -> None:
-        """Give a sandbox that runs its link to the network."""
+        """Connect a running sandbox to the network."""
         await finish(workers.run(workers.ENGINE, network_link.attach, self._layout.gateway, record, init))
 
     async def _undo(self, sandbox_id: str, error: BaseException) -> None:
         try:
             await finish(self._teardown.erase_held(sandbox_id, Deadline.after(_UNDO_S)))
-        except Exception as leftover:  # the first error is the one to report; `gc` finds what is left
+        except Exception as leftover:  # report the first error; `gc` finds what is left
             error.add_note(f"and cleaning up failed: {leftover}")
 
 
 class _Birth:
-    """What has come of a record while its sandbox is being made."""
+    """The record of a sandbox that is being made, updated as the launcher reports progress."""
 
     def __init__(self, layout: SandboxLayout, record: Record) -> None:
         self._layout = layout
@@ -118,20 +118,21 @@ class _Birth:
         self.progress = Progress(self._connect, self._note_first)
 
     def _connect(self, pid: int) -> None:
-        # Its network namespace is there already: it is connected while the rest is made.
+        # The network namespace exists already, so it is connected while the rest of the sandbox is made.
         if self._record.spec.network != "none":
             work = workers.run(workers.ENGINE, network_link.attach_early, self._layout.gateway, self._record, pid)
             self._connecting.append(asyncio.ensure_future(work))
 
     async def connected(self) -> list[int | BaseException | None]:
-        """The network namespaces that have a link."""
+        """Wait for the connections that were begun. Return the network namespaces that now have a link."""
         return await asyncio.gather(*self._connecting, return_exceptions=True)
 
     def _note_first(self, pid: int) -> bool:
         init = ProcessRef.of(pid)
         if init is None:
             return False
-        # Without a control group only its number finds it: it is noted before it is sure to become the agent.
+        # Without a control group a process can be found only by its id, so the id is recorded before it is certain that
+        # the process becomes the agent.
         self._write(init, half_made=not self._layout.hierarchy.controllers)
         return True
 
@@ -147,12 +148,12 @@ class _Birth:
 
 
 def check_volumes(spec: SandboxSpec) -> None:
-    """Raise SpecError for a directory that does not exist, or that the launcher would refuse."""
+    """Raise SpecError for a volume that does not exist, or that the launcher would refuse."""
     for volume in spec.volumes:
         if not os.path.exists(volume.host):
             raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
         if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):
-            # The launcher would refuse it too: another sandbox may have made that link.
+            # The launcher would refuse it too, because another sandbox may have made that link.
             raise SpecError(
                 f"the path of the volume '{volume.host}' goes through a symbolic link",
                 hint=f"If you trust it, name the real path: {real}",
@@ -162,7 +163,10 @@ def check_volumes(spec: SandboxSpec) -> None:
 
 
 def _check_owner(path: str, info: os.stat_result) -> None:
-    """Raise SpecError for an owner that the launcher would refuse too: root inside acts as the owner of a volume."""
+    """Raise SpecError if a writable volume belongs to the host's root.
+
+    The launcher would refuse it too: inside, the owner of a writable volume is root.
+    """
     if info.st_uid == 0 or info.st_gid == 0:
         whose = "root" if info.st_uid == 0 else "root's group"
         raise SpecError(
@@ -172,8 +176,8 @@ def _check_owner(path: str, info: os.stat_result) -> None:
 
 
 async def _acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
-    """Return the image that the sandbox is made from; None for `host`. The image below a saved state is found by its
-    digest."""
+    """Return the image below a sandbox's layer, or None for the image `host`. The base of a saved state is looked up
+    by its digest."""
     base = record.base
     if base is None:
         if record.spec.image == "host":

@@ -1,4 +1,4 @@
-"""What a sandbox stands on: its image, its layer, files of this machine. The same for every launcher."""
+"""Prepares the file tree of a sandbox: its image, its writable layer and files of the host. All launchers use it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from atoll.images import Image
 from atoll.storage import Layer
 
 _FRESH_S = 2.0
-"""How long a look at the host's /etc and at the agent's file is good for."""
+"""How long the host's /etc and the agent's file are assumed to be unchanged after they were checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Materials:
     root: Root
     env: dict[str, str]
-    """The image's own variables and the network's."""
+    """The environment variables of the image and of the network."""
     agent: Path
     """The agent's file."""
 
 
 class MaterialStore:
-    """Remembers what many sandboxes share, and looks at it anew every few seconds."""
+    """Caches what many sandboxes share, and checks it again every few seconds."""
 
     def __init__(self, layout: SandboxLayout) -> None:
         self._layout = layout
@@ -38,7 +38,8 @@ class MaterialStore:
         self._copies: dict[int, Path] = {}
 
     def take(self, record: Record, image: Image | None) -> Materials:
-        """Make the sandbox's layer over its image. Blocks: the file system of the layers may be busy."""
+        """Make or open the sandbox's layer over its image. Blocks, because the file system of the layers may be
+        busy."""
         self._look()
         if image is None or image.root is None:
             layer = _layer(self._layout, record, self._skeleton / host_view.INNER)
@@ -70,7 +71,7 @@ class MaterialStore:
 def plan_for(
     layout: SandboxLayout, record: Record, materials: Materials, facts: HostFacts, ids: IdRange, argv: tuple[str, ...]
 ) -> Plan:
-    """The plan of this sandbox, with the limits that hold and the files that its network needs."""
+    """Return the plan of this sandbox, with the limits in force and the files that its network needs."""
     files = layout.network_files(record.sandbox_id, record.spec, materials.root)
     return make_plan(
         record.limited_spec(),
@@ -85,14 +86,15 @@ def plan_for(
 
 
 def _layer(layout: SandboxLayout, record: Record, below: Path) -> Layer:
-    """Its writable layer over this root: a new one, or the one it has when it is only started again."""
+    """Return the sandbox's writable layer over this root: a new one, or the existing one if the sandbox is started
+    again."""
     if record.restoring is not None:
         layer = layout.layers.open_layer(record.sandbox_id)
     else:
         layer = layout.layers.create_layer(record.sandbox_id, record.layer_limit_bytes(), record.origin)
     if record.memory == record.sandbox_id:
-        return layer  # it only slept
+        return layer  # it was only hibernated
     if record.restoring not in (None, "") or record.origin is not None:
-        own = record.restoring not in (None, record.origin)  # its own checkpoints are its own already
+        own = record.restoring not in (None, record.origin)  # checkpoints of the sandbox itself have its identity
         identity.freshen(layer.path / "upper" / below.name, below, record.sandbox_id, own=own)
     return layer
