@@ -16,13 +16,14 @@ import pytest
 
 from atoll import AsyncSandbox, SandboxSpec, State
 from atoll.engines import registry
-from atoll.engines.contract import Availability, EngineDescription
+from atoll.engines.contract import EngineDescription
 from atoll.engines.docker.api import endpoint
 from atoll.engines.docker.api.endpoint import Endpoint
 from atoll.engines.docker.connect import agent_volume
 from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import EngineUnavailableError, SandboxError, SandboxGoneError, SandboxPausedError
 from atoll.model import Capability
+from atoll.model.state import Availability
 from atoll.settings import Settings
 from docker import private_engine
 from docker.private_engine import BUSYBOX, SCRIPT

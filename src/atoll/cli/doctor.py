@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from atoll.engines.contract import Availability
 from atoll.engines.diagnosis import Diagnosis, diagnose
 from atoll.engines.host.machine import Machine
 from atoll.model import EffectiveLimits
+from atoll.model.state import Availability
 from atoll.settings import Settings
 
 

@@ -48,20 +48,6 @@ class EngineDescription:
     unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Availability:
-    """Whether an engine can work on this machine, and what to do if it cannot."""
-
-    name: str
-    available: bool
-    reasons: tuple[str, ...] = ()
-    """Why the engine is not available. For an available engine: what its users should know."""
-    hints: tuple[str, ...] = ()
-    """What to do about the reasons, as commands where possible."""
-    version: str | None = None
-    """The version of the program that makes the sandboxes."""
-
-
 @runtime_checkable
 class Engine(Protocol):
     """An engine creates and deletes sandboxes, and opens byte streams to the agents inside.

@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import dataclass
 
 from atoll.engines import registry
-from atoll.engines.contract import Availability, Engine, LimitDefaults
+from atoll.engines.contract import Engine, LimitDefaults
 from atoll.engines.host.machine import Machine, look
 from atoll.errors import EngineUnavailableError
 from atoll.model import EffectiveLimits, SandboxSpec
+from atoll.model.state import Availability
 from atoll.settings import Settings
 
 

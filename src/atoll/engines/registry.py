@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Protocol, cast
 
-from atoll.engines.contract import Availability, Engine
+from atoll.engines.contract import Engine
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
+from atoll.model.state import Availability
 from atoll.settings import Settings
 
 

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import agent_binary
-from atoll.engines.contract import Availability
 from atoll.engines.host.process_ref import ProcessRef, descendants, each_process, kill_all
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
 from atoll.errors import EngineUnavailableError, UnsupportedError
 from atoll.model import Capability, SandboxSpec
+from atoll.model.state import Availability
 from atoll.settings import Settings
 from atoll.waiting import Deadline
 

@@ -69,6 +69,20 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether an engine can work on this machine, and what to do if it cannot."""
+
+    name: str
+    available: bool
+    reasons: tuple[str, ...] = ()
+    """Why the engine is not available. For an available engine: what its users should know."""
+    hints: tuple[str, ...] = ()
+    """What to do about the reasons, as commands where possible."""
+    version: str | None = None
+    """The version of the program that makes the sandboxes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Resources in use. None: this engine cannot know."""
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from atoll import agent_binary
 from atoll.engines.bubblewrap.users import FIRST
-from atoll.engines.contract import Availability
 from atoll.errors import EngineUnavailableError
+from atoll.model.state import Availability
 
 _INSTALL = (
     "Install bubblewrap 0.8 or newer: 'apt-get install bubblewrap', 'dnf install bubblewrap' or 'apk add bubblewrap'."

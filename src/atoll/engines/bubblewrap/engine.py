@@ -27,12 +27,12 @@ from atoll.engines.bubblewrap.arguments import (
 from atoll.engines.bubblewrap.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
 from atoll.engines.bubblewrap.stopped_processes import StoppedProcesses
 from atoll.engines.bubblewrap.users import Users
-from atoll.engines.contract import Availability
 from atoll.engines.host.exclusion import Exclusion
 from atoll.engines.host.process_ref import ProcessRef, each_process
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
 from atoll.errors import EngineUnavailableError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State
+from atoll.model.state import Availability
 from atoll.settings import Settings
 from atoll.waiting import Deadline
 

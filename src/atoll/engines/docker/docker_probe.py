@@ -12,11 +12,11 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from atoll import agent_binary
-from atoll.engines.contract import Availability
 from atoll.engines.docker.api import endpoint, facts
 from atoll.engines.docker.api.http import QUICK_S, Http, RefusedError
 from atoll.errors import EngineUnavailableError
 from atoll.model import Capability
+from atoll.model.state import Availability
 
 T = TypeVar("T")
 _CONTROLS = (Capability.MEMORY, Capability.CPUS, Capability.PIDS, Capability.DISK)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from atoll import workers
 from atoll.cancellation import finish
-from atoll.engines.contract import Availability, ByteStream, EngineDescription, LimitEvents, OnImageProgress
+from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
 from atoll.engines.docker import container_plan, container_state, docker_probe
 from atoll.engines.docker.api import disk_limit, endpoint, facts, image_pull
 from atoll.engines.docker.api.http import RefusedError
@@ -43,6 +43,7 @@ from atoll.errors import (
 )
 from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
 from atoll.model.network_policy import NetworkPolicy
+from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 from atoll.waiting import Deadline

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from atoll import workers
-from atoll.engines.contract import Availability
 from atoll.engines.host import process_ref
 from atoll.engines.host.cgroups.groups import Hierarchy, delegated
 from atoll.engines.linux.engine import LinuxEngine
@@ -17,6 +16,7 @@ from atoll.engines.linux.native.rootless import UserLayers, UserNamespace
 from atoll.engines.linux.runtimes.oci_runtimes import GvisorMemory
 from atoll.errors import SandboxGoneError
 from atoll.model import Capability, Handle, Stats
+from atoll.model.state import Availability
 from atoll.settings import Settings
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 
-from atoll.engines.contract import Availability
 from atoll.engines.host.cgroups.groups import Hierarchy
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.layout import SandboxLayout
@@ -14,6 +13,7 @@ from atoll.engines.linux.runtimes.oci_runtimes import GvisorMemory
 from atoll.engines.linux.runtimes.runtime_launchers import RuntimeLaunchers
 from atoll.errors import SandboxError
 from atoll.model import SandboxSpec
+from atoll.model.state import Availability
 from atoll.settings import Settings
 
 

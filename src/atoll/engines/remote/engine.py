@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from atoll.cancellation import finish
-from atoll.engines.contract import Availability, ByteStream, EngineDescription, LimitEvents
+from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
 from atoll.engines.remote.remote_events import RemoteEvents
 from atoll.engines.remote.remote_states import MARK, RemoteStates, handle_of, labels_of
 from atoll.engines.remote.rest_client import Server
@@ -30,6 +30,7 @@ from atoll.errors import (
 )
 from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats, manus_names
 from atoll.model.network_policy import NetworkPolicy
+from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
 from atoll.signature import SignatureError

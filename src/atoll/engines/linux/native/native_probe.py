@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll import agent_binary
-from atoll.engines.contract import Availability, Engine
+from atoll.engines.contract import Engine
 from atoll.engines.host import process_ref
 from atoll.engines.linux.native import launcher_process
 from atoll.engines.linux.plan.id_ranges import FIRST
 from atoll.engines.linux.plan.sandbox_plan import CAPABILITIES, CAPABILITY_BITS
 from atoll.errors import EngineUnavailableError, SandboxError
 from atoll.model import Capability, SandboxSpec
+from atoll.model.state import Availability
 from atoll.settings import Settings
 
 _MACHINES = ("x86_64", "aarch64")
