@@ -1,4 +1,4 @@
-"""Which engine a sandbox runs on: one that its user handed over, or one that is chosen by name and shared with other
+"""The engine that a sandbox runs on: an object passed by the caller, or an engine chosen by name and shared with other
 sandboxes of the program."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from atoll.settings import Settings
 
 
 class EngineChoice:
-    """An engine by its name, made when it is first needed. With a server it is the engine `remote`."""
+    """An engine, created when it is first needed if it was given by name. With a server it is the engine `remote`."""
 
     def __init__(self, engine: str | Engine, server: str | None, api_key: str | None, settings: Settings) -> None:
         if server is None and api_key is None and engine == "auto":
@@ -24,37 +24,37 @@ class EngineChoice:
         self.server, self.api_key, self.settings = server, api_key, settings
         self.name = registry.canonical(engine) if isinstance(engine, str) else engine.name
         self.lease: leases.EngineLease | None = None
-        """The share of a named engine. One that was handed over is its owner's alone."""
+        """The shared use of a named engine. An engine object that was passed in is not shared: its caller owns it."""
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
 
     async def engine(self, isolation: str | None) -> Engine:
-        """The engine, for a sandbox that asks for this isolation."""
+        """Return the engine, created if necessary, for a sandbox that requests this isolation level."""
         if self._engine is None:
             self.lease = await leases.acquire(self._wanted(isolation), self.settings, self.server, self.api_key)
             self._engine = self.lease.engine
         return self._engine
 
     def engine_name(self, isolation: str | None) -> str:
-        """The name of the engine, also before it was made."""
+        """Return the name of the engine, which need not have been created yet."""
         if self._engine is not None:
             return self._engine.name
         name = self._wanted(isolation)
         return registry.auto(self.settings)[0].name if name == "auto" else name
 
     def candidates(self) -> list[EngineChoice]:
-        """For a sandbox that exists: each engine that may have it."""
+        """Return the engines that may have an existing sandbox."""
         if self.name != "auto":
             return [self]
         return [EngineChoice(name, self.server, self.api_key, self.settings) for name in registry.auto_names()]
 
     def shared(self) -> str | Engine:
-        """The engine, or its name, for another sandbox that runs beside this one."""
+        """Return the engine, or its name, for another sandbox on the same engine."""
         if self.lease is None and self._engine is not None:
             return self._engine
         return self.name
 
     def release(self) -> None:
-        """Give back the share of a named engine. May be repeated."""
+        """End the use of a shared, named engine. May be repeated."""
         if self.lease is not None:
             leases.release(self.lease)
             self.lease = None
