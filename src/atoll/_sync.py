@@ -147,14 +147,17 @@ class Shell:
 
 
 class FileWatch:
-    """`with files.watch(path) as events: for event in events: ...`. Runs until it is left or closed."""
+    """A watch: `with files.watch(path) as events: for event in events: ...`.
+
+    It runs until it is closed or its `with` block ends.
+    """
 
     def __init__(self, original: Watch, portal: Portal) -> None:
         self._async = original
         self._portal = portal
 
     def __enter__(self) -> Self:
-        """Changes made after this are seen."""
+        """Start the watch. All changes made after this returns are reported."""
         self._portal.call(self._async.__aenter__())
         return self
 
@@ -171,30 +174,30 @@ class FileWatch:
             raise StopIteration from None
 
     def close(self) -> None:
-        """May be repeated. An iteration that waits ends."""
+        """End the watch. An iteration that waits for an event ends too. May be repeated."""
         self._portal.call(self._async.aclose())
 
 
 class Port:
-    """A connected stream of bytes. Reading and writing may go on at the same time."""
+    """A connected byte stream. Reading and writing may happen at the same time."""
 
     def __init__(self, original: PortStream, portal: Portal) -> None:
         self._async = original
         self._portal = portal
 
     def read(self, n: int = 65536) -> bytes:
-        """At most `n` bytes, as soon as there are any; b"" at the end."""
+        """Return at most `n` bytes as soon as some are available, or b"" at the end."""
         return self._portal.call(self._async.read(n))
 
     def write(self, data: bytes) -> None:
         self._portal.call(self._async.write(data))
 
     def write_eof(self) -> None:
-        """Nothing more will be written; reading goes on."""
+        """Close the writing side. Reading can continue."""
         self._portal.call(self._async.write_eof())
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close the connection. May be repeated."""
         self._portal.call(self._async.aclose())
 
     def __enter__(self) -> Self:
