@@ -167,8 +167,7 @@ class Connection:
         self.close()
 
     def fail(self, error: AgentError) -> None:
-        """Report the error to every stream and close. Called for a lost connection and for violations of the protocol.
-        """
+        """Report the error to every stream and close. Called when the connection breaks or violates the protocol."""
         if self.closed:
             return
         self.closed = True

@@ -70,8 +70,7 @@ class Stream:
         self._sendable = EventSignal()
 
     async def send_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of the data, as fast as the agent accepts it. BrokenPipeError once the agent has ended the stream.
-        """
+        """Send all of the data, as fast as the agent accepts it. BrokenPipeError if the agent has ended the stream."""
         view = memoryview(data)
         while view:
             self._check_sendable()
