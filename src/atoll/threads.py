@@ -1,7 +1,7 @@
-"""Threads that end when there is nothing to do for them, unlike those of `concurrent.futures`, which stay for ever.
+"""A thread pool whose idle threads end, unlike those of `concurrent.futures`, which stay forever.
 
-Whoever was busy last is asked first, so the others find out that they are not needed. How many there are is up to the
-caller. A program that ends waits for what is running.
+The thread that was busy last gets the next job, so that superfluous threads become idle. The caller limits their
+number. A program that exits waits for running jobs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Threads:
         self._name, self._idle_s = name, idle_s
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[_Job]] = []
-        """Where each thread that waits takes its next job from."""
+        """The queue of each idle thread, from which it takes its next job."""
         self._running: set[Future[Any]] = set()
         self._made = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Raises RuntimeError if no thread can be started."""
+        """Run a function in a thread. Raises RuntimeError if no thread can be started."""
         future: Future[T] = Future()
         with self._lock:
             jobs = self._idle.pop() if self._idle else None
@@ -52,7 +52,7 @@ class Threads:
             with self._lock:
                 self._running.discard(job[0])
                 self._idle.append(own)
-            del job  # what it holds is not ours to keep
+            del job  # do not keep the objects of a finished job alive
             try:
                 job = own.get(timeout=self._idle_s)
             except queue.Empty:
@@ -60,7 +60,7 @@ class Threads:
                     if own in self._idle:
                         self._idle.remove(own)
                         return
-                job = own.get()  # somebody asked in this very moment
+                job = own.get()  # `submit` has chosen this thread just now
 
     def _finish(self) -> None:
         wait(list(self._running))
