@@ -78,5 +78,5 @@ def need(size: int) -> None:
     mine = reservation.get()
     if mine is not None and mine.take(size) < size:
         raise SandboxResourceError(
-            "your pending answers need too much of the server's memory at once", hint="Ask for fewer at a time."
+            "your pending responses need too much of the server's memory at once", hint="Request fewer at a time."
         )

@@ -51,7 +51,7 @@ class Verifier:
             raise SignatureError("invalid signature")
         now = self._clock()
         if abs(now - int(moment)) > WINDOW_S:
-            raise SignatureError("the message is too old, or from the future", hint="Are both clocks right?")
+            raise SignatureError("the message is too old, or from the future", hint="Check the clocks of both sides.")
         self._forget(now)
         if id in self._seen:
             raise SignatureError("this message was already received (replay)")

@@ -170,7 +170,7 @@ class _Decoded:
         while len(rest) < 6 and (more := self._source.read(_CHUNK)):
             rest += more
         if _sniff(rest) != self._kind:
-            raise ValueError("something follows its end")
+            raise ValueError("it has data after its end")
         self._decoder, self._input = _decoder(self._kind), rest
 
 
@@ -229,9 +229,7 @@ def plain(inner: Reader, limits: ImageLimits, work: Work) -> Iterator[Reader]:
     else:
         program = shutil.which("zstd")
         if program is None:
-            raise ImageError(
-                "the archive is packed with zstd, which is not on this machine", hint="apt-get install zstd"
-            )
+            raise ImageError("the archive is packed with zstd, which is not installed", hint="apt-get install zstd")
         process = subprocess.Popen(
             [program, "-q", "-d", "-c", f"--memory={_ZSTD_MEMORY}"],
             stdin=subprocess.PIPE,

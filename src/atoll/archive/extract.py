@@ -151,7 +151,7 @@ class _Layer:
                     os.mkdir(prefix[-1], 0o700, dir_fd=self._root.directory(prefix[:-1]))
                 except FileExistsError:
                     raise ImageError(
-                        f"the entry {shown(b'/'.join(parts))} lies below a link that leads nowhere"
+                        f"the entry {shown(b'/'.join(parts))} is below a link whose target does not exist"
                     ) from None
                 self._directories[prefix] = Member(b"", Type.DIRECTORY, 0o755, 0, 0, 0, 0, b"")
                 self._made.add(prefix)
@@ -241,7 +241,7 @@ class _Layer:
         elif not name.startswith(_WHITEOUT * 2):
             target = (*parts[:-1], name.removeprefix(_WHITEOUT))
             if target[-1] in (b"", b".", b".."):
-                raise ImageError(f"the archive has a whiteout of nothing, {shown(b'/'.join(parts))}")
+                raise ImageError(f"the archive has an invalid whiteout, {shown(b'/'.join(parts))}")
             if target not in self._made and self._root_has(target):
                 self._clear(target)
 

@@ -188,7 +188,7 @@ class TarStream:
         rest = self._buffer[self._position :] or self._reader.read(_READ)
         while rest:
             if rest.strip(b"\0"):
-                raise ImageError("the archive is damaged: something follows its end")
+                raise ImageError("the archive is damaged: it has data after its end")
             self._budget.spend_bytes(len(rest))
             rest = self._reader.read(_READ)
 
@@ -231,7 +231,7 @@ def _number(field: bytes) -> int:
         return value
     digits = field.strip(b" \0")
     if digits and (digits.strip(b"01234567")):
-        raise ImageError("the archive is damaged: a header has a bad number")
+        raise ImageError("the archive is damaged: a header has an invalid number")
     return int(digits, 8) if digits else 0
 
 
@@ -243,7 +243,7 @@ def _decimal(extensions: dict[bytes, bytes], key: bytes, default: int) -> int:
     if key == b"mtime" and whole.startswith(b"-"):
         return 0
     if not whole.isdigit() or len(whole) > 20:
-        raise ImageError(f"the archive is damaged: {key.decode()} is no number")
+        raise ImageError(f"the archive is damaged: {key.decode()} is not a number")
     return int(whole)
 
 

@@ -131,7 +131,7 @@ class BulkConnection:
             decode_fields(frame.payload)
             return None
         if frame.kind != FrameType.DATA:
-            raise ProtocolError(f"the agent sent a frame of type {frame.kind} where data is due")
+            raise ProtocolError(f"the agent sent a frame of type {frame.kind} instead of data")
         # Data is consumed as it arrives, so an agent that exceeds its credit gains nothing and needs no check.
         self._consumed += len(frame.payload)
         return frame.payload
@@ -141,7 +141,7 @@ class BulkConnection:
         while (frame := self._next()).kind == FrameType.CREDIT:
             pass
         if frame.kind != FrameType.END:
-            raise ProtocolError(f"the agent sent a frame of type {frame.kind} where the end is due")
+            raise ProtocolError(f"the agent sent a frame of type {frame.kind} instead of the end")
         return decode_fields(frame.payload)
 
     def _wait_for_credit(self) -> None:
@@ -225,5 +225,5 @@ class BulkConnection:
 
 def _refusal(number: int, fields: Fields) -> ProtocolError | Refused:
     if number == 0:
-        return ProtocolError(f"the agent refused what it was sent: {message_of(fields)}")
+        return ProtocolError(f"the agent rejected a frame: {message_of(fields)}")
     return Refused(agent_error(fields))

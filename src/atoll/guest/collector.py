@@ -41,7 +41,7 @@ class Collector:
     def on_event(self, kind: int, fields: Fields) -> None:
         # ATTACHED comes only if the agent knew the id: an earlier request started the command and lost its answer.
         if kind != EventKind.ATTACHED or self._attached:
-            raise ProtocolError(f"the agent sent event {kind} where none is due")
+            raise ProtocolError(f"the agent sent the unexpected event {kind}")
         self._attached = True
         gaps = dropped_at_attach(fields, (0, 0, 0))
         self.stdout.miss(gaps[0])

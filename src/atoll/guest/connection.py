@@ -257,10 +257,10 @@ class Connection:
         elif kind == _CREDIT:
             stream.send_credit += decode_credit(payload)
             if stream.send_credit > _MAX_CREDIT:
-                raise ProtocolError("the agent granted absurd credit")
+                raise ProtocolError("the agent granted too much credit")
             stream.wake()
         else:
-            raise ProtocolError(f"the agent sent a frame of type {kind}, which is not for an agent to send")
+            raise ProtocolError(f"the agent sent a frame of type {kind}, which an agent must not send")
 
     def _finish(self, stream: Stream, kind: int, fields: Fields) -> None:
         error = agent_error(fields) if kind == _ERROR else None
@@ -283,7 +283,7 @@ class Connection:
     def _refuse(self, number: int, kind: int, payload: memoryview) -> NoReturn:
         if number == 0 and kind == _ERROR:
             reason = message_of(decode_fields(payload))
-            raise ProtocolError(f"the agent refused what it was sent: {reason}")
+            raise ProtocolError(f"the agent rejected a frame: {reason}")
         if number > self._last_number or number == 0:
             raise ProtocolError(f"the agent sent a frame for stream {number}, which was never opened")
         raise ProtocolError(f"the agent sent a frame for stream {number} after its last one")
@@ -305,10 +305,10 @@ class Answer:
         self.future: asyncio.Future[Fields] = loop.create_future()
 
     def on_data(self, channel: int, data: memoryview) -> None:
-        raise ProtocolError("the agent sent data where none is due")
+        raise ProtocolError("the agent sent unexpected data")
 
     def on_event(self, kind: int, fields: Fields) -> None:
-        raise ProtocolError(f"the agent sent event {kind} where none is due")
+        raise ProtocolError(f"the agent sent the unexpected event {kind}")
 
     def on_end(self, fields: Fields) -> None:
         if not self.future.done():

@@ -38,7 +38,7 @@ async def read_pieces(
             while (piece := await inbox.take()) is not None:
                 received += len(piece[1])
                 if length is not None and received > length:
-                    raise ProtocolError("the agent sent more of a file than was asked for")
+                    raise ProtocolError("the agent sent more of a file than requested")
                 if limit is not None and received > limit:
                     raise too_large(path, limit)
                 yield piece[1]

@@ -225,4 +225,4 @@ class Files:
 def _check_record(record: FileRecord, *, plain_name: bool) -> None:
     components = check_relative(record.path)
     if plain_name and len(components) != 1:
-        raise ProtocolError("the agent sent a path where a name is due")
+        raise ProtocolError("the agent sent a path instead of a name")

@@ -60,7 +60,7 @@ def dropped_at_attach(fields: Fields, asked: tuple[int, int, int]) -> tuple[int,
     """Return how many bytes of each channel are missing between the requested offset and the first available byte."""
     gaps = [fields.int(tag, 0) - offset for tag, offset in zip(_OFFSETS, asked, strict=True)]
     if min(gaps) < 0:
-        raise ProtocolError("the agent starts before the offset that was asked for")
+        raise ProtocolError("the agent starts before the requested offset")
     return gaps[0], gaps[1], gaps[2]
 
 

@@ -66,7 +66,7 @@ class HostDirectories:
         try:
             fd = os.open(name, _OPEN, dir_fd=self._way.fd)
         except OSError as error:
-            reason = "something else is in the way of a directory"
+            reason = "this exists and is not a directory"
             raise OSError(error.errno, reason, os.fsdecode(_join(here, name))) from error
         self._enter(name, fd)
 

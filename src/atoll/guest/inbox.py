@@ -102,7 +102,7 @@ class Inbox:
 
     def on_data(self, channel: int, data: memoryview) -> None:
         if channel not in self._channels or self.eof:
-            raise ProtocolError(f"the agent sent data on channel {channel} where none is due")
+            raise ProtocolError(f"the agent sent unexpected data on channel {channel}")
         if self.discarding:
             self._consume(channel, len(data))
             return
@@ -117,7 +117,7 @@ class Inbox:
 
     def on_event(self, kind: int, fields: Fields) -> None:
         if kind not in self._expected or kind in self.events:
-            raise ProtocolError(f"the agent sent event {kind} where none is due")
+            raise ProtocolError(f"the agent sent the unexpected event {kind}")
         self.events[kind] = fields
         self._changed.notify()
 

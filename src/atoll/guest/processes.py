@@ -171,10 +171,10 @@ class _NoAnswer:
     """The stream handler of a request whose answer is ignored."""
 
     def on_data(self, channel: int, data: memoryview) -> None:
-        raise ProtocolError("the agent sent data where none is due")
+        raise ProtocolError("the agent sent unexpected data")
 
     def on_event(self, kind: int, fields: Fields) -> None:
-        raise ProtocolError(f"the agent sent event {kind} where none is due")
+        raise ProtocolError(f"the agent sent the unexpected event {kind}")
 
     def on_end(self, fields: Fields) -> None: ...
 

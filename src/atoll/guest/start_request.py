@@ -51,12 +51,12 @@ class StartRequest:
         if (self.argv is None) == (self.shell is None):
             raise ValueError("give either argv or shell")
         if self.argv is not None and isinstance(self.argv, str | bytes):
-            raise ValueError("argv is a list of arguments, not one text")
+            raise ValueError("argv must be a list of arguments, not one string")
         if self.argv is not None and (not self.argv or not self.argv[0]):
             raise ValueError("the command is empty")
         for name, value in self.env.items():
             if not name or "=" in name or "\0" in name or "\0" in value:
-                raise ValueError(f"environment variable {name[:80]!r} has a bad name or value")
+                raise ValueError(f"environment variable {name[:80]!r} has an invalid name or value")
         for text in (*(self.argv or ()), self.shell, self.cwd, self.user):
             _check_text(text)
         if self.cwd is not None and len(encode_text(self.cwd)) > MAX_PATH:

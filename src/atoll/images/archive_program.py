@@ -74,7 +74,7 @@ def running(
     """
     path = shutil.which(argv[0])
     if path is None:
-        raise ImageError(f"{argv[0]} is not on this machine", hint=hint)
+        raise ImageError(f"{argv[0]} is not installed", hint=hint)
     process = subprocess.Popen(
         [*_tether(), path, *argv[1:]],
         stdin=subprocess.DEVNULL,

@@ -98,7 +98,7 @@ class Images:
         source = parse(f"tar:{Path(path).absolute()}")
         target = self.parse(name) if name else source
         if target.kind is not Kind.OCI and target != source:
-            raise SpecError(f"{name!r} means something else already", hint="Choose a name such as mine or team/mine:1.")
+            raise SpecError(f"{name!r} already means something else", hint="Choose a name such as mine or team/mine:1.")
         return await self._make(target, progress, refresh=True, archive=source)
 
     async def get(self, reference: str) -> Image:

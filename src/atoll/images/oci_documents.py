@@ -133,7 +133,7 @@ def parse_manifest(value: dict[str, Any], limits: ImageLimits) -> Manifest:
         raise ImageError(f"the image has {len(layers)} layers; between 1 and {limits.layers} are possible")
     for layer in layers:
         if not _LAYER_TYPE.match(layer.media_type):
-            raise ImageError(f"this is no image of a file system: it has a layer of type {layer.media_type[:100]!r}")
+            raise ImageError(f"this is not a file system image: it has a layer of type {layer.media_type[:100]!r}")
     if config.size > limits.document_bytes or sum(layer.size for layer in layers) > limits.download_bytes:
         raise ImageError(
             f"the image is a download of more than {limits.download_bytes:,} bytes",

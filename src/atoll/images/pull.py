@@ -81,7 +81,7 @@ class Registry:
             if expected and digest != expected:
                 what = "it promised" if self._access.guarded else expected
                 raise ImageError(
-                    f"the registry {self._registry} sent something else than {what}",
+                    f"the registry {self._registry} sent something other than {what}",
                     hint="Do not trust this registry.",
                 )
             with self._not_repeating():
@@ -157,7 +157,7 @@ class Registry:
                 )
             if response.status in (401, 403):
                 raise ImageError(
-                    f"the registry {self._registry} does not let us read {self._reference}, or it does not exist",
+                    f"the registry {self._registry} denies access to {self._reference}, or it does not exist",
                     hint=f"Check the name, or log in: docker login {self._registry}",
                 )
             if response.status == 429 or response.status >= 500:

@@ -78,7 +78,7 @@ class Transport:
             if _origin(target) != _origin(url):
                 headers.pop("Authorization", None)
             url = target
-        raise ImageError(f"the registry {self._authority.registry} redirects again and again")
+        raise ImageError(f"the registry {self._authority.registry} redirects too often")
 
     def _allow(self, url: str) -> None:
         """Check a URL that a registry refers to. It must not lead from TLS to plain HTTP, or to this host."""
@@ -92,7 +92,7 @@ class Transport:
             allowed, inside = False, False
         if not allowed or inside:
             where = "" if self._access.guarded else f": {url[:120]!r}"
-            raise ImageError(f"the registry {self._authority.registry} sends us to an address that is not safe{where}")
+            raise ImageError(f"the registry {self._authority.registry} refers to an unsafe address{where}")
 
     def _authorize(self, challenges: list[str]) -> bool:
         """Set the Authorization header in response to a challenge. Returns False if there is nothing new to try."""
@@ -130,7 +130,7 @@ class Transport:
             data = response.read(_MAX_TOKEN)
             if response.status != 200:
                 raise ImageError(
-                    f"the registry {self._authority.registry} gives us no token: it answers {response.status}",
+                    f"the registry {self._authority.registry} issued no token: it answered {response.status}",
                     hint=f"Check the name, or log in: docker login {self._authority.registry}",
                 )
         try:
@@ -139,7 +139,7 @@ class Transport:
             if not _TOKEN.match(token):
                 raise ValueError("no token")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ImageError(f"the registry {self._authority.registry} gives us a token that is none") from error
+            raise ImageError(f"the registry {self._authority.registry} issued an invalid token") from error
         return str(token)
 
     @contextlib.contextmanager

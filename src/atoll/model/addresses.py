@@ -28,11 +28,11 @@ def normal_name(text: str) -> str:
     This is for names in network protocols, which are ASCII. Receivers may interpret other letters differently.
     """
     if not text or len(text) > _MAX_NAME + 1 or not text.isascii():
-        raise ValueError("it is no name of a host")
+        raise ValueError("it is not a host name")
     name = text.lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > _MAX_NAME or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError("it is no name of a host")
+        raise ValueError("it is not a host name")
     if _NUMBER.fullmatch(labels[-1]):
         raise ValueError("it is an address")
     return name
@@ -53,7 +53,7 @@ def name_of_words(text: str) -> str:
     try:
         return normal_name(lower.encode("idna").decode())
     except UnicodeError:
-        raise ValueError("it is no name of a host") from None
+        raise ValueError("it is not a host name") from None
 
 
 def parse_address(text: str) -> Address | None:
@@ -61,13 +61,13 @@ def parse_address(text: str) -> Address | None:
     with a final dot. Returns None if the text is not an address. Raises ValueError for malformed ones, such as
     addresses with a zone or with numbers out of range."""
     if "\0" in text or "%" in text:
-        raise ValueError("it is no address")
+        raise ValueError("it is not an address")
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if ":" in bare:
         try:
             return IPv6Address(bare)
         except ValueError:
-            raise ValueError("it is no address") from None
+            raise ValueError("it is not an address") from None
     bare = bare.removesuffix(".")
     parts = bare.split(".")
     if not _NUMBER.fullmatch(parts[-1]):
@@ -78,10 +78,10 @@ def parse_address(text: str) -> Address | None:
 def _old_style(parts: list[str]) -> IPv4Address:
     """Parse an IPv4 address like `inet_aton`: the last part fills all remaining bytes."""
     if len(parts) > 4 or not all(_NUMBER.fullmatch(part) for part in parts):
-        raise ValueError("it is no address")
+        raise ValueError("it is not an address")
     values = [_value(part) for part in parts]
     if any(value > 255 for value in values[:-1]) or values[-1] >= 1 << (8 * (5 - len(values))):
-        raise ValueError("it is no address")
+        raise ValueError("it is not an address")
     total = values[-1]
     for place, value in enumerate(values[:-1]):
         total |= value << (8 * (3 - place))

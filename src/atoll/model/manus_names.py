@@ -71,11 +71,13 @@ def settings(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, An
         plain["limits"] = limits
     for name, value in limits.items():
         if isinstance(value, bool) and not name.endswith("_bytes"):  # the validator of sizes has a better message
-            raise SpecError(f"{name} is a number, not {value!r}")
+            raise SpecError(f"{name} must be a number, not {value!r}")
     if network:
         given = plain.get("network")
         if given is not None and not isinstance(given, Mapping):
-            raise SpecError(f"{next(iter(network))!r} and 'network' say the same of {_SANDBOX}", hint="Give only one.")
+            raise SpecError(
+                f"{next(iter(network))!r} and 'network' both set the network of {_SANDBOX}", hint="Give only one."
+            )
         plain["network"] = _joined(network, dict(given or {}), "network")
     return plain
 
@@ -85,7 +87,7 @@ def captures(names: Mapping[str, object], given: bool | None) -> bool:
     values: dict[str, object] = {} if given is None else {"capture_output": given}
     found = renamed({**values, **names}, ("capture_output",), of="a command", others=_EXEC).get("capture_output", True)
     if not isinstance(found, bool):
-        raise SpecError(f"capture_output is true or false, not {found!r}")
+        raise SpecError(f"capture_output must be true or false, not {found!r}")
     return found
 
 

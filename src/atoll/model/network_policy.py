@@ -112,7 +112,7 @@ class Rule(BaseModel):
         if (self.domain is None) == (self.cidr is None):
             raise ValueError("a rule has either a domain or a cidr")
         if self.cidr is not None and self.protocol == "web":
-            raise ValueError("a rule of protocol 'web' goes by domain")
+            raise ValueError("a rule of protocol 'web' needs a domain")
         return self
 
     @property
@@ -199,14 +199,14 @@ class NetworkRules(BaseModel):
         for name, action, field in _LISTS:
             listed = value.pop(name, None) or ()
             if isinstance(listed, str) or not isinstance(listed, list | tuple | set | frozenset):
-                raise ValueError(f"{name} is a list")
+                raise ValueError(f"{name} must be a list")
             rules += [{"action": action, field: each} for each in listed]
         return {**value, "rules": rules}
 
     @model_validator(mode="after")
     def _injections_are_reachable(self) -> NetworkRules:
         if len({each.domain for each in self.inject}) != len(self.inject):
-            raise ValueError("headers for one domain belong together")
+            raise ValueError("all headers for one domain must be in one entry")
         return self
 
 
@@ -281,7 +281,7 @@ def parse_policy(value: object) -> object:
     plain: dict[str, Any] = before(lambda names: renamed(names, _NAMES, of="a network policy"), value)
     enabled = [plain.pop(name) for name in _SWITCHES if name in plain]
     if any(not isinstance(each, bool) and each is not None for each in enabled):
-        raise ValueError("network_enabled and allow_outbound are true or false")
+        raise ValueError("network_enabled and allow_outbound must be true or false")
     if enabled and not all(enabled):
         return "none"
     if enabled and not any(name in plain for name in ("default", "rules", "allowed_domains", "allowed_cidrs")):

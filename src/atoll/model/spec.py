@@ -115,7 +115,7 @@ class SandboxSpec(BaseModel):
                 hint="Give a SandboxSpec, or an object such as {'image': 'host', 'memory': '1g'}.",
             )
         if not all(isinstance(name, str) for name in values):
-            raise SpecError("the names in the description of a sandbox are text")
+            raise SpecError("the names in the description of a sandbox must be strings")
         return cls.of(**values)
 
     @classmethod
@@ -138,7 +138,7 @@ class SandboxSpec(BaseModel):
     def _env(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
             if not _ENV_NAME.fullmatch(name) or "\0" in text or len(text) > _MAX_ENV_VALUE:
-                raise ValueError(f"environment variable {name[:80]!r} has a bad name or value")
+                raise ValueError(f"environment variable {name[:80]!r} has an invalid name or value")
         return value
 
 

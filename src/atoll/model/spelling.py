@@ -37,11 +37,13 @@ def renamed(
     written: dict[str, str] = {}
     for name, value in values.items():
         if not isinstance(name, str):
-            raise SpecError(f"{str(name)[:_SHOWN]!r} is not a name: the names of {of} are text")
+            raise SpecError(f"{str(name)[:_SHOWN]!r} is not a name: the names of {of} must be strings")
         plain = name if name in known else snake_case(name)
         plain = plain if plain in known else aliases.get(plain, plain)
         if plain not in known:
-            raise SpecError(f"{name[:_SHOWN]!r} is not known of {of}", hint=_hint(name, {*known, *aliases, *others}))
+            raise SpecError(
+                f"{name[:_SHOWN]!r} is not a known name of {of}", hint=_hint(name, {*known, *aliases, *others})
+            )
         if plain in found:
             spelled = f"{written[plain][:_SHOWN]!r} and {name[:_SHOWN]!r}"
             raise SpecError(f"{plain} is given twice, as {spelled}", hint=f"Give only {plain!r}.")

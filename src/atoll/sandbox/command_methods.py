@@ -118,7 +118,7 @@ class CommandMethods:
         if result.cause is Cause.TIMEOUT:
             raise SandboxTimeoutError(
                 f"Command execution timed out after {seconds:g} seconds",
-                hint="The command was killed; the shell goes on. Give a longer timeout if it needs one.",
+                hint="The command was killed; the shell continues. Give a longer timeout if it needs one.",
                 output=result.stdout,
             )
         if result.exit_code != 0:

@@ -50,7 +50,7 @@ class Export:
         for name in ("max_bytes", "max_items", "timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise SpecError(f"{name} is a number of more than 0, not {value!r}")
+                raise SpecError(f"{name} must be a number greater than 0, not {value!r}")
 
     @classmethod
     def of(cls, wanted: Export | str | Path) -> Export:

@@ -272,7 +272,7 @@ def _undo_of(spec: SandboxSpec) -> Undo | None:
 def lease_seconds(seconds: float) -> float:
     """Validate the length of a lease. Raises ValueError."""
     if not 0 < seconds <= MAX_LEASE_S:
-        raise ValueError(f"a lease is for more than 0 and at most {MAX_LEASE_S:g} seconds, not {seconds!r}")
+        raise ValueError(f"a lease must be more than 0 and at most {MAX_LEASE_S:g} seconds, not {seconds!r}")
     return float(seconds)
 
 

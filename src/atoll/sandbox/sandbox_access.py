@@ -140,7 +140,7 @@ class SandboxAccess:
         if not drop_connections and (found := await self.open_connections()):
             raise UnsupportedError(
                 f"the sandbox has open connections, which cannot be saved: {', '.join(found[:_MAX_NAMED])}",
-                hint="Let it close them, or give drop_connections=True: then they are cut off.",
+                hint="Close them inside the sandbox, or give drop_connections=True to drop them.",
             )
         await self.let_go()
 

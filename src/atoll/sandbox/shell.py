@@ -208,7 +208,7 @@ class AsyncShell:
                 if self._lost_count:  # every report since the shell's start may arrive again
                     del self._statuses[:-_MAX_STATUSES]
                 if len(self._partial) > 4096 or len(self._statuses) > _MAX_STATUSES:
-                    raise SandboxError("the shell of the sandbox reports nonsense")
+                    raise SandboxError("the shell of the sandbox sent an invalid report")
         return self._statuses.pop(0)
 
     async def _interrupt(self, capture: Capture) -> None:
@@ -326,7 +326,7 @@ class AsyncShell:
                 self._process = None
             except TimeoutError:
                 await self._discard()
-                raise AgentUnreachableError(f"the shell '{kind.argv[0]}' of the sandbox gives no prompt") from None
+                raise AgentUnreachableError(f"the shell '{kind.argv[0]}' of the sandbox shows no prompt") from None
         raise SandboxError(
             "there is no shell in this sandbox", hint="Use exec with a list: exec(['program', 'argument'])."
         )
@@ -342,4 +342,4 @@ def _exit_code(status: str) -> int:
     try:
         return int(status) & 0xFF
     except ValueError:
-        raise SandboxError("the shell of the sandbox reports nonsense") from None
+        raise SandboxError("the shell of the sandbox sent an invalid report") from None

@@ -117,7 +117,7 @@ class BtrfsLayers:
                 fill(draft)
                 os.rename(draft, self._saved / saved_id)
             except OSError as error:
-                raise EngineError(f"a state could not be kept: {error}") from error
+                raise EngineError(f"a state could not be saved: {error}") from error
             finally:
                 self._remove(draft)
 
@@ -144,7 +144,7 @@ class BtrfsLayers:
             self._saved.mkdir(mode=0o700, exist_ok=True)
             btrfs.snapshot(source, self._saved / checked(saved_id), read_only=True, account=account)
         except OSError as error:
-            raise EngineError(f"the state of '{source.name}' could not be kept: {error}") from error
+            raise EngineError(f"the state of '{source.name}' could not be saved: {error}") from error
 
     def _fill(self, path: Path, origin: str | None, account: int | None = None) -> None:
         """Create a subvolume that can serve as a layer. A failure leaves nothing behind."""

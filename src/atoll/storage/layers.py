@@ -113,7 +113,7 @@ def checked(layer_id: str) -> str:
 
 def _cannot_save() -> UnsupportedError:
     return UnsupportedError(
-        "a plain directory cannot keep its states",
+        "a layer in a plain directory cannot be saved",
         hint="Checkpoints need btrfs: root, mkfs.btrfs (apt-get install btrfs-progs) and a loop device.",
     )
 
@@ -142,7 +142,7 @@ class PlainLayers:
         if origin is not None:
             raise _cannot_save()
         if disk_bytes is not None:
-            raise EngineError("a plain directory cannot keep a disk limit")
+            raise EngineError("a plain directory cannot enforce a disk limit")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path(layer_id)
         try:
@@ -189,7 +189,7 @@ class PlainLayers:
 
     def limit(self, layer_id: str, disk_bytes: int | None) -> None:
         if disk_bytes is not None:
-            raise EngineError("a plain directory cannot keep a disk limit")
+            raise EngineError("a plain directory cannot enforce a disk limit")
 
     def usage(self, layer_id: str) -> int | None:
         return None

@@ -113,7 +113,7 @@ class StoragePool:
         try:
             btrfs.enable_quota(self._mount_point if not self._on_btrfs else self.data_dir)
         except OSError as error:
-            raise EngineUnavailableError(f"quotas cannot be enabled on the pool: {error}") from error
+            raise EngineUnavailableError(f"quotas cannot be enabled on the storage pool: {error}") from error
         self.directory.mkdir(mode=0o700, exist_ok=True)
 
     def _format(self, lock: int, image: Path) -> None:
@@ -121,7 +121,9 @@ class StoragePool:
         free = shutil.disk_usage(self.data_dir).free
         size = int(free * 0.8) >> 20 << 20
         if size < _MIN_POOL:
-            raise EngineUnavailableError(f"'{self.data_dir}' has too little free space for a pool: {free >> 20} MiB")
+            raise EngineUnavailableError(
+                f"'{self.data_dir}' has too little free space for a storage pool: {free >> 20} MiB"
+            )
         draft = self._draft
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
