@@ -78,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in NAMES]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(NAMES)}")
-    # The other benchmarks run in this machine's own root, which is no image of a Docker engine.
+    # The other benchmarks use this machine's own root file system, which no Docker engine has as an image.
     every = ["docker"] if options.engine == "docker" else list(NAMES)
     figures = asyncio.run(collect(options.names or every, options.engine))
     RESULTS.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Saved states: whether their cost depends on the size, and what undo and forks cost beside plain work."""
+"""Saved states: whether their cost depends on the size, and what undo and forks cost compared with plain work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.measure import Figure, Samples, take_turns
 ROUNDS, FORKS, COMMANDS = 20, 100, 200
 MIB = 1 << 20
 SCRIPT = "for n in 1 2 3 4 5 6 7 8; do sed -i s/a/b/ file; grep -c b file >count; done"
-"""About what a step of an agent does: a few small programs that read and write files."""
+"""About what one step of an AI agent does: a few small programs that read and write files."""
 
 
 async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
@@ -38,7 +38,8 @@ async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
 
 
 async def sizes(engine: NativeEngine, settings: Settings) -> AsyncIterator[Figure]:
-    """A small and a large change, both brought to the disk first: what a checkpoint has to write it writes anyway."""
+    """Compare a small and a large change. Both are flushed to disk first, as a checkpoint does not cause these
+    writes."""
     made = {}
     for size in (10, 1000):
         made[size] = await AsyncSandbox(engine=engine, settings=settings).create()
@@ -89,7 +90,7 @@ async def sizes(engine: NativeEngine, settings: Settings) -> AsyncIterator[Figur
 
 
 def docker_commit() -> Samples | None:
-    """On a container that wrote as much. None where no Docker engine answers."""
+    """Measure `docker commit` of a container that wrote as much. None if no Docker engine answers."""
     if shutil.which("docker") is None or subprocess.run(["docker", "version"], capture_output=True).returncode:
         return None
     images = subprocess.run(["docker", "images", "-q"], capture_output=True, text=True).stdout.split()

@@ -35,7 +35,7 @@ async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
 
 
 async def _large(sandbox: AsyncSandbox, large: Path, directory: Path) -> AsyncIterator[Figure]:
-    # All write a file that does not exist: some file systems write a replaced one to the disk at once.
+    # All write a file that does not exist, because some file systems flush a replaced file at once.
     async def copied() -> float:
         (directory / "copy").unlink(missing_ok=True)
         started = time.perf_counter()
@@ -64,7 +64,7 @@ async def _large(sandbox: AsyncSandbox, large: Path, directory: Path) -> AsyncIt
 
 
 async def _small(sandbox: AsyncSandbox, small: Path, directory: Path) -> Figure:
-    # Both sides write into a directory that does not exist; removing the last one is not part of the measurement.
+    # Both sides write to a directory that does not exist. Removing the previous one is not measured.
     async def copied() -> float:
         shutil.rmtree(directory / "small-copy", ignore_errors=True)
         started = time.perf_counter()

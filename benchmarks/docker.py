@@ -1,4 +1,4 @@
-"""Sandboxes on a Docker engine against its bare API and its own program, in the same run.
+"""Sandboxes on a Docker engine compared with its bare API and the `docker` program, in the same run.
 
 DOCKER_HOST names an engine with the image `atoll-test:debian`. Without it one is started for the benchmark alone, which
 needs root.
@@ -43,7 +43,7 @@ def _engine(directory: Path) -> Iterator[None]:
         return
     folder, said = tempfile.mkdtemp(prefix="atb-", dir="/tmp"), directory / "host"
     try:
-        with said.open("w") as out:  # a file: the engine inherits it, and nobody waits for its end
+        with said.open("w") as out:  # a file and no pipe: the engine inherits it, and its end is not waited for
             subprocess.run([SCRIPT, "start", folder], check=True, stdout=out, timeout=400)
         os.environ["DOCKER_HOST"] = said.read_text().strip()
         yield
@@ -59,7 +59,7 @@ async def _measure(directory: Path) -> AsyncIterator[Figure]:
         assert sandbox.container is not None
         async for figure in _commands(http, sandbox, sandbox.container.id):
             yield figure
-    # The engine writes outside the container's memory limit; ours is large enough not to count either.
+    # The engine writes outside the container's memory limit; the sandbox's is large enough not to matter either.
     async with DockerSandbox(SandboxSettings(image=IMAGE, memory_limit="4g")) as sandbox:
         assert sandbox.container is not None
         yield await _copying(sandbox, sandbox.container.id, directory)
@@ -67,7 +67,7 @@ async def _measure(directory: Path) -> AsyncIterator[Figure]:
 
 
 async def _bare(http: Http, command: list[str], host: dict[str, Any]) -> str:
-    """What anybody has to ask of the API for a limited container without a network."""
+    """Create a limited container without a network through the API, with the least possible requests."""
     name = f"atoll-bench-{secrets.token_hex(4)}"
     body = {"Image": IMAGE, "Cmd": command, "HostConfig": {"NetworkMode": "none", **host}}
     await http.call("POST", "/containers/create", query={"name": name}, body=body, timeout_s=SLOW_S)
@@ -119,8 +119,8 @@ async def _copying(sandbox: DockerSandbox, container: str, directory: Path) -> F
         for _ in range(LARGE >> 20):
             file.write(block)
 
-    # Both write a file that does not exist, since some file systems write a replaced one to the disk at once; and
-    # neither waits for the disk because of what the other has written.
+    # Both write a file that does not exist, because some file systems flush a replaced file at once; and neither waits
+    # for the disk because of what the other has written.
     async def settle() -> None:
         await sandbox.sandbox.remove("large", missing_ok=True)
         os.sync()

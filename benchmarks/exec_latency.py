@@ -1,4 +1,5 @@
-"""`exec true` in a running sandbox against a plain spawn and wait, and how much a flood beside it disturbs."""
+"""`exec true` in a running sandbox compared with a plain spawn and wait, and how much a flood beside it slows it
+down."""
 
 from __future__ import annotations
 

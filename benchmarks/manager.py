@@ -1,6 +1,6 @@
-"""Many sandboxes: side by side, from a pool, at once, among many and after a restart.
+"""Many sandboxes: side by side, from a warm pool, at once, among many, and after a restart.
 
-Against Docker only where an engine answers that has the image of `benchmarks.docker`.
+They are compared with Docker only if an engine answers that has the image of `benchmarks.docker`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SLOW_CREATES = 50
 SLOW_S = 0.5
 FEW = 10
 MANY = {"native": 1000}
-"""Living at once; 100 on other engines."""
+"""Sandboxes alive at once; 100 on other engines."""
 RECOVERED = 100
 
 
 class SlowEngine:
-    """Takes half a second to hand over a sandbox that was made before: what is left is the manager's own."""
+    """Takes half a second to hand over a sandbox that was created before. All further time is the manager's own."""
 
     def __init__(self, inner: Engine) -> None:
         self.name = inner.name
@@ -150,7 +150,7 @@ async def rate(manager: SandboxManager) -> Figure:
 
 
 async def grow(manager: SandboxManager, count: int) -> None:
-    """Make or delete until there are so many."""
+    """Create or delete sandboxes until there are `count`."""
     records = await manager.list_sandboxes()
     missing, surplus = iter(range(count - len(records))), iter(records[: max(0, len(records) - count)])
 
@@ -164,7 +164,7 @@ async def grow(manager: SandboxManager, count: int) -> None:
 
 
 async def crowd(manager: SandboxManager, many: int) -> list[Figure]:
-    """Latency among many living sandboxes against that among few, which is measured before and after."""
+    """Compare the latency among many living sandboxes with that among few, which is measured before and after."""
     first = await manager.get_sandbox(await manager.create_sandbox())
 
     async def create() -> float:
@@ -196,7 +196,7 @@ async def crowd(manager: SandboxManager, many: int) -> list[Figure]:
 
 
 async def recovery(managing: Any) -> Figure:
-    """The sandboxes are there already; the manager is not."""
+    """Measure the start of a manager whose sandboxes already exist."""
     started = time.perf_counter()
     async with managing() as manager:
         recovered = time.perf_counter() - started

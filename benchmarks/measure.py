@@ -1,4 +1,4 @@
-"""How everything here is measured: the candidates take turns, so that a noisy moment hits all of them alike."""
+"""How all benchmarks measure: the candidates take turns, so that a noisy moment affects all of them alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 Timed = Callable[[], Awaitable[float | None]]
-"""Does the thing once. Returns the seconds it took, or None to have the whole call timed."""
+"""Performs the operation once. Returns the seconds it took, or None to have the whole call timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One promise: our value, the peer's, and the ratio that was promised."""
+    """One promise: Atoll's value, the peer's, and the promised ratio."""
 
     name: str
     ours: float
@@ -34,9 +34,9 @@ class Figure:
     unit: str
     peer_name: str
     at_most: float | None = None
-    """The promise, when smaller is better: ours / peer."""
+    """The promised maximum of ours / peer, where smaller is better."""
     at_least: float | None = None
-    """The promise, when larger is better: ours / peer."""
+    """The promised minimum of ours / peer, where larger is better."""
     detail: dict[str, float] = field(default_factory=dict)
 
     @property

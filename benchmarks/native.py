@@ -1,9 +1,10 @@
-"""The `native` engine from nothing to the first result, against the kernel's own unit and the programs of its kind.
+"""The `native` engine, from nothing to the first result, compared with the kernel's own unit and similar programs.
 
-Everything takes turns in one run. U is to spawn, exec and wait for a static `true`. The peers run the same `true` in a
-root file system of the host's /usr with no network: `crun run` and `runc run` with the bundle they propose themselves
-(no seccomp, no user namespace, no overlay: less than we do), `bwrap` with all namespaces, and our own `oci` engine,
-which does the same as `native` by runc. `docker run` is measured where a Docker engine answers.
+All candidates take turns in one run. The unit U is to spawn, exec and wait for a static `true`. The peers run the same
+`true` in a root file system of the host's /usr without a network: `crun run` and `runc run` with the bundle that they
+generate themselves (no seccomp, no user namespace, no overlay: less than Atoll does), `bwrap` with all namespaces, and
+Atoll's `oci` engine, which does the same as `native` by means of runc. `docker run` is measured if a Docker engine
+answers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HIDE_UNIFIED = 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
 
 
 def bundle(directory: Path, runtime: str) -> Path:
-    """What the runtime itself proposes, with /usr of the host and `true`."""
+    """Create the bundle that the OCI runtime itself generates, with /usr of the host and `true`."""
     directory.mkdir()
     subprocess.run([runtime, "spec"], cwd=directory, check=True)
     config = json.loads((directory / "config.json").read_text())
@@ -56,7 +57,7 @@ def peer(directory: Path, runtime: str) -> Timed | None:
         return None
     made = bundle(directory / runtime, runtime)
     command = [runtime, "--root", str(directory / f"{runtime}-state"), "run", "--bundle", str(made)]
-    if runtime == "crun":  # it refuses to run beside a second hierarchy that is empty
+    if runtime == "crun":  # crun refuses to run beside a second, empty hierarchy
         command = ["unshare", "-m", "sh", "-c", _HIDE_UNIFIED, "sh", *command]
 
     async def run() -> None:
@@ -66,7 +67,7 @@ def peer(directory: Path, runtime: str) -> Timed | None:
 
 
 async def first_result(engine: Engine) -> tuple[float, float]:
-    """Seconds until the sandbox is there, and until the first command's result."""
+    """Return the seconds until the sandbox exists, and until the first command's result."""
     clock = asyncio.get_running_loop().time
     started = clock()
     handle = await engine.create(f"b{os.urandom(6).hex()}", SandboxSpec())
@@ -82,7 +83,7 @@ async def first_result(engine: Engine) -> tuple[float, float]:
 
 
 def docker() -> Timed | None:
-    """With an image of the host's /usr alone, if there is an engine to ask."""
+    """Measure `docker run` with an image of the host's /usr alone, if a Docker engine answers."""
     command = ["docker", "run", "--rm", "--network", "none", "-v", "/usr:/usr:ro", "atoll-bench", "/usr/bin/true"]
     if shutil.which("docker") is None or subprocess.run(["docker", "version"], capture_output=True).returncode != 0:
         return None
@@ -123,7 +124,7 @@ async def compare(engine: NativeEngine, directory: Path, rounds: int) -> dict[st
         candidates["engine oci"] = by_runc
     if (timed := docker()) is not None:
         candidates["docker run"] = timed
-    kept = await engine.create("kept", SandboxSpec())  # the pool stays mounted, as it does on a machine in use
+    kept = await engine.create("kept", SandboxSpec())  # the storage pool stays mounted, as on a machine in use
     try:
         found = await take_turns(candidates, rounds)
     finally:
@@ -185,7 +186,7 @@ def figures(found: dict[str, Samples]) -> Sequence[Figure]:
 
 async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
     del directory, engine
-    # In memory: a disk that others write to would be measured too, and for us alone.
+    # In memory, because writes of other programs to a disk would be measured too, and for Atoll only.
     with tempfile.TemporaryDirectory(prefix="ab-", dir="/dev/shm") as name:
         path = Path(name)
         path.chmod(0o755)

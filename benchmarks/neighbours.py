@@ -1,6 +1,7 @@
-"""What a sandbox notices of a bomb in the one beside it: `exec true`, p99, against the same in quiet.
+"""What a sandbox notices of a bomb in the one beside it: the 99th percentile of `exec true`, compared with the same in
+quiet.
 
-Quiet and bombed take turns, each bomb in a new sandbox with half of a processor.
+Quiet and bombed measurements take turns, each bomb in a new sandbox with half a CPU.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ while True:
         held = []
 """,
 }
-"""Each goes on for as long as it is let."""
+"""The bombs. Each continues until it is stopped."""
 
 
 async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
@@ -107,7 +108,7 @@ async def _ask(sandbox: AsyncSandbox) -> list[float]:
 
 
 async def _burn(sandbox: AsyncSandbox, bomb: str) -> None:
-    """Again as soon as it has ended: a bomb may kill itself."""
+    """Run the bomb again as soon as it has ended, because a bomb may kill itself."""
     while True:
         with suppress(SandboxError):
             await sandbox.exec(["python3", "-c", bomb], timeout=60)

@@ -1,6 +1,7 @@
-"""What a network policy costs: making a sandbox, a download, a request; and many sandboxes at once.
+"""What a network policy costs: creating a sandbox, a download, a request; and many sandboxes at once.
 
-The peer of the last two is the same program, run on the other side of a plain veth pair."""
+The peer of the last two is the same program at the other end of a plain veth pair.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +142,7 @@ async def _figures(engine: Engine, settings: Settings, internet: Internet) -> As
 
 
 async def _changed(sandbox: AsyncSandbox) -> float:
-    """From the call to the end of a connection, and to the first that is refused."""
+    """Measure the time from the call to the end of a connection, and to the first refusal."""
     await sandbox.set_network(NAMES)
     await sandbox.exec("rm -f open")
     command = await sandbox.start(["python3", "-c", HELD])

@@ -1,4 +1,5 @@
-"""The `oci` engine against its own runtimes run bare on the same root, and against Docker where an engine answers."""
+"""The `oci` engine compared with its OCI runtimes alone on the same root file system, and with Docker if an engine
+answers."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from benchmarks.measure import Figure, Timed, take_turns
 ROUNDS, GVISOR_ROUNDS = 60, 15
 IDLE, DOCKER_IDLE = 200, 20
 SETTLE_S = 0.1
-"""Before each turn: the kernel takes namespaces and control groups of the one before apart after it has ended."""
+"""A pause before each turn: the kernel dismantles the previous namespaces and control groups asynchronously."""
 MIB = 1 << 20
 DOCKER_IMAGE = "atoll-benchmark"
 PROGRAM = """
@@ -99,7 +100,7 @@ async def starting(
 
 
 def bare_command(directory: Path, program: Path, settings: Settings) -> list[str]:
-    """A bundle on the root that our sandboxes of the `host` image have, as `runc spec` would write it."""
+    """Create a bundle with the root file system of the image `host`, as `runc spec` would write it."""
     bundle = directory / "bundle"
     if not bundle.exists():
         bundle.mkdir()
@@ -136,9 +137,12 @@ async def run(*argv: str) -> float:
 
 
 async def idling(settings: Settings, docker: Docker | None) -> AsyncIterator[Figure]:
-    """What the kernel charges to each one's control group, its own structures included, and the private memory of the
-    processes that serve it alone. How much less is available on the whole machine is told beside it: it says the same
-    on a quiet machine, and anything at all on a busy one."""
+    """Measure idle sandboxes: what the kernel charges to each control group, its own structures included, and the
+    private memory of the processes that serve only this sandbox.
+
+    How much less memory is available on the whole machine is reported as well: it is the same on a quiet machine, and
+    meaningless on a busy one.
+    """
     engine = OciEngine(settings, "runc")
     try:
         async with settled() as used:
@@ -166,7 +170,7 @@ async def idling(settings: Settings, docker: Docker | None) -> AsyncIterator[Fig
 
 @asynccontextmanager
 async def settled() -> AsyncIterator[list[int]]:
-    """How much less memory is available afterwards, caches left aside."""
+    """Yield a list that receives the decrease of available memory, apart from caches."""
     used: list[int] = []
     gc.collect()
     await asyncio.sleep(1)
@@ -195,7 +199,7 @@ def available() -> int:
 
 
 class Docker:
-    """The engine that `docker` talks to, with an image that holds one static program."""
+    """The Docker engine that `docker` talks to, with an image that holds one static program."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -220,7 +224,7 @@ class Docker:
             self._idle.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
     def idle_bytes(self) -> int:
-        """Their control groups, and the shim that each of them has."""
+        """Return the memory of the containers' control groups, and of the shim that each of them has."""
         hierarchy = Hierarchy.find()
         groups = [Group(hierarchy, f"/docker/{name}").stats().memory_bytes or 0 for name in self._idle]
         return sum(groups) + sum(_private_bytes(entry) for entry in Path("/proc").iterdir() if self._is_shim(entry))

@@ -1,5 +1,5 @@
-"""What the server costs: a command over HTTP against the same command embedded, many requests at once, long lists, and
-many users who read. Everything is measured in one run, on loopback, against a real server."""
+"""What the server costs: a command over HTTP compared with the same command embedded, many requests at once, long
+lists, and many users who read. Everything is measured in one run, on loopback, with a real server."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def crowd(client: httpx.AsyncClient, path: str) -> Figure:
 
 
 async def streaming(client: httpx.AsyncClient, url: str) -> Figure:
-    """Each user has a sandbox, and reads a stream of it for a second; one alone takes as long as the peer."""
+    """Measure users who each read a stream of their own sandbox for a second. One alone takes as long as the peer."""
 
     async def user(name: str) -> tuple[str, dict[str, str]]:
         (await client.post("/users", json={"id": name})).raise_for_status()
@@ -162,7 +162,7 @@ async def server(folder: Path, engine: str) -> AsyncIterator[tuple[str, str]]:
 
 
 class Plain:
-    """HTTP with nothing around it: a general client takes longer than the server, and is not what is measured."""
+    """Plain HTTP: a general client takes longer than the server, and is not what is measured."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str) -> None:
         self._reader = reader

@@ -1,7 +1,7 @@
-"""Checks that the documentation is true of the tree.
+"""Checks the documentation against the tree.
 
-Every relative link in a Markdown file leads to a file and heading that exist, and the map in ARCHITECTURE.md names
-every folder, and nothing that is not there.
+Every relative link in a Markdown file has to lead to a file and heading that exist. The map in ARCHITECTURE.md has to
+name every folder, and none that does not exist.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _INLINE_CODE = re.compile(r"`[^`\n]*`")
 
 
 def pages() -> list[Path]:
-    """All that git knows or would add."""
+    """Return all pages that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [ROOT / name for name in listed.splitlines() if (ROOT / name).exists()]
 
 
 def anchors(text: str) -> set[str]:
-    """The names that headings get, as GitHub makes them."""
+    """Return the anchors that GitHub gives to the headings."""
     headings = re.findall(r"^#+ +(.+?) *$", _FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -45,7 +45,7 @@ def problems(page: Path) -> Iterator[str]:
 
 
 def folders() -> set[str]:
-    """The folders that the map has to name: those of tests and of single migrations are described where they are."""
+    """Return the folders that the map has to name. Those of tests and of single migrations are described elsewhere."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = {str(parent) for name in listed.splitlines() for parent in Path(name).parents if (ROOT / name).exists()}
@@ -53,7 +53,8 @@ def folders() -> set[str]:
 
 
 def mapped(page: str) -> set[str]:
-    """The folders in a fenced `tree` block: each line has a name that ends with a slash, indented below its parent."""
+    """Return the folders in fenced `tree` blocks. Each line has a name that ends with a slash, indented below its
+    parent."""
     found, path = set(), list[str]()
     for block in re.findall(r"^```tree\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         for indent, name in re.findall(r"^( *)([\w./-]+)/(?= |$)", block, re.MULTILINE):

@@ -1,7 +1,7 @@
-"""Writes src/atoll/_sync.py: the synchronous classes, made from the asynchronous ones.
+"""Writes src/atoll/_sync.py: the synchronous classes, generated from the asynchronous ones.
 
-Every public method gets a twin of the same name, arguments and text that runs the original through the portal. So the
-two cannot drift apart. With --check nothing is written and a difference is an error.
+Every public method gets a twin with the same name, arguments and text that runs the original through the portal. So the
+two cannot diverge. With --check nothing is written, and a difference is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOURCES = {
     "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
 }
 PARTS = "src/atoll/sandbox/*_methods.py"
-"""Where the classes lie that `AsyncSandbox` is made of."""
+"""The files with the base classes of `AsyncSandbox`."""
 CLASSES = {old: new for names in SOURCES.values() for old, new in names.items()}
 INTERNAL = {"access", "is_kept", "listen"}
 """Public members that are for the rest of Atoll, not for users."""
@@ -79,7 +79,7 @@ TWIN = """
 
 
 def sync_type(annotation: ast.expr | None) -> str:
-    """The annotation with the names of the synchronous world."""
+    """Return the annotation with the names of the synchronous classes."""
     text = ast.unparse(annotation) if annotation else "None"
     for old, new in {
         "AsyncIterable[bytes] | ": "",
@@ -99,7 +99,7 @@ def docstring(node: ast.AST, indent: str) -> str:
 
 
 def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str]:
-    """The parameter list, and how the original is called with it."""
+    """Return the parameter list, and the arguments for calling the original."""
     parts = function.args
     for argument in [*parts.args, *parts.kwonlyargs]:
         if argument.annotation:
@@ -174,7 +174,7 @@ def is_public(name: str) -> bool:
 
 
 def public_attributes(node: ast.ClassDef) -> list[str]:
-    """Names that the constructor sets, other than private ones."""
+    """Return the public names that the constructor sets."""
     found: list[str] = []
     for item in ast.walk(
         next(item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
@@ -216,7 +216,7 @@ def twin(node: ast.ClassDef, new: str) -> str:
 
 
 def bases(node: ast.ClassDef) -> list[ast.ClassDef]:
-    """The parts of the class that lie in files of their own, in their order."""
+    """Return the base classes of the class that are in files of their own, in their order."""
     trees = [ast.parse(path.read_text()) for path in sorted(ROOT.glob(PARTS))]
     found = {item.name: item for tree in trees for item in tree.body if isinstance(item, ast.ClassDef)}
     return [found[base.id] for base in node.bases if isinstance(base, ast.Name)]

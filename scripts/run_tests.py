@@ -3,15 +3,15 @@
     run_tests.py [short | rest | all] [--minutes N] [--silence SECONDS]
 
 `short` is what `make test` runs. `rest` is what only `make test-all` runs: the tests marked `again`, and the short ones
-on other versions of Python. After N minutes no further test begins, and the end says what was not run.
+on other versions of Python. After N minutes no further test begins, and the summary lists what was not run.
 
-A test has a time limit, which ends what it waits for, but not what its fixtures wait for afterwards. A part in which no
-test begins or ends for a long time is therefore killed. It fails with the names of the tests that hang and with what
-their threads were doing.
+The time limit of a test ends what the test waits for, but not what its fixtures wait for afterwards. So a part in which
+no test begins or ends for a long time is killed. It fails with the names of the tests that hang and with what their
+threads were doing.
 
-Up to three tests that fail in a part are tried once more, one after another, with nothing beside them: on a small or
-busy machine some wait longer than they may. What fails again fails. The end is every failure in full, and a list of all
-that was tried twice, with the reason of the first failure: a test that fails and then passes has found a race.
+Up to three failed tests of a part are repeated, one after another, with nothing beside them: on a small or busy machine
+some exceed their time limits. A test that fails again has failed. The summary has every failure in full, and a list of
+all repeated tests with the reason of the first failure: a test that fails and then passes has found a race.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MANY = 3
-"""Tests at a time where most of them wait for something most of the time. Elsewhere there are two."""
+"""Processes for parts whose tests wait most of the time. Other parts have two."""
 MAX_RETRIED = 3
 MAX_REASON_LINES = 12
 SILENCE_S = 420.0
-"""Longer than any test that is not slow may take."""
+"""Longer than any test may take that is not slow."""
 DUMP_S = 3.0
-"""For writing down what the threads of a process are doing."""
+"""Time for writing down what the threads of a process are doing."""
 REDRAW_S, REPEAT_S = 0.5, 30.0
 """How often the line of progress is drawn again on a terminal, and written again elsewhere."""
 
-# They look at the whole machine before and after, so nothing that is not theirs may run beside them.
+# These compare the whole machine before and after, so nothing else may run beside them.
 ALONE = ("tests/native", "tests/network", "tests/oci", "tests/security", "tests/upgrade")
-# They start Docker engines of their own, which the others would see.
-DOCKER = ("tests/docker", "tests/openmanus")
-# The same whichever Python runs the tests: what they try is not written in Python.
+# These start Docker engines of their own, which the others would see.
+DOCKER = ("tests/docker", "tests/openmanus", "tests/openhands/test_docker.py")
+# These do not depend on the version of Python: they test programs that are not written in Python.
 NO_PYTHON = ("tests/agent",)
 OTHER_PYTHONS = ("3.13", "3.12")
 
@@ -79,7 +79,7 @@ class Part:
 
 
 def parts(marks: str, prefix: str = "") -> list[Part]:
-    """All tests with these marks."""
+    """Return the parts for all tests with these marks."""
     return [
         Part(f"{prefix}most", marks, without=ALONE + DOCKER, workers=MANY),
         Part(f"{prefix}machine", f"{marks} and not docker", ALONE),
@@ -101,14 +101,14 @@ PARTS = {"short": SHORT, "rest": REST, "all": [*SHORT, *REST]}
 
 @dataclass
 class Result:
-    """What is known of one run of pytest."""
+    """The results of one run of pytest."""
 
     tests: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     ended: dict[str, dict[str, Any]] = field(default_factory=dict)
     status: int = 0
     log: str = ""
-    """All that pytest wrote."""
+    """The complete output of pytest."""
 
     def having(self, outcome: str) -> list[str]:
         return [name for name, event in self.ended.items() if event["outcome"] == outcome]
@@ -119,7 +119,7 @@ class Result:
 
     @property
     def broke(self) -> bool:
-        """Something other than a test failed: 0, 1 and 5 are success, failed tests, and no tests."""
+        """Whether something other than a test failed. 0, 1 and 5 mean success, failed tests, and no tests."""
         return self.status not in (0, 1, 5) or (self.status == 1 and not self.having("failed"))
 
     def counts(self) -> str:
@@ -128,7 +128,7 @@ class Result:
 
 
 class Durations:
-    """How long each test took when it ran last, kept from run to run."""
+    """How long each test took in its last run, stored between runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,7 +147,7 @@ class Durations:
 
 
 class Line:
-    """The line of progress: drawn again and again on a terminal, elsewhere written now and then."""
+    """The line of progress: redrawn on a terminal, elsewhere written from time to time."""
 
     def __init__(self, name: str, durations: Durations) -> None:
         self._name = name
@@ -166,7 +166,7 @@ class Line:
             print(text, flush=True)
 
     def say(self, text: str) -> None:
-        """Something that stays."""
+        """Print a line that stays."""
         print(("\r\033[K" if sys.stdout.isatty() else "") + text, flush=True)
 
     def end(self, result: Result) -> None:
@@ -181,7 +181,7 @@ class Line:
         return f"{self._name}: {count}, {clock(elapsed_s)}{self._left(result, elapsed_s)}"
 
     def _left(self, result: Result, elapsed_s: float) -> str:
-        """As fast as until now, measured in what the tests took the last time."""
+        """Return the estimated time left, from the speed so far and the durations of the last run."""
         done = self._durations.of(result.ended)
         todo = self._durations.of(set(result.tests) - set(result.ended))
         return f", about {clock(elapsed_s * todo / done)} left" if done else ""
@@ -195,7 +195,7 @@ def run_pytest(part: Part, arguments: list[str], until: float | None, silence_s:
     result = Result()
     environment = dict(os.environ)
     if part.python:
-        environment.pop("CI", None)  # nobody has to have another Python, nor one that other users can run
+        environment.pop("CI", None)  # nobody needs to have another Python, or one that other users can run
     folder = tempfile.mkdtemp(prefix="at-", dir="/tmp")
     readable, writable = os.pipe()
     command = [part.program, "-m", "pytest", "-p", "xdist", "-p", "no:cacheprovider", "--basetemp", f"{folder}/t"]
@@ -212,7 +212,7 @@ def run_pytest(part: Part, arguments: list[str], until: float | None, silence_s:
                 _kill(running)
             finally:
                 if running.poll() is None and sys.exc_info()[0] is SystemExit:
-                    running.send_signal(signal.SIGINT)  # a terminal has sent it one
+                    running.send_signal(signal.SIGINT)  # a terminal has already sent it a SIGINT
                 result.status = running.wait()
             log.seek(0)
             result.log = log.read()
@@ -223,7 +223,8 @@ def run_pytest(part: Part, arguments: list[str], until: float | None, silence_s:
 
 
 def _events(readable: int, silence_s: float, line: Line, result: Result) -> Iterator[Any]:
-    """Until nobody is left who could write any. The line is shown meanwhile. A long silence raises TimeoutError."""
+    """Yield events until no process is left to write any, and show the line meanwhile. Raises TimeoutError after a long
+    silence."""
     unfinished = b""
     heard = time.monotonic()
     with selectors.DefaultSelector() as selector:
@@ -255,7 +256,7 @@ def _note(event: Any, result: Result, line: Line) -> None:
 
 
 def _kill(running: subprocess.Popen[bytes]) -> None:
-    """End pytest and all that it started. Those that run tests first write to the log what their threads are doing."""
+    """Kill pytest and all that it started. The processes that run tests first log what their threads are doing."""
     family = _descendants(running.pid)
     for pid in _children(running.pid):
         with contextlib.suppress(OSError):
@@ -281,7 +282,7 @@ def _children(pid: int) -> list[int]:
 
 @dataclass
 class Run:
-    """All parts, one after another, and what is to be said of them at the end."""
+    """All parts, one after another, and the summary at the end."""
 
     until: float | None
     silence_s: float
@@ -329,7 +330,7 @@ class Run:
         return second
 
     def summary(self, seconds: float) -> str:
-        """The last line says it all; what has to be read is above it."""
+        """Return the summary. Its last line has the totals; details are above it."""
         blocks = [f"\n=== FAILED: {failure}" for failure in self.failures]
         if self.retried:
             blocks += ["\nTried twice, and why the first time failed:\n", *self.retried]
@@ -342,13 +343,13 @@ class Run:
 
 
 def _set_up(version: str) -> str | None:
-    """Make the environment with that Python; what stands in the way, if something does."""
+    """Create the environment with that Python. Returns the problem; None if there is none."""
     done = subprocess.run([ROOT / "scripts" / "setup", "python", version], capture_output=True, text=True)
     return None if done.returncode == 0 else done.stderr.strip().splitlines()[-1].removeprefix("setup: ")
 
 
 def _reason(text: str) -> str:
-    """What pytest marks as the error, and where it was; the last line if nothing is marked."""
+    """Return what pytest marks as the error, and its place; the last line if nothing is marked."""
     lines = text.partition("\n--- ")[0].splitlines()
     marked = [line for line in lines if line.startswith("E  ")][:MAX_REASON_LINES]
     place = next((line for line in reversed(lines) if line and not line.startswith(("E  ", " "))), "")

@@ -1,4 +1,4 @@
-"""What tests of every kind may ask for."""
+"""Fixtures for all kinds of tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ NeedEngine = Callable[[str, Settings], None]
 
 
 def pytest_configure() -> None:
-    """A script that starts us with `&` has us ignore SIGINT, and so would every program that a test starts."""
+    """Restore SIGINT: a script that starts pytest with `&` makes it ignored, also for every program that a test
+    starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -34,7 +35,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def need_engine() -> NeedEngine:
-    """`need_engine(name, settings)` goes on if that engine works here: else a skip on a laptop, a failure in CI."""
+    """Return `need_engine(name, settings)`: if the engine does not work here, it skips the test, and fails it in CI."""
 
     def need_one(name: str, settings: Settings) -> None:
         found = registry.probe(name, settings, thorough=True)
@@ -46,7 +47,7 @@ def need_engine() -> NeedEngine:
 
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
-    """Temporary, with a short path since sockets allow no long one, and other users may pass through it."""
+    """A temporary directory with a short path, because socket paths are limited. Other users may pass through it."""
     folder = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder
@@ -55,13 +56,13 @@ def session_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def session_settings(session_folder: Path) -> Settings:
-    """An installation that belongs to this run of the tests."""
+    """The settings of an installation that belongs to this run of the tests."""
     return Settings(data_dir=session_folder / "data", run_dir=session_folder / "run")
 
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
-    """What opens a descriptor for each directory of a large tree fails."""
+    """Limit open files, so that code that opens a descriptor for each directory of a large tree fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 150, hard))

@@ -1,7 +1,7 @@
-"""What `scripts/run_tests.py` asks of pytest: events of a run as lines of JSON, and an end at a given time.
+"""The pytest plugin of `scripts/run_tests.py`: it writes events as lines of JSON, and ends the run at a given time.
 
-The first line is a list of the names of all tests, however many processes run them. Each that follows says that a test
-has begun, or how it ended.
+The first line lists the names of all tests, whatever the number of processes that run them. Each further line says that
+a test has begun, or how it ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
 
 
 class _Events:
-    """In the process that collects the results of all others."""
+    """Writes events, in the process that collects the results of all others."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -57,7 +57,8 @@ class _Events:
         self._write({"begun": nodeid})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test is over with its teardown, or with the process that ran it, which xdist reports as a part unknown."""
+        """Handle the end of a test: its teardown, or the death of its process, which xdist reports with another
+        `when`."""
         reports = self._running.setdefault(report.nodeid, [])
         reports.append(report)
         if report.when in ("setup", "call"):
@@ -80,7 +81,7 @@ class _Events:
 
 
 def _text(report: pytest.TestReport) -> str:
-    """Why a test failed, with all that it printed; or why it was skipped."""
+    """Return why a test failed, with all that it printed; or why it was skipped."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     printed = [f"--- {title} ---\n{content}" for title, content in report.sections]

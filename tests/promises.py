@@ -14,3 +14,9 @@ def groups(*names: str) -> frozenset[str]:
     unknown = set(names) - {group_of(check) for check in CHECKS}
     assert unknown == set(), f"there is no group {sorted(unknown)}"
     return frozenset(names)
+
+
+OF_THE_ENGINE = groups(
+    "adoption", "controls", "isolation", "life_cycle", "process_trees", "saved_states", "special_files"
+)
+"""What an engine, its runtime and the user who runs it decide. The rest is the agent's, whatever is around it."""

@@ -143,7 +143,7 @@ async def test_what_stands_in_the_way_is_told(
         await sandbox.checkpoint()
         other = await AsyncSandbox.attach(sandbox.id, engine=gvisor, settings=settings)
         await other.exec("true")
-        with pytest.raises(EngineError, match="somebody else is connected"):
+        with pytest.raises(EngineError, match="another client is connected"):
             await sandbox.checkpoint(memory=True)
         await other.detach()
         await asyncio.sleep(0)

@@ -166,7 +166,7 @@ async def test_what_a_file_says_of_its_size_opens_no_limit(
 async def test_a_header_costs_no_more_than_a_header(native: LinuxEngine, tmp_path: Path, header: str) -> None:
     content = header.encode() + b"\n"
     (tmp_path / "file").write_bytes(content + hashlib.sha256(content).hexdigest().encode() + b"\n")
-    with pytest.raises(ImageError, match="is no snapshot"):
+    with pytest.raises(ImageError, match="is not a snapshot"):
         await native.import_snapshot(tmp_path / "file", "x")
     assert await native.snapshots() == []
 

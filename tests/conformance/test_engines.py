@@ -18,6 +18,7 @@ from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
 from atoll.engines import registry
 from atoll.settings import Settings
 from needs import missing, not_applicable
+from promises import OF_THE_ENGINE
 from user_switch import UID
 
 QUICK_S = 90
@@ -105,8 +106,15 @@ def python_of_another_user() -> str | None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "only",
+    [
+        pytest.param(tuple(OF_THE_ENGINE), id="of_the_engine"),
+        pytest.param((), id="all", marks=pytest.mark.again),
+    ],
+)
 def test_the_process_engine_keeps_its_promises_to_a_user_without_rights(
-    session_settings: Settings, need_engine: NeedEngine
+    session_settings: Settings, need_engine: NeedEngine, only: tuple[str, ...]
 ) -> None:
     """The same suite in a process that is not root, as most people run it."""
     if os.geteuid() != 0:
@@ -114,6 +122,6 @@ def test_the_process_engine_keeps_its_promises_to_a_user_without_rights(
     need_engine("process", session_settings)
     if (python := python_of_another_user()) is None:
         missing("another user can run no Python with these packages: they are in a home directory")
-    done = as_another_user(python, "-m", "atoll.conformance", "--engine", "process")
+    done = as_another_user(python, "-m", "atoll.conformance", "--engine", "process", *only)
     broken = done.stdout[done.stdout.find("BROKEN") :] if "BROKEN" in done.stdout else done.stdout[-500:]
     assert done.returncode == 0, f"{broken}\n{done.stderr[-2000:]}"

@@ -88,7 +88,7 @@ async def test_a_fork_that_fails_or_is_given_up_leaves_nothing(keeping: SandboxM
         await keeping.fork_sandbox(source, 2, "never")
     with pytest.raises(UnsupportedError):
         await keeping.fork_sandbox(source, 2, memory=True)
-    with pytest.raises(ValueError, match="one for each"):
+    with pytest.raises(ValueError, match="one entry for each fork"):
         await keeping.fork_sandbox(source, 2, names=["x"])
     for pause_s in (0.0, 0.005, 0.02, 0.05):
         task = asyncio.ensure_future(keeping.fork_sandbox(source, 3, names=["x", "y", "z"]))

@@ -128,12 +128,14 @@ async def test_a_use_that_begins_while_the_reaper_looks_wins(
     manager = make_manager(idle_timeout=100, cleanup_interval=10, clock=clock)
     id = await manager.create_sandbox()
     sandbox = await manager.get_sandbox(id)
-    clock.advance(1000)
-    engine.delays["inspect"] = 0.5
+    _member(manager, id).usage.last = clock.now() - 1000  # the clock stands: only this sweep can end it
+    engine.hanging.add("inspect")
     before = engine.calls["inspect"]
     sweep = asyncio.ensure_future(manager.cleanup_idle())
     await until(lambda: engine.calls["inspect"] > before)
     work = asyncio.ensure_future(sandbox.exec("sleep 0.3; echo alive"))
+    await asyncio.sleep(0)  # the use has begun
+    engine.heal()
     await sweep
     assert (await work).stdout == "alive\n"
 

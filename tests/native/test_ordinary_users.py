@@ -16,6 +16,7 @@ from atoll.engines.linux.native.rootless import find_ranges
 from atoll.engines.linux.plan.sandbox_plan import IdRange
 from native.users import UID, OrdinaryUser
 from needs import missing, need, not_applicable
+from promises import OF_THE_ENGINE
 from security import probe
 
 KILLING = Path(__file__).with_name("killing.py")
@@ -37,14 +38,13 @@ def told(user: OrdinaryUser, program: str, *arguments: str) -> str:
     return done.stdout
 
 
-QUICK = {"single": ("isolation", "life", "limits", "recovery", "special_files"), "range": ()}
-
-
 @pytest.mark.timeout(240)
-def test_every_promise_is_kept(user: OrdinaryUser) -> None:
-    """All of them with a range; with a single id those that may depend on it."""
-    kind = user.home.name.removeprefix("home-")
-    conforms(user, QUICK[kind])
+@pytest.mark.parametrize(
+    "only",
+    [pytest.param(tuple(OF_THE_ENGINE), id="of_the_engine"), pytest.param((), id="all", marks=pytest.mark.again)],
+)
+def test_every_promise_is_kept(user: OrdinaryUser, only: tuple[str, ...]) -> None:
+    conforms(user, only)
 
 
 @pytest.mark.slow

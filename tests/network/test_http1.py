@@ -28,7 +28,7 @@ def test_the_framing_has_no_disguise(line: str) -> None:
     if line.startswith("Ho_st"):  # the control: not every name with an underscore is one
         assert read_request(head(line))
         return
-    with pytest.raises(BadRequestError, match="disguise"):
+    with pytest.raises(BadRequestError, match="mistaken for a framing header"):
         read_request(head(line))
 
 

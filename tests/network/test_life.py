@@ -80,7 +80,7 @@ def test_a_change_leaves_what_it_allows(make: Make, kind: Kind) -> None:
 def test_a_network_can_be_given_later(make: Make, kind: Kind, internet: Internet) -> None:
     sandbox = make(kind, "none")
     if "isolation" in kind:
-        with pytest.raises(UnsupportedError, match="its own kernel takes none") as refused:
+        with pytest.raises(UnsupportedError, match="its own kernel cannot get one") as refused:
             sandbox.set_network(NAMES)
         assert "network={}" in (refused.value.hint or "")
         assert sandbox.inspect().state == "RUNNING"

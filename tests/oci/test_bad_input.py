@@ -53,7 +53,7 @@ async def test_a_broken_runtime(runc: OciEngine, how: str, tmp_path: Path, monke
 
 
 async def test_a_runtime_that_nobody_knows(settings: Settings) -> None:
-    with pytest.raises(EngineUnavailableError, match="no runtime 'rnuc'"):
+    with pytest.raises(EngineUnavailableError, match="no OCI runtime 'rnuc'"):
         OciEngine(settings, "rnuc")
 
 

@@ -16,7 +16,7 @@ from atoll.settings import Settings
 from oci.benches import RUNTIMES, RuntimeBench
 from oci.conftest import NeedRuntime, empty
 from oci.remains import remains
-from promises import group_of, groups
+from promises import OF_THE_ENGINE, group_of, groups
 
 QUICK_S, SLOW_S = 90, 900
 OF_THE_RUNTIME = groups("isolation", "saved_states", "adoption")
@@ -24,8 +24,10 @@ ONLY_FOR_OTHERS = {"files.what_may_not_be_read_is_refused": "inside, the agent's
 
 
 def _is_again(runtime: str, check: Check) -> bool:
-    """Commands and files are the agent's, whatever is around it. Of gVisor `make test` tries what is its own."""
-    return runtime == "crun" or (runtime == "runsc" and group_of(check) not in OF_THE_RUNTIME)
+    """Whether `native` keeps the same promise by the same means. Of gVisor `make test` tries what is its own."""
+    if runtime == "runc":
+        return group_of(check) not in OF_THE_ENGINE
+    return runtime == "crun" or group_of(check) not in OF_THE_RUNTIME
 
 
 def _cases() -> list[object]:

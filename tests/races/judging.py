@@ -23,7 +23,7 @@ _EXPECTED = {
     "CheckpointNotFoundError",
     "AgentUnreachableError",  # somebody killed the agent
 }
-_CONNECTED = "somebody else is connected"
+_CONNECTED = "another client is connected"
 """Why memory is not saved just now."""
 _LATER = 10
 """The lines after an answer in which a kill may be logged that came before it."""

@@ -136,7 +136,7 @@ async def test_resources_and_users_where_the_engine_has_them(
             held[factor] = (await made.sandboxes.describe(ANN, info.runtime_id)).effective_limits
         assert held[2].memory_bytes == 2 * (held[1].memory_bytes or 0) > 0
         assert (held[2].cpus, held[2].pids) == (2 * (held[1].cpus or 0), 2 * (held[1].pids or 0))
-        with pytest.raises(SandboxError, match="ceiling"):
+        with pytest.raises(SandboxError, match="this server's maximum"):
             await made.runtimes.start(BOB, wanted(resource_factor=64))
         [twin] = await made.sandboxes.creation.fork(ANN, info.runtime_id, ForkStart())
         assert (await made.runtimes.get(ANN, "x2")).runtime_id == info.runtime_id, "a fork is no session"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -128,9 +129,10 @@ def test_a_test_that_hangs_is_killed_and_named_with_what_it_was_doing(tmp_path: 
     assert "no test has ended for 0:05: killed" in done.stdout
     assert "\nstill running: tests/test_small.py::test_that_never_ends\n" in done.stdout
     assert re.search(r'test_small\.py", line \d+ in test_that_never_ends', done.stdout), done.stdout
-    started_by_the_test = Path("/proc", (tmp_path / "tests" / "child").read_text())
-    while started_by_the_test.exists():  # init collects it
-        time.sleep(0.01)
+    started_by_the_test = Path("/proc", (tmp_path / "tests" / "child").read_text(), "stat")
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while ") Z " not in started_by_the_test.read_text():  # a zombie is dead, whether or not init collects it
+            time.sleep(0.01)
 
 
 def test_the_tests_may_be_started_with_interrupts_ignored() -> None:

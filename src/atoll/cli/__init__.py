@@ -1,5 +1,4 @@
-"""The `atoll` command. Each group of subcommands is a module; this one puts them together and turns errors into
-messages."""
+"""The `atoll` command. Each group of subcommands is a module; this one combines them and turns errors into messages."""
 
 from __future__ import annotations
 
@@ -74,12 +73,12 @@ def options(
 
 
 _FAILED = 125
-"""As with `docker run`: the sandbox failed, not the command."""
+"""The exit code, as with `docker run`, if the sandbox failed and not the command."""
 
 
 def main() -> None:
-    """Entry point: an error of ours is a message and exit code 125, never a traceback."""
-    if sys.argv[1:2] in ([], ["image"], ["--help"]):  # it needs much that the others do not: loading it takes time
+    """Run the command line. An error of Atoll's is a message and exit code 125, never a traceback."""
+    if sys.argv[1:2] in ([], ["image"], ["--help"]):  # its imports take time, which other commands should not need
         from atoll.cli import image
 
         app.add_typer(image.app, name="image")
@@ -92,7 +91,8 @@ def main() -> None:
         raise SystemExit(_FAILED) from None
     except OSError as error:
         if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads us any more: no complaint at exit either
+            # nothing reads the output any more, so there must be no complaint at exit either
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise SystemExit(141) from None
         print(f"atoll: {error}", file=sys.stderr)
         raise SystemExit(_FAILED) from None

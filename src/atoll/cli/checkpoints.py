@@ -1,4 +1,4 @@
-"""`atoll checkpoint`, `checkpoints`, `rollback`, `diff`, `undo`, `restart`, `fork`: going back, and branching off."""
+"""`atoll checkpoint`, `checkpoints`, `rollback`, `diff`, `undo`, `restart`, `fork`: saved states of one sandbox."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def fork(
 
     async def work(found: AsyncSandbox) -> None:
         for twin in await found.fork(count, checkpoint, memory=memory):
-            print(twin.access.listed_id())  # on a server: the id it has there
+            print(twin.access.listed_id())  # on a server this is its id there
             await twin.detach()
 
     on_sandbox(sandbox, work)
@@ -127,7 +127,7 @@ def _show(found: list[Checkpoint]) -> None:
     waiting = [(each, 0) for each in reversed(children.get(None, []))]
     while waiting:
         each, depth = waiting.pop()
-        # A line of states one after the other stays flat; only where it branches it goes deeper.
+        # States that follow one another stay at one level; only branches are indented.
         below = children.get(each.id, [])
         table.add_row("  " * depth + each.id, each.name, size(each.size_bytes), age(each.created_at), each.made_by)
         waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]

@@ -1,4 +1,4 @@
-"""`atoll demo`: one look at what a sandbox does; `make demo` shows it."""
+"""`atoll demo`: a short tour of what a sandbox does, as shown by `make demo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`atoll doctor`: what works on this machine, what is missing, and which engine `auto` picks."""
+"""`atoll doctor`: what works on this machine, what is missing, and which engine `auto` chooses."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ NetworkOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """What a new sandbox should be. Each field is an option of every command that makes one."""
+    """The options of a new sandbox. Each field is an option of every command that creates one."""
 
     engine: EngineOption = "auto"
     image: ImageOption = "host"
@@ -144,6 +144,6 @@ def _variable(text: str) -> tuple[str, str]:
 
 
 def _absolute(text: str) -> str:
-    """On a command line a host path may be relative."""
+    """Make the host path of a volume absolute: on a command line it may be relative."""
     host, colon, rest = text.partition(":")
     return f"{Path(host).absolute()}{colon}{rest}" if colon and host else text

@@ -86,7 +86,7 @@ def port_forward(
 
 
 def named_port(text: str) -> tuple[str, int]:
-    """`NAME=PORT`, or `PORT`, whose name is then `port-PORT`."""
+    """Parse `NAME=PORT`, or `PORT` alone, whose name is then `port-PORT`."""
     name, equals, number = text.rpartition("=")
     if not number.isascii() or not number.isdigit() or (equals and not name):
         raise SpecError(f"'{text}' is not a port", hint="Write NAME=PORT, for example WEB=8000.")
@@ -94,7 +94,7 @@ def named_port(text: str) -> tuple[str, int]:
 
 
 def named_ports(texts: Sequence[str] | None) -> dict[str, int]:
-    """As given with `--port`. SpecError without a server to expose them."""
+    """Parse the values of `--port`. Raises SpecError if there is no server to expose them."""
     if texts and server_url() is None:
-        raise SpecError("exposed ports need a server", hint="`atoll port-forward` gives a port of this machine.")
+        raise SpecError("exposed ports need a server", hint="Without a server, use `atoll port-forward`.")
     return dict(named_port(text) for text in texts or ())

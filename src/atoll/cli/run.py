@@ -78,7 +78,8 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
 
 
 async def _until_stopped(running: AsyncCommand) -> int:
-    """Its exit code. The sandbox goes on without us, so a command that is given up is ended."""
+    """Relay a command and return its exit code. The sandbox outlives this program, so an interrupted command is
+    killed."""
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
@@ -93,7 +94,7 @@ async def _until_stopped(running: AsyncCommand) -> int:
 
 
 async def _relay(running: AsyncCommand) -> int:
-    """Our input to the command, its output to ours; its exit code."""
+    """Relay standard input and output between this program and the command. Returns the command's exit code."""
     feeding = asyncio.create_task(_feed(running))
     try:
         async for output in running:
@@ -102,12 +103,12 @@ async def _relay(running: AsyncCommand) -> int:
     finally:
         feeding.cancel()
     if result.cause is Cause.TIMEOUT:
-        print("atoll: the command ran into its timeout and was killed", file=sys.stderr)
+        print("atoll: the command timed out and was killed", file=sys.stderr)
     return result.exit_code
 
 
 async def _feed(running: AsyncCommand) -> None:
-    """Hand on our input until it ends. Reading may block for ever, so it is done by a thread nobody waits for."""
+    """Relay standard input until it ends. Reading may block for ever, so it happens in a daemon thread."""
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[bytes] = asyncio.Queue()
     taken = threading.Semaphore(16)
@@ -120,7 +121,7 @@ async def _feed(running: AsyncCommand) -> None:
                 piece = os.read(0, _CHUNK)
             except OSError:
                 piece = b""
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the command has ended
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: the command has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
     threading.Thread(target=read, daemon=True).start()
@@ -139,9 +140,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
-    """The first Ctrl-C or TERM cancels, so that everything is cleaned up; the next ones change nothing.
+    """Cancel `task` at the first Ctrl-C or TERM, so that everything is cleaned up; later signals change nothing.
 
-    A signal that our parent has us ignore stays ignored: `nohup` does that, and so do scripts that start us with `&`.
+    Signals that the parent process has set to be ignored stay ignored: `nohup` does that, and so do scripts that start
+    this program with `&`.
     """
     loop = asyncio.get_running_loop()
     stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -162,7 +164,7 @@ def _stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iter
 
 
 async def _hint(sandbox: AsyncSandbox, command: list[str]) -> None:
-    """The commonest mistake: the program asks for a file that is only here."""
+    """Explain the most common mistake: the program needs a file that exists only on this machine."""
     for word in command:
         if os.path.isfile(word) and "\0" not in word and ".." not in word.split("/") and not await sandbox.exists(word):
             print(

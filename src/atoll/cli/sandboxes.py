@@ -1,5 +1,5 @@
-"""`atoll create`, `ls`, `rm`, `gc`, `pause`, `resume`, `keep-alive`: sandboxes that stay, also those that a program has
-left behind."""
+"""`atoll create`, `ls`, `rm`, `gc`, `pause`, `resume`, `keep-alive`: sandboxes that outlive a command, including those
+that a program has left behind."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def _gc() -> None:
     for name in registry.names():
         engine = (await leases.acquire(name, settings)).engine
         if isinstance(engine, GarbageCollecting):
-            with suppress(EngineUnavailableError):  # an engine that is not here has nothing of ours
+            with suppress(EngineUnavailableError):  # an engine that is unavailable has nothing to remove
                 removed += [f"{name}: {text}" for text in await engine.gc()]
     from atoll.images import Images
 
@@ -155,7 +155,8 @@ async def _everything() -> list[tuple[Engine, Handle]]:
         try:
             found += [(engine, handle) for handle in await engine.list()]
         except EngineUnavailableError as error:
-            # Without Docker there is nothing to look at; somebody who names an engine wants to know that it is away.
+            # Without Docker there is nothing to list. With DOCKER_HOST set, the user expects to learn that it is
+            # unavailable.
             if engine.name != "docker" or os.environ.get("DOCKER_HOST"):
                 print(f"{engine.name}: not looked at: {error.reason}", file=sys.stderr)
     return found
@@ -216,7 +217,7 @@ async def _remove(ids: list[str] | None, export: Export | None) -> None:
 
 async def _export(sandbox: AsyncSandbox, export: Export, id: str) -> None:
     try:
-        # A label may be any text: only a plain name becomes part of a path here.
+        # A label may be any text: only a plain name may become part of a path here.
         folder = id if manus_names.is_plain(id) else sandbox.id
         await dataclasses.replace(export, target=Path(export.target, folder)).run(sandbox)
     finally:

@@ -74,7 +74,7 @@ def _write(data: bytes) -> None:
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Every key goes to the sandbox, Ctrl-C too; the terminal is as before afterwards, whatever happens."""
+    """Send every key to the sandbox, including Ctrl-C. The terminal's mode is always restored."""
     before = termios.tcgetattr(0)
     tty.setraw(0)
     try:
@@ -85,7 +85,7 @@ def _raw() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _relayed(terminal: AsyncTerminal) -> Iterator[None]:
-    """Keys and window changes go to the sandbox while this holds."""
+    """Relay keys and window changes to the sandbox during the block."""
     loop = asyncio.get_running_loop()
     keys: asyncio.Queue[bytes] = asyncio.Queue()
 

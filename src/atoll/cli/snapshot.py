@@ -1,4 +1,4 @@
-"""`atoll snapshot`: kept states that new sandboxes can start from."""
+"""`atoll snapshot`: saved states that new sandboxes can start from."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def import_snapshot(
 
 @asynccontextmanager
 async def _keeper(name: str) -> AsyncIterator[Checkpointing]:
-    """Snapshots belong to the user on the server, or to the machine: engines that can keep them share them."""
+    """Yield the engine that has the snapshots. They belong to the user on a server, or to the machine, where engines
+    share them."""
     engine: Engine = the_server() if server_url() is not None else registry.get(name, Settings.load())
     try:
         keeper = await supporting(engine, Checkpointing)

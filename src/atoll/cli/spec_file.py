@@ -31,6 +31,8 @@ def read(path: Path) -> dict[str, Any]:
         if isinstance(error, SpecError):
             raise
         kind = "TOML" if path.suffix == ".toml" else "JSON"
-        raise SpecError(f"'{path}' is not {kind}: {error}", hint="Name it *.json or *.toml by what it is.") from None
+        raise SpecError(
+            f"'{path}' is not {kind}: {error}", hint="Name it *.json or *.toml, according to its content."
+        ) from None
     SandboxSpec.described(found)
     return dict(found)

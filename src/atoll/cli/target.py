@@ -1,4 +1,4 @@
-"""Where commands work: on a server if ATOLL_URL or --server names one, else on this machine."""
+"""Where commands work: on a server if ATOLL_URL or --server names one, otherwise on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server_url() -> str | None:
 
 
 def the_server() -> Any:
-    """The server's engine. SandboxError if none is named."""
+    """Return the server's engine. Raises SandboxError if no server is named."""
     if server_url() is None:
         raise SandboxError(
             "this needs a server", hint="Set ATOLL_URL and ATOLL_API_KEY, or start one here with `atoll serve`."
@@ -45,7 +45,7 @@ def the_server() -> Any:
 
 
 def ask_server(method: str, path: str, **options: Any) -> Any:
-    """The answer to one request. SandboxError if no server is named."""
+    """Return the answer to one request. Raises SandboxError if no server is named."""
 
     async def ask() -> Any:
         server = the_server()
@@ -58,7 +58,7 @@ def ask_server(method: str, path: str, **options: Any) -> Any:
 
 
 async def attach(sandbox_id: str) -> AsyncSandbox:
-    """An existing sandbox of the server, or of whichever engine of this machine has it."""
+    """Attach to an existing sandbox of the server, or of whichever engine of this machine has it."""
     if server_url() is not None:
         try:
             return await AsyncSandbox.attach(sandbox_id)
@@ -71,7 +71,7 @@ async def attach(sandbox_id: str) -> AsyncSandbox:
 
 @asynccontextmanager
 async def attached(sandbox_id: str) -> AsyncIterator[AsyncSandbox]:
-    """An existing sandbox, as `attach` finds it. It goes on after the block."""
+    """Attach to an existing sandbox for the duration of the block. The sandbox continues afterwards."""
     sandbox = await attach(sandbox_id)
     try:
         yield sandbox
@@ -80,7 +80,7 @@ async def attached(sandbox_id: str) -> AsyncIterator[AsyncSandbox]:
 
 
 def on_sandbox(sandbox_id: str, work: Callable[[AsyncSandbox], Awaitable[T]]) -> T:
-    """Do this with an existing sandbox, in an event loop of its own."""
+    """Call `work` with an existing sandbox, in an event loop of its own."""
 
     async def whole() -> T:
         async with attached(sandbox_id) as sandbox:
@@ -90,8 +90,10 @@ def on_sandbox(sandbox_id: str, work: Callable[[AsyncSandbox], Awaitable[T]]) ->
 
 
 def called(text: str, found: Sequence[tuple[Engine, Handle]]) -> tuple[Engine, Handle]:
-    """The sandbox of that id, name or task, in this order. SandboxNotFoundError, or ConflictError if there are several
-    of that name or task."""
+    """Return the sandbox with that id, name or task, tried in this order.
+
+    Raises SandboxNotFoundError, or ConflictError if several have that name or task.
+    """
     labels = ("atoll.name", TASK_LABEL)
     for matching in (
         [each for each in found if each[1].sandbox_id == text],
@@ -106,24 +108,24 @@ def called(text: str, found: Sequence[tuple[Engine, Handle]]) -> tuple[Engine, H
 
 
 async def everything() -> list[tuple[Engine, Handle]]:
-    """All sandboxes of this machine, with their engines, which are closed when the event loop ends. One that does not
-    work here has none."""
+    """Return all sandboxes of this machine with their engines, which are closed when the event loop ends. Engines that
+    are unavailable here are skipped."""
     settings = Settings.load()
     found: list[tuple[Engine, Handle]] = []
     for name in registry.names():
-        with suppress(EngineUnavailableError):  # one that is not here has nothing here
+        with suppress(EngineUnavailableError):  # an engine that is unavailable has no sandboxes here
             engine = (await leases.acquire(name, settings)).engine
             found += [(engine, handle) for handle in await engine.list()]
     return found
 
 
 def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
-    """The same for people and for programs."""
+    """Print rows as a table for people or as JSON for programs."""
     if as_json:
         print_json(list(rows))
         return
     if not rows:
-        print("nothing there", file=sys.stderr)
+        print("nothing found", file=sys.stderr)
         return
     table = plain_table(*(column.replace("_", " ") for column in rows[0]))
     for row in rows:
@@ -147,5 +149,5 @@ def _text(value: object) -> str:
         return ""
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
-    # What comes from a sandbox or a server is shown, never obeyed by the terminal.
+    # Text from a sandbox or a server may contain control sequences, which the terminal must not obey.
     return printable(str(value))

@@ -1,4 +1,4 @@
-"""Our own death: sandboxes, commands and output are there for the process that comes next."""
+"""The death of the calling process: sandboxes, commands and output are there for the next process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in the background: fed, followed, left, found again."""
+"""Background commands: given input, followed, left and found again."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def a_command_without_a_reader_goes_on(bench: Bench) -> None:
 
 
 async def _read(command: AsyncCommand, count: int) -> None:
-    """Take so many bytes of its output."""
+    """Read this many bytes of a command's output."""
     async with asyncio.timeout(20):
         async for _ in command:
             if sum(command.offsets) >= count:

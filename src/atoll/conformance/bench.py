@@ -1,4 +1,4 @@
-"""What a check is given to work with."""
+"""What a check works with."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ class Bench:
     engine: Engine
     settings: Settings
     image: str = "host"
-    """The image that sandboxes are made from unless a check asks for another."""
+    """The image that sandboxes are created from unless a check names another."""
     _programs: dict[str, bool] = field(default_factory=dict)
 
     @asynccontextmanager
     async def sandbox(self, **spec: Any) -> AsyncIterator[AsyncSandbox]:
-        """A sandbox of this engine, deleted at the end. `spec` is as for `SandboxSpec`."""
+        """Yield a sandbox of this engine, which is deleted at the end. `spec` is as for `SandboxSpec`."""
         async with self.unmade(**spec) as sandbox:
             yield sandbox
 
     def unmade(self, **spec: Any) -> AsyncSandbox:
-        """A sandbox that was not created yet; who creates it cleans it up."""
+        """Return a sandbox that has not been created yet. The caller cleans it up."""
         return AsyncSandbox(SandboxSpec.of(**{"image": self.image, **spec}), engine=self.engine, settings=self.settings)
 
     async def handle(self, sandbox_id: str) -> Handle | None:
-        """As the engine lists it; None if it does not."""
+        """Return the handle from the engine's list; None if it is not in the list."""
         return next((found for found in await self.engine.list() if found.sandbox_id == sandbox_id), None)
 
     async def has(self, program: str) -> bool:
-        """Whether the image has this program."""
+        """Return whether the image has this program."""
         if program not in self._programs:
             async with self.sandbox() as sandbox:
                 result = await sandbox.exec(["sh", "-c", 'command -v "$0"', program], timeout=10)
@@ -63,7 +63,7 @@ class Bench:
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[Path]:
-        """An empty directory of the host, which every user may look into."""
+        """Yield an empty directory of the host, which every user may read."""
         path = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
         path.chmod(0o755)
         try:
@@ -73,7 +73,7 @@ class Bench:
 
     @asynccontextmanager
     async def other_process(self, source: str, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Another Python process on the same engine and settings, killed at the end if it still runs.
+        """Start another Python process on the same engine and settings, which is killed at the end if it still runs.
 
         `source` defines `async def main(bench, *arguments)`. Its standard output can be read.
         """
@@ -88,11 +88,11 @@ class Bench:
         finally:
             if process.returncode is None:
                 process.kill()
-            # Read to the end: only then are its pipes closed.
+            # The output is read to its end because only then the pipes are closed.
             await process.communicate()
 
     async def answer_of_other_process(self, source: str, *arguments: str) -> str:
-        """What another process printed, which must end well."""
+        """Return what another process printed. Raises AssertionError if it fails."""
         async with self.other_process(source, *arguments) as process:
             out, err = await process.communicate()
             if process.returncode != 0:
@@ -101,7 +101,7 @@ class Bench:
 
     @classmethod
     def told(cls, text: str) -> Bench:
-        """The bench of the process that started this one."""
+        """Return the bench of the process that started this one."""
         told = json.loads(text)
         settings = Settings(Path(told["data_dir"]), Path(told["run_dir"]))
         return cls(registry.get(told["engine"], settings), settings, told["image"])
@@ -118,5 +118,5 @@ class Bench:
 
 
 def new_mark() -> str:
-    """A number that nobody else uses: a `sleep` of so many seconds can be told from every other process."""
+    """Return a unique number: a `sleep` of that many seconds can be told from every other process."""
     return str(10_000_000 + secrets.randbelow(80_000_000))

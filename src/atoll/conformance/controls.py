@@ -1,4 +1,4 @@
-"""Controls: enforced where they are declared, refused by name where they are not. Nothing is silently weakened."""
+"""Controls: enforced where they are declared, refused by name elsewhere. None is silently weakened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll.errors import SandboxGoneError, SandboxPausedError, SandboxResourceEr
 from atoll.model import Capability, Cause, State
 
 _SOMEBODY = 4321
-"""An ordinary user of the host; there need not be one."""
+"""The id of an ordinary user of the host, who need not exist."""
 _ASKED: dict[Capability, dict[str, Any]] = {
     Capability.MEMORY: {"limits": {"memory_bytes": "64m"}},
     Capability.CPUS: {"limits": {"cpus": 0.5}},
@@ -92,7 +92,7 @@ async def processor_time_is_bounded(bench: Bench) -> None:
         busy = (sandbox.exec("while :; do :; done", timeout=2) for _ in range(2))
         before, results = (await sandbox.stats()).cpu_s, await asyncio.gather(*busy)
         after = (await sandbox.stats()).cpu_s
-        # What the host counted, if it did: a kernel of the sandbox's own takes waiting for work.
+        # The host's figure, if there is one: a kernel of the sandbox's own counts waiting as work.
         spent = sum(result.cpu_s for result in results) if before is None or after is None else after - before
         used = spent / max(result.duration_s for result in results)
         must(used < 0.8, f"half a processor was allowed and {used:.2f} were used")
@@ -162,7 +162,7 @@ async def volumes_show_the_host_as_far_as_allowed(bench: Bench) -> None:
             (folder / name).mkdir()
             (folder / name).chmod(0o777)
             (folder / name / "file").write_text(name)
-        if os.geteuid() == 0:  # an engine may refuse to let anybody write to what belongs to root
+        if os.geteuid() == 0:  # an engine may refuse writes to files that belong to root
             os.chown(folder / "rw", _SOMEBODY, _SOMEBODY)
         (folder / "single").write_text("single")
         volumes = [
@@ -228,7 +228,7 @@ async def a_paused_sandbox_stands_still(bench: Bench) -> None:
         await engine.resume(handle)
         try:
             result = await waiting
-        except SandboxPausedError:  # it was not sent at all, and its caller was told
+        except SandboxPausedError:  # the command was not sent at all, and its caller knows
             result = await sandbox.exec("echo on", timeout=30)
         must_equal(result.stdout, "on\n", "the command after resuming")
         must_equal((await sandbox.inspect()).state, State.RUNNING, "the state after resuming")

@@ -40,7 +40,7 @@ def _make_tree(top: Path) -> None:
 
 
 def _look(top: Path) -> Seen:
-    """Kind, mode and content of everything in a tree of the host."""
+    """Return kind, mode and content of everything in a tree of the host."""
     seen: Seen = {}
     for folder, folders, files in os.walk(top):
         for name in (*folders, *files):
@@ -141,7 +141,7 @@ async def links_are_never_followed_on_the_host(bench: Bench) -> None:
         must((folder / "out/dir").is_symlink() and (folder / "out/file").is_symlink(), "links do not come as links")
         script = "rm dir file new; mkdir dir; for name in dir/file dir/more file new; do echo evil >$name; done"
         await sandbox.exec(script, cwd="tree", timeout=10)
-        with contextlib.suppress(OSError):  # refusing is as good as replacing the links
+        with contextlib.suppress(OSError):  # a refusal is as acceptable as replacing the links
             await sandbox.copy_from("tree", folder / "out")
         must_equal((victim / "file").read_text(), "untouched", "the file that the link led to")
         must_equal([path.name for path in victim.iterdir()], ["file"], "the directory that the link led to")

@@ -307,7 +307,7 @@ async def any_tree_can_be_removed(bench: Bench) -> None:
         script = (
             "mkdir -p tree/locked/in; touch tree/locked/in/file; ln -s ../outside tree/link; mkfifo tree/pipe;"
             "i=0; while [ $i -lt 500 ]; do : > tree/f$i; i=$((i+1)); done;"
-            # Deeper than any path can say, in two parts that can be said.
+            # Deeper than the longest possible path, created from two parts that are short enough.
             f"mkdir -p tree/{deep} lower/{deep} && mv lower tree/{deep}"
         )
         made = await sandbox.exec(script, timeout=30)

@@ -1,4 +1,4 @@
-"""What can be seen of a sandbox from the host: its processes, mounts and files."""
+"""What the host can see of a sandbox: its processes, mounts and files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from atoll.settings import Settings
 
 
 def processes(text: str) -> list[int]:
-    """Processes of the host that mention this text in their command line, environment, mounts or groups.
+    """Return the processes of the host that mention this text in their command line, environment, mounts or control
+    groups.
 
-    Only those that this user may look at. This process is none of them, nor is what is dead and waits for a parent
-    other than us to notice.
+    Only processes that this user may inspect are found. This process is left out, and so are dead ones that wait for
+    another parent to reap them.
     """
     wanted = os.fsencode(text)
     return [pid for pid in _pids() if any(wanted in _read(pid, name) for name in _speaking(pid))]
 
 
 def _speaking(pid: int) -> tuple[str, ...]:
-    """The files that say something about this process. Its mounts do not if they are those of the whole machine: checks
-    kill what they find, and a mount that shows in the host's own namespace would make that everybody."""
+    """Return the files in /proc that say something about this process.
+
+    The mounts do not count if they are those of the whole machine. Checks kill the processes that they find, and a
+    mount in the host's own namespace would make that all processes.
+    """
     own = _link("self") == _link(str(pid))
     return ("cmdline", "environ", "cgroup") if own else ("cmdline", "environ", "mountinfo", "cgroup")
 
@@ -33,8 +37,8 @@ def _link(name: str) -> str:
 
 
 def processes_with_relatives(text: str) -> list[int]:
-    """As `processes`, with all that they started and all that is above them in the sandbox: these may hide what they
-    are."""
+    """Return the same as `processes`, with all processes that they started and all above them in the sandbox, which may
+    hide what they are."""
     found = set(processes(text))
     parents = {pid: _parent(pid) for pid in _pids()}
     while more := {parents[pid] for pid in found if pid in parents and _is_nested(parents[pid])} - found:
@@ -45,13 +49,13 @@ def processes_with_relatives(text: str) -> list[int]:
 
 
 def _is_nested(pid: int) -> bool:
-    """Whether it is in a PID namespace below ours: it has a number in each."""
+    """Return whether the process is in a PID namespace below this one: then it has a process id in each."""
     lines = _read(pid, "status").splitlines()
     return any(line.startswith(b"NSpid:") and len(line.split()) > 2 for line in lines)
 
 
 def traces(settings: Settings, sandbox_id: str) -> list[str]:
-    """Everything on the host that still speaks of a sandbox."""
+    """Return everything on the host that still mentions a sandbox."""
     found = [f"process {pid}: {_read(pid, 'cmdline')[:200]!r}" for pid in processes(sandbox_id)]
     found += [f"mount {line}" for line in _mounts() if sandbox_id in line]
     for directory in (settings.data_dir, settings.run_dir):

@@ -1,4 +1,4 @@
-"""The wall: what a sandbox sees of the host and of others, which is nothing."""
+"""Isolation: a sandbox sees nothing of the host or of other sandboxes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ async def work_directories_are_private(bench: Bench) -> None:
 async def no_descriptor_leaks_in(bench: Bench) -> None:
     """A command has its three descriptors and no other, in whatever way it is run."""
     async with bench.sandbox() as sandbox:
-        script = "ls /proc/$$/fd; :"  # two commands: some shells become the last one, and its descriptors would count
+        # two commands: some shells replace themselves by the last one, and its descriptors would count
+        script = "ls /proc/$$/fd; :"
         found = (await sandbox.exec(["sh", "-c", script], timeout=10)).stdout.split()
         must_equal(sorted(found), ["0", "1", "2"], "the descriptors of a command")
         command = await sandbox.start(["sh", "-c", script], stdin=True)
@@ -192,7 +193,8 @@ async def the_kernel_cannot_be_changed(bench: Bench) -> None:
             "/proc/sys/kernel/panic",
             "/sys/kernel/uevent_helper",
         ):
-            # What is there is written again, and to the trigger a key that only prints help: no harm if it works.
+            # The present content is written again, and to the trigger a key that only prints help: no harm is done if
+            # it works.
             line = f"value=$(cat {path} || echo h); printf '%s\\n' \"$value\" >>{path}"
             result = await sandbox.exec(f"{{ {line}; }} 2>/dev/null", timeout=10)
             must(result.exit_code != 0, f"{path} can be written to")

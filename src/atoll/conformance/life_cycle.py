@@ -1,4 +1,4 @@
-"""From create to delete: a sandbox is there, or it is gone without a trace."""
+"""From create to delete: a sandbox exists, or it is gone without a trace."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def the_agent_killed_is_told_with_its_cause(bench: Bench) -> None:
             waiting.cancel()
             await asyncio.wait([waiting])
             raise SkippedError("this user cannot see the processes of a sandbox")
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # or the agent could still report the end of the command
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # otherwise the agent could still report the end of the command
             for pid in pids:
                 _kill(pid, number)
         async with asyncio.timeout(30):

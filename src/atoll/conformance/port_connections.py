@@ -11,7 +11,7 @@ from atoll.conformance.findings import SkippedError, must, must_equal, refusal
 from atoll.guest.port_streams import PortStream
 from atoll.sandbox.sandbox import AsyncSandbox
 
-# Echoes until the end of its input, then says goodbye. Where it listens is its argument.
+# Echoes until the end of its input, then says goodbye. The address to listen on is its argument.
 _ECHO = """
 import socket, sys, threading
 where = sys.argv[1]
@@ -35,7 +35,7 @@ while True:
 
 
 async def _echo(bench: Bench, sandbox: AsyncSandbox, where: str) -> str:
-    """Start the server; where it really listens."""
+    """Start the server and return the address where it really listens."""
     if not await bench.has("python3"):
         raise SkippedError("the image has no python3 to listen with")
     command = await sandbox.start(["python3", "-c", _ECHO, where])

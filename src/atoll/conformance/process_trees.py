@@ -1,4 +1,4 @@
-"""A command with everything it started: gone when it must be, left alone when not."""
+"""A command with everything that it started: gone when it must be, left alone otherwise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from atoll.sandbox.sandbox import AsyncSandbox
 
 
 def evil_tree(mark: str) -> str:
-    """Forks twice, calls setsid, ignores SIGTERM and holds standard output open."""
+    """Return a script that forks twice, calls setsid, ignores SIGTERM and holds standard output open."""
     return f"trap '' TERM HUP INT; ( ( setsid sleep {mark} & ) & ); ( setsid sleep {mark} & ); echo up; sleep {mark}"
 
 
-# Each generation leaves its parent, its session and its group before anybody can look.
+# Each generation leaves its parent, its session and its group before it can be observed.
 _HOPPER = 'trap "" TERM HUP\nsetsid sh "$0" "$1" &\nexit 0\n'
 
 
@@ -114,7 +114,7 @@ async def what_a_normal_end_leaves_lives_on(bench: Bench) -> None:
         await sandbox.exec(f"nohup sleep {mark} >/dev/null 2>&1 &", timeout=10)
 
         async def both() -> bool:
-            # Until it is itself, each is a copy of its shell, and for a moment it has no command line.
+            # Before its exec each is a copy of its shell, and for a moment it has no command line.
             command_lines = [line.partition("<==")[2].split() for line in await running(sandbox, mark)]
             return command_lines == [["sleep", mark]] * 2
 

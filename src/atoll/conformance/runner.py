@@ -1,4 +1,4 @@
-"""Asking an engine to keep its promises, one after another."""
+"""Checks whether an engine keeps the promises of the conformance suite, one after another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckResult:
     check: Check
     outcome: Outcome
     reason: str
-    """What was seen instead of what was promised, or why it could not be looked at."""
+    """What was seen instead of the promised behaviour, or why the check was skipped."""
     duration_s: float
 
 
@@ -37,7 +37,7 @@ async def run(
     checks: Iterable[Check] = CHECKS,
     on_result: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
-    """All checks, or the quick ones. A broken promise is a result, as is a check that raises or hangs."""
+    """Run all checks, or the quick ones. A broken promise is a result, and so is a check that raises or hangs."""
     results = []
     for check in checks:
         if quick and check.slow:

@@ -1,4 +1,4 @@
-"""States of a sandbox's files: kept, gone back to, compared, branched off and named; or refused cleanly."""
+"""States of a sandbox's files: saved, rolled back to, compared, forked and named; or refused cleanly."""
 
 from __future__ import annotations
 

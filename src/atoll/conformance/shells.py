@@ -1,4 +1,4 @@
-"""Persistent shells: one command after another, with everything remembered in between."""
+"""Persistent shells: commands one after another, with directory, variables and functions kept in between."""
 
 # ruff: noqa: S604 (`shell` is the name of a shell in a sandbox)
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def any_text_can_be_typed(bench: Bench) -> None:
     async with bench.sandbox() as sandbox:
         for command, expected in cases.items():
             found = await sandbox.run_command(command, 10)
-            if "wait" in command:  # an interactive shell announces the job, at a time of its own choice
+            if "wait" in command:  # an interactive shell announces the job at a time of its own choice
                 found = "\n".join(line for line in found.splitlines() if not line.startswith("["))
             must_equal(found, expected, f"the output of {command[:60]!r}")
 
@@ -314,7 +314,7 @@ async def a_shell_that_is_killed_is_an_error(bench: Bench) -> None:
             error = await refusal(sandbox.run_command(command, 10), SandboxError, f"{command!r}")
             must("killed" in str(error) and said in str(error), f"the error: {error}")
             must_equal(await sandbox.run_command("echo on", 10), "on", "the next command")
-        await sandbox.run_command("exit 3", 10)  # to leave it is no failure
+        await sandbox.run_command("exit 3", 10)  # leaving the shell is no failure
 
 
 @check()

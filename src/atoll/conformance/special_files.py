@@ -1,4 +1,4 @@
-"""Files that are none: whatever a sandbox puts in the way, no call blocks."""
+"""Special files: whatever a sandbox puts in the way, no call blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SOCKET = "import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('sock'
 
 
 async def _make(bench: Bench, sandbox: AsyncSandbox) -> list[str]:
-    """A fifo, devices without an end, and a socket if something can make one."""
+    """Create a fifo, links to endless devices, and a socket if the image has Python. Returns the paths to try."""
     await sandbox.exec("mkfifo fifo; ln -s fifo to-fifo; ln -s /dev/zero to-zero", timeout=10)
     found = ["fifo", "to-fifo", "to-zero", "/dev/zero", "/dev/random", "/dev/tty", "/dev/stdin"]
     if await bench.has("python3"):

@@ -15,7 +15,7 @@ from atoll.sandbox.terminal import AsyncTerminal
 
 
 class _Screen:
-    """A terminal with what was written to it so far."""
+    """A terminal with the output that has not been matched yet."""
 
     def __init__(self, terminal: AsyncTerminal) -> None:
         self.terminal = terminal
@@ -23,7 +23,7 @@ class _Screen:
         self._pieces = aiter(terminal)
 
     async def shows(self, wanted: str) -> None:
-        """Wait until it has written this, and forget everything up to it."""
+        """Wait until the terminal has shown this, and discard all output up to it."""
         try:
             async with asyncio.timeout(15):
                 while wanted not in self.text:

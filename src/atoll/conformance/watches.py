@@ -1,4 +1,4 @@
-"""Changes of files, told as they happen."""
+"""Changes of files, reported as they happen."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ class Availability:
     name: str
     available: bool
     reasons: tuple[str, ...] = ()
-    """Why it is not available; or, if it is, what one should know."""
+    """Why the engine is not available; or, if it is, what users should know."""
     hints: tuple[str, ...] = ()
     """What to do about the reasons, as commands where possible."""
     version: str | None = None
-    """Of the program that the engine stands on."""
+    """The version of the program that the engine depends on."""

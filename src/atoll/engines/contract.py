@@ -1,4 +1,8 @@
-"""The contract between Atoll and whatever makes sandboxes."""
+"""The contract between Atoll and its engines.
+
+`Engine` is what every engine implements. The other protocols are optional: an engine implements those that it supports,
+and `supporting` finds out whether it does on this machine.
+"""
 
 from __future__ import annotations
 
@@ -27,119 +31,172 @@ from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 
 ByteStream = socket.socket
-"""A connected, non-blocking stream socket to a sandbox's agent. An engine without one bridges a socket pair."""
+"""A connected, non-blocking stream socket to a sandbox's agent. An engine that reaches its agents in another way
+returns one end of a socket pair and forwards the bytes of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What an engine is on this machine."""
+    """The properties of an engine on this machine."""
 
     capabilities: frozenset[Capability]
     isolation: str | None
-    """The level that a sandbox has which asks for none: `namespaces`, `gvisor` or `vm`. None: no wall at all."""
+    """The isolation level of a sandbox whose spec names none: `namespaces`, `gvisor` or `vm`. None: the engine does not
+    isolate at all."""
     version: str | None = None
-    """The version of the program or service that makes the sandboxes. None: it is part of Atoll, or unknown."""
+    """The version of the program or service that makes the sandboxes. None: it is part of Atoll, or its version is
+    unknown."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Makes and destroys sandboxes, and hands over a byte stream to the agent inside. Nothing else.
+    """An engine creates and deletes sandboxes, and opens byte streams to the agents inside.
 
-    Everything a user does inside a sandbox is spoken over the stream, so an engine knows nothing of commands or files.
+    Everything a user does inside a sandbox is sent over such a stream, so an engine knows nothing of commands or files.
 
-    All methods may be called concurrently and for different sandboxes in any order. Each has a deadline of its own and
-    raises only errors of `atoll.errors`. Cancelling a call leaves nothing half made: a cancelled `create` has removed
-    what it made before the cancellation is seen by the caller. The contract is checked by `atoll.conformance`.
+    All methods may be called concurrently, and in any order for different sandboxes. Each has a deadline of its own and
+    raises only errors of `atoll.errors`. Cancelling a call leaves nothing half made: before a cancelled `create` raises
+    CancelledError, it removes whatever it has made. `atoll.conformance` checks this contract.
     """
 
     name: str
 
     async def describe(self) -> EngineDescription:
-        """What the engine is and can do here. Quick after the first call.
+        """Return the engine's capabilities, isolation level and version on this machine.
 
-        An engine whose service does not answer describes what is certain of it, and looks again at a later call; it
-        raises EngineUnavailableError if nothing is.
+        May be called often: calls after the first are quick. While the service behind an engine does not answer, the
+        engine describes only what is certain and tries again at a later call. Raises EngineUnavailableError if nothing
+        is certain.
         """
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
-        """Make a sandbox whose agent can be reached. A failure leaves nothing behind.
+        """Create a sandbox, and return once its agent can be reached. A failure leaves nothing behind.
 
-        Raises UnsupportedError for a control it cannot enforce, ImageNotFoundError, EngineUnavailableError when
-        something is missing on this machine, EngineError otherwise.
+        Not repeatable: an id that is in use is refused, and the sandbox that has it goes on. Raises SpecError for an
+        invalid id or spec, UnsupportedError for a limit or feature that the engine cannot enforce,
+        ImageNotFoundError if there is no such image, EngineUnavailableError if something is missing on this machine,
+        and EngineError otherwise.
         """
 
     async def connect(self, handle: Handle) -> ByteStream:
-        """A new stream to the agent; again and again, also from another process than the one that created it.
+        """Open a new stream to the sandbox's agent.
 
-        Raises SandboxGoneError with the cause when the sandbox has ended, AgentUnreachableError when it does not
+        May be called any number of times, also by another process than the one that created the sandbox. Raises
+        SandboxGoneError with the cause if the sandbox has ended, and AgentUnreachableError if its agent does not
         answer.
         """
 
     async def inspect(self, handle: Handle) -> Observation:
-        """The state, and the cause when it is dead, which is no error. MISSING for a sandbox that was deleted."""
+        """Return the state of the sandbox and, if it has ended, the cause.
+
+        A sandbox that has ended is not an error, nor is one that was deleted: its state is `MISSING`. May be repeated.
+        Raises EngineError if the engine cannot find out.
+        """
 
     async def list(self) -> list[Handle]:
-        """Everything of this installation that exists, alive or dead, also what an earlier process made."""
+        """Return the handles of all sandboxes of this installation that exist, whether they run or have ended.
 
-    async def stats(self, handle: Handle) -> Stats: ...
+        Sandboxes that an earlier process made are included, those of other installations are not. May be repeated.
+        """
+
+    async def stats(self, handle: Handle) -> Stats:
+        """Return the resources that the sandbox uses now. A value that the engine cannot know is None.
+
+        May be repeated. A sandbox that has ended or was deleted is not an error.
+        """
 
     async def delete(self, handle: Handle) -> None:
-        """End it and remove every trace. Always legal, always safe to repeat; when it returns nothing is left."""
+        """End the sandbox and remove every trace of it. When this returns, nothing is left.
+
+        Allowed in every state and repeatable, also for a sandbox that never existed. Another operation that is in
+        progress on the sandbox is given up. Raises EngineError if something cannot be removed; call it again then.
+        """
 
     async def aclose(self) -> None:
-        """Let go of what this object holds (not of the sandboxes). May be repeated."""
+        """Release the connections, threads and files that this object holds. Sandboxes go on. May be repeated."""
 
 
 @runtime_checkable
 class Pausable(Protocol):
-    """An engine that can stop all of a sandbox's processes and let them go on. Needs `Capability.PAUSE`."""
+    """An engine that can pause and resume sandboxes. It declares `Capability.PAUSE` where it can."""
 
-    async def pause(self, handle: Handle) -> None: ...
+    async def pause(self, handle: Handle) -> None:
+        """Stop all processes of the sandbox. When this returns, nothing runs inside.
 
-    async def resume(self, handle: Handle) -> None: ...
+        May be repeated. Raises SandboxGoneError if the sandbox has ended, and UnsupportedError if this machine does not
+        allow pausing.
+        """
+
+    async def resume(self, handle: Handle) -> None:
+        """Let the processes of a paused sandbox continue, also after `hibernate`.
+
+        May be repeated, and has no effect on a sandbox that is not paused. Raises SandboxGoneError if the sandbox has
+        ended.
+        """
 
 
 @runtime_checkable
 class Leasing(Protocol):
-    """An engine whose idle sandboxes are ended elsewhere, such as by a server."""
+    """An engine whose idle sandboxes are ended by another program, such as a server."""
 
     async def keep_alive(self, handle: Handle, seconds: float) -> None:
-        """Count the sandbox as in use for this many seconds from now."""
+        """Let the sandbox count as in use for this many seconds from now. May be repeated to renew the lease.
+
+        Raises SandboxNotFoundError or SandboxGoneError if the sandbox no longer exists.
+        """
 
 
 @runtime_checkable
 class PortExposing(Protocol):
-    """An engine on a server that leads to ports of its sandboxes."""
+    """An engine whose sandboxes are on a server that can expose their ports.
+
+    Both methods may be repeated, and raise SandboxNotFoundError or SandboxGoneError if the sandbox no longer exists,
+    and LimitReachedError if it has as many exposed ports as the server allows.
+    """
 
     async def expose_port(self, handle: Handle, name: str, port: int) -> None:
-        """Give a port of the sandbox a name and a URL."""
+        """Make a port of the sandbox available under a name and a URL. A port that has this name is replaced."""
 
     async def port_link(self, handle: Handle, port: int, lifetime_s: float) -> str:
-        """A URL that leads to this port for so long and needs no credential. The port is exposed if it is not."""
+        """Return a URL that leads to this port for `lifetime_s` seconds without any other credential.
+
+        The port is exposed first if it is not exposed yet. Every call returns a new link.
+        """
 
 
 @runtime_checkable
 class NetworkPolicies(Protocol):
-    """An engine that enforces network policies. Needs `Capability.NETWORK`.
+    """An engine that enforces network policies. It declares `Capability.NETWORK` where it can.
 
-    A policy is that of the sandbox, not of its process: it is the same after a pause, a rollback, a restart of ours,
-    and for what is forked from it.
+    A policy belongs to the sandbox, not to its processes: it outlives a pause, a rollback and a restart of the program
+    that uses the engine, and a fork has the policy of its source.
     """
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
-        """From now on. Connections that it forbids are ended. UnsupportedError if this sandbox can get no link."""
+        """Replace the sandbox's network policy. Open connections that the new policy forbids are closed.
+
+        May be repeated. Raises UnsupportedError if the engine cannot enforce the policy for this sandbox, or cannot
+        connect it to the network any more, and SandboxGoneError if the sandbox was deleted.
+        """
 
     async def refusals(self, handle: Handle) -> Sequence[Refusal]:
-        """What was refused, oldest first. Bounded: of very many the oldest are forgotten."""
+        """Return the network log of the sandbox: the refusals, oldest first. May be repeated.
+
+        The log is bounded; when it is full, its oldest entries are dropped.
+        """
 
 
 @runtime_checkable
 class Resizable(Protocol):
-    """An engine that can give limits to a sandbox that runs without them."""
+    """An engine that can limit a sandbox that was made without limits."""
 
     async def set_limits(self, handle: Handle, limits: Limits) -> None:
-        """From now on these hold for memory, processors and processes. Raises UnsupportedError for what it cannot
-        enforce, and for limits that were there before or are set when a sandbox is made."""
+        """Limit the memory, CPUs and processes of a running sandbox.
+
+        May be repeated with the same limits. Raises UnsupportedError for a limit that the engine cannot enforce, for a
+        change of a limit that the sandbox has already, and for a new limit that can only be set when a sandbox is made.
+        Raises SandboxGoneError if the sandbox has ended.
+        """
 
 
 OnImageProgress = Callable[[ImageProgress], None]
@@ -147,83 +204,112 @@ OnImageProgress = Callable[[ImageProgress], None]
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """An engine that can get an image ready before a sandbox is made from it."""
+    """An engine that can prepare an image before a sandbox is made from it."""
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
-        """Pull or build it if it is not here. Raises ImageError if it cannot be had."""
+        """Pull or build the image unless it is on this machine already. May be repeated.
+
+        `on_progress` is called for every step. Raises ImageError if the image cannot be pulled or built, and
+        ImageNotFoundError if there is none of that name.
+        """
 
 
 @runtime_checkable
 class OwnDefaultImage(Protocol):
-    """An engine without the image `host`: a sandbox that names no other starts from this one, as its handle says."""
+    """An engine without the image `host`."""
 
     @property
-    def default_image(self) -> str: ...
+    def default_image(self) -> str:
+        """The image of a sandbox whose spec names none. The spec in its handle then contains this image."""
 
 
 @runtime_checkable
 class EventSource(Protocol):
-    """An engine whose sandboxes are elsewhere, and which says when something happened to one that nobody asked for."""
+    """An engine whose sandboxes are on another machine, and which reports changes that its user did not cause."""
 
     def announce(self, on_change: Callable[[str], None]) -> None:
-        """From now on, in this event loop, with the sandbox's id. It is a hint to look, and may come for nothing."""
+        """From now on, call `on_change` with the id of each sandbox that may have changed.
+
+        Call this once, in the event loop that is to run `on_change`. A report is only a hint to call `inspect`: the
+        sandbox may turn out to be unchanged.
+        """
 
 
 @runtime_checkable
 class Reachable(Protocol):
-    """An engine that is told over HTTP by the other side what happened, if there is a URL at which it can be."""
+    """An `EventSource` to which the remote server can send webhooks, if it is given a URL for them."""
 
     def receive_at(self, url: str) -> None:
-        """Before `announce`."""
+        """Set the URL at which webhooks for this engine arrive. Has no effect after `announce`."""
 
     def receive(self, signature: str, body: bytes) -> str | None:
-        """A message that came there; what to answer. SandboxError if it is not from the other side."""
+        """Process a webhook that arrived at that URL, and return the challenge to answer with, if there is one.
+
+        Raises SandboxError if the message is not from the remote server. A message that arrives a second time is
+        refused.
+        """
 
 
 @runtime_checkable
 class GarbageCollecting(Protocol):
-    """An engine that can remove what nobody owns any more: the remains of calls that were killed in the middle."""
+    """An engine that can remove the remains of calls whose process was killed half-way."""
 
     async def gc(self, *, shared: bool = True) -> Sequence[str]:
-        """What was removed, each with a word on why. Touches nothing that is not of this installation, and nothing that
-        a living process makes, changes or deletes just now. Takes a bounded time; the rest is for the next call.
+        """Remove what belongs to no sandbox any more, and return a short description of each thing removed.
 
-        Without `shared` what sandboxes use together, and none uses now, is kept for the next.
+        May be called at any time and repeated. It touches nothing of other installations, and nothing that a living
+        process is making, changing or deleting. It takes a bounded time, and leaves the rest to the next call.
+
+        With `shared=False`, resources that sandboxes share and that none uses now are kept for the next sandbox.
         """
 
 
 @runtime_checkable
 class Balancing(Protocol):
-    """An engine that shares the processors between accounts."""
+    """An engine that divides the CPUs of the machine between accounts."""
 
     async def balance(self) -> None:
-        """Weigh each account by what it has used since the last call. A manager calls it about twice a second."""
+        """Adjust each account's share of the CPUs to what it has used since the last call.
+
+        A manager calls this about twice a second.
+        """
 
 
 @runtime_checkable
 class Checkpointing(Protocol):
-    """An engine that can keep states of a sandbox's files. Needs `Capability.CHECKPOINTS`.
+    """An engine that can save states of its sandboxes. It declares `Capability.CHECKPOINTS` where it can.
 
-    A state is atomic: all that was written before a moment, nothing after. What a call that was killed in the middle
-    left is never listed. Deleting a state never affects another, nor a sandbox that came from it.
+    A saved state is atomic: it holds everything that was written before one moment, and nothing that was written
+    after it. The remains of a call that was killed half-way are never listed. Deleting a saved state affects neither
+    other states nor sandboxes that were made from it.
+
+    Except for `delete_checkpoint`, methods that take a handle raise SandboxGoneError or SandboxNotFoundError if the
+    sandbox was deleted, and those that take the id of a checkpoint raise CheckpointNotFoundError if the sandbox has no
+    such checkpoint. Each call of `checkpoint` and `fork` makes something new. `memory` asks for the sandbox's memory
+    too; where memory cannot be saved, UnsupportedError is raised.
     """
 
     async def checkpoint(
         self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
     ) -> Checkpoint:
-        """Without stopping it. With `memory` also of what runs: then it stands still for a moment, nobody may be
-        connected to it, and UnsupportedError says if its isolation has no such power."""
+        """Save the state of the sandbox's files without stopping it.
+
+        With `memory`, its running processes are saved too. The sandbox then stops for a moment, and EngineError is
+        raised if another client is connected to its agent. Raises SandboxResourceError if the sandbox has too many
+        checkpoints or too little disk left.
+        """
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        """Oldest first."""
+        """Return all checkpoints of the sandbox, oldest first. May be repeated."""
 
     async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
-        """May be repeated."""
+        """Delete a checkpoint. May be repeated: a checkpoint that does not exist is not an error."""
 
     async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
-        """End its processes, give it the files of then (None: as it was made), and start it again with the same id.
+        """End the sandbox's processes, give it the files of a checkpoint, and start it again under the same id.
 
-        If we die in the middle, the next use of the sandbox completes it.
+        None stands for the state right after its creation. May be repeated. If this process dies half-way, the next use
+        of the sandbox completes the rollback.
         """
 
     async def fork(
@@ -235,45 +321,65 @@ class Checkpointing(Protocol):
         memory: bool = False,
         labels: Sequence[Mapping[str, str]] = (),
     ) -> Sequence[Handle]:
-        """New sandboxes from a checkpoint (None: from now, with `memory` also what runs). All of them, or none.
+        """Create one new sandbox for each id, from a checkpoint or (None) from the present state of the sandbox.
 
-        With `labels`, one for each, they have these instead of the source's.
+        Either all of them are created or none. `memory` applies to the present state: the running processes then
+        continue in each fork. `labels` has one entry for each fork, which replaces the labels of the source; if it is
+        empty, forks have those of the source. Raises the errors of `create` too.
         """
 
     async def hibernate(self, handle: Handle) -> None:
-        """Pause it, with its memory on the disk; `resume` brings it back. UnsupportedError as for `checkpoint`."""
+        """Pause the sandbox and move its memory to disk. `resume` continues it. May be repeated.
 
-    async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
-        """From one checkpoint to another (None: to now), by path."""
-
-    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None, *, memory: bool = False) -> Snapshot:
-        """Keep a state under a name, independent of the sandbox. `SandboxSpec.image` may then be `snapshot:NAME`.
-
-        With `memory` (from now, or from a checkpoint that has it) processes go on in sandboxes of the same isolation.
+        If this fails, the sandbox goes on. Raises UnsupportedError and EngineError as `checkpoint` with `memory` does.
         """
 
-    async def snapshots(self) -> Sequence[Snapshot]: ...
+    async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
+        """Return the changes from one checkpoint to another, or (None) to the present state, sorted by path.
+
+        With `text`, changed text files come with a unified diff. May be repeated. Raises SandboxResourceError if the
+        difference is too large.
+        """
+
+    async def snapshot(self, handle: Handle, name: str, checkpoint_id: str | None, *, memory: bool = False) -> Snapshot:
+        """Save a checkpoint, or (None) the present state, under a name and independently of the sandbox.
+
+        `SandboxSpec.image` may then be `snapshot:NAME`. With `memory`, the saved processes continue in new sandboxes of
+        the same isolation level. Raises ConflictError if there is a snapshot of that name, and SpecError if the name is
+        invalid or the checkpoint has no memory although `memory` is wanted.
+        """
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        """Return all snapshots of this installation. May be repeated."""
 
     async def delete_snapshot(self, name: str) -> None:
-        """May be repeated."""
+        """Delete a snapshot. May be repeated: a snapshot that does not exist is not an error."""
 
     async def export_snapshot(self, name: str, file: Path) -> None:
-        """To a file that `import_snapshot` understands on another machine. It appears as a whole."""
+        """Write a snapshot to a file that `import_snapshot` can read on another machine.
+
+        The file appears complete or not at all, and replaces an existing one. Raises SnapshotNotFoundError if there is
+        no such snapshot, and EngineError if the file cannot be written.
+        """
 
     async def import_snapshot(
         self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
     ) -> Snapshot:
-        """Checked against its own digest; hostile content does no harm. ImageError if it unpacks to more.
+        """Make a snapshot from a file that `export_snapshot` wrote.
 
-        The memory in it, if there is any, is taken over only with `memory`: it is for files that are trusted.
+        The file is checked against its own digest, and hostile content can do no harm. Saved memory in it is imported
+        only with `memory`, which is meant for files from a trusted source. Raises ImageError if the file is damaged or
+        unpacks to more than `most_bytes`, ImageNotFoundError if the image it is based on is not on this machine, and
+        ConflictError if there is a snapshot of that name.
         """
 
 
 @runtime_checkable
 class Lookup(Protocol):
-    """An engine that can look for one sandbox, which is quicker than listing all, or finds more than it lists."""
+    """An engine that can find a single sandbox, which is quicker than listing all or finds more than `list` does."""
 
-    async def find(self, sandbox_id: str) -> Handle | None: ...
+    async def find(self, sandbox_id: str) -> Handle | None:
+        """Return the handle of this sandbox, or None if there is no such sandbox. May be repeated."""
 
 
 _DECLARED_BY: Mapping[type[Any], Capability] = {
@@ -281,13 +387,14 @@ _DECLARED_BY: Mapping[type[Any], Capability] = {
     NetworkPolicies: Capability.NETWORK,
     Checkpointing: Capability.CHECKPOINTS,
 }
-"""The protocols whose support depends on the machine, each with the capability that declares it."""
+"""The protocols whose support depends on the machine, each with the capability that an engine then declares."""
 
 Supported = TypeVar("Supported")
 
 
 async def supporting(engine: Engine, protocol: type[Supported]) -> Supported | None:
-    """The engine as one that supports this protocol (one of those above); None if it does not, on this machine."""
+    """Return the engine, typed as `protocol` (one of those above), or None if it does not support it on this
+    machine."""
     if not isinstance(engine, protocol):
         return None
     declared = _DECLARED_BY.get(protocol)
@@ -297,11 +404,11 @@ async def supporting(engine: Engine, protocol: type[Supported]) -> Supported | N
 
 
 async def checkpointing(engine: Engine, where: str = "here") -> Checkpointing:
-    """The engine as one that keeps states. Raises UnsupportedError if it cannot."""
+    """Return the engine, typed as `Checkpointing`. Raises UnsupportedError if it cannot save states."""
     keeper = await supporting(engine, Checkpointing)
     if keeper is None:
         raise UnsupportedError(
-            f"engine '{engine.name}' cannot keep states of a sandbox {where}",
+            f"engine '{engine.name}' cannot save the state of a sandbox {where}",
             hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
         )
     return keeper
@@ -317,11 +424,14 @@ class LimitEvents:
     oom_kills: int = 0
     pids_refused: int = 0
     disk_full: bool = False
-    """Right now: nobody counts the writes that were refused."""
+    """Whether the disk is full now. Unlike the other limits, the kernel does not count refused writes."""
 
     def cause_since(self, before: LimitEvents, said: str) -> Cause | None:
-        """The limit that a failed command hit since then, if any. `said` is what it wrote to standard error: a disk
-        that was full already is the cause only if the command complains of it."""
+        """Return the limit that a failed command hit since `before`, if any.
+
+        `said` is what the command wrote to stderr. A disk that was full before is the cause only if the command
+        complains about it there.
+        """
         if self.oom_kills > before.oom_kills:
             return Cause.OUT_OF_MEMORY
         if self.pids_refused > before.pids_refused:
@@ -333,29 +443,33 @@ class LimitEvents:
 
 @runtime_checkable
 class LimitReporting(Protocol):
-    """An engine that knows whether a limit was hit: compared before and after a command that failed, it tells why.
+    """An engine that knows how often limits were hit. Comparing the counts before and after a failed command shows
+    why it failed.
 
-    What ends the sandbox as a whole is told by `inspect`.
+    A limit that ends the whole sandbox is reported by `inspect`.
     """
 
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
-        """Asked around every command of a sandbox with limits, so it has to be quick. Of one that is gone: nothing.
-        `killed`: a command has just been killed, and an engine that hears of the reason late may wait for it."""
+        """Return the events since the sandbox was made. For a sandbox that is gone all counts are zero.
+
+        Called before and after every command of a sandbox with limits, so it has to be quick. `killed` says that a
+        command has just been killed: an engine that learns the cause late may then wait for it.
+        """
 
 
 @runtime_checkable
 class SetsUp(Protocol):
-    """An engine whose sandboxes have been set up when `create` returns: the setup commands of the spec have run."""
+    """An engine whose `create` runs the setup commands of the spec itself, before it returns."""
 
     sets_up: Literal[True]
 
 
 @runtime_checkable
 class LimitDefaults(Protocol):
-    """An engine that limits sandboxes that ask for no limits."""
+    """An engine that applies default limits where a spec names none. Both methods may be repeated."""
 
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
-        """The limits of a sandbox of this spec where the spec has none."""
+        """Return the default limits that a sandbox of this spec would get, and those that cannot be enforced."""
 
     async def shared_ceilings(self) -> tuple[str, ...]:
-        """Which of `memory`, `pids` and `cpu` it can bound for all sandboxes of an account together."""
+        """Return which of `memory`, `pids` and `cpu` the engine can limit for all sandboxes of an account together."""

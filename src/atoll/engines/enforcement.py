@@ -1,6 +1,7 @@
 """Which limits and controls of a spec an engine enforces.
 
-What was asked for and cannot be enforced is refused; a default that cannot be enforced is left out and reported.
+A limit in the spec that cannot be enforced is refused; a default limit that cannot be enforced is left out and
+reported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CAPABILITY_OF = {
 
 
 def enforceable_defaults(wanted: Limits, capabilities: frozenset[Capability], asked: Limits) -> EffectiveLimits:
-    """Those of the machine's defaults that this engine can enforce, and the names of the others."""
+    """Return the machine's default limits that this engine can enforce, and the names of those it cannot."""
     given: dict[str, object] = {}
     left_out = []
     for name, capability in _CAPABILITY_OF.items():
@@ -33,7 +34,7 @@ def enforceable_defaults(wanted: Limits, capabilities: frozenset[Capability], as
 
 
 def limit_details(defaults: EffectiveLimits) -> dict[str, str]:
-    """Default limits, as the details of a handle carry them."""
+    """Return default limits as details of a handle."""
     given = defaults.limits.model_dump_json(exclude_none=True)
     return {DEFAULTS: given, **({LEFT_OUT: " ".join(defaults.left_out)} if defaults.left_out else {})}
 
@@ -46,8 +47,8 @@ LATER = ("memory_bytes", "cpus", "pids")
 def refuse_unsupported(
     engine: str, capabilities: frozenset[Capability], spec: SandboxSpec, why: Mapping[Capability, str] | None = None
 ) -> None:
-    """Raise UnsupportedError if the spec asks for a control that is not among the capabilities. `why`: what is missing
-    for each, as far as it is known."""
+    """Raise UnsupportedError if the spec needs a control that is not among the capabilities. `why` gives the reasons
+    for missing capabilities, as far as they are known."""
     limits = spec.limits
     asked = {
         Capability.MEMORY: limits.memory_bytes,

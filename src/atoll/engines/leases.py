@@ -1,7 +1,7 @@
-"""Engines that many sandboxes of a program use together, so that what one has prepared serves the next.
+"""Engines that the sandboxes of a program share.
 
-An engine belongs to one event loop. It is made for the first sandbox that asks for its name, and let go of a while
-after the last one, when the event loop ends, or when the program does. Nobody has to remember that.
+An engine belongs to one event loop. It is created for the first sandbox that needs it. It is closed a while after the
+last one has released it, or when the event loop or the program ends. No caller has to close it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from atoll.engines.contract import Engine
 from atoll.settings import Settings
 
 LINGER_S = 5.0
-"""How long an engine that nobody uses is kept for the next one."""
+"""How long an unused engine is kept for the next sandbox."""
 _EXIT_S = 10.0
 
 
 @dataclass(slots=True)
 class EngineLease:
-    """One engine, and how many sandboxes use it."""
+    """An engine, and the number of sandboxes that use it."""
 
     engine: Engine
     users: int = 0
@@ -42,14 +42,14 @@ _process = os.getpid()
 
 
 async def acquire(name: str, settings: Settings, server: str | None = None, api_key: str | None = None) -> EngineLease:
-    """The engine of that name, or the strongest that works here (`auto`). To be given back with `release`."""
+    """Return the engine of that name; `auto` stands for the strongest that works here. Call `release` when done."""
     name = registry.canonical(name)
     key = (name, settings, server, api_key)
     lease = _of_this_loop().get(key)
     if lease is None:
         lease = EngineLease(_make(name, settings, server, api_key))
         _of_this_loop()[key] = lease
-        # An event loop that ends closes the generators it has seen begin: the only sign that it gives.
+        # An event loop that ends closes the async generators that were started in it. It gives no other notice.
         lease.end = _at_the_end(lease)
         await anext(lease.end)
     lease.users += 1
@@ -66,7 +66,7 @@ def _make(name: str, settings: Settings, server: str | None, api_key: str | None
 
 
 def release(lease: EngineLease) -> None:
-    """May be called in another event loop than that of the engine, or in none."""
+    """Give an engine back. May be called in an event loop other than the engine's, or outside of any."""
     lease.users -= 1
     with suppress(RuntimeError):
         loop = asyncio.get_running_loop()
@@ -75,7 +75,8 @@ def release(lease: EngineLease) -> None:
 
 
 async def close_all() -> None:
-    """Let go of all engines of this event loop now. Sandboxes that use them go on, and so do the engines if asked."""
+    """Close all engines of this event loop now. Sandboxes that use them continue, and their engines can still be
+    used."""
     for lease in list(_of_this_loop().values()):
         await _close(lease)
 
@@ -83,7 +84,7 @@ async def close_all() -> None:
 def _of_this_loop() -> dict[_Key, EngineLease]:
     global _process
     with _lock:
-        if _process != os.getpid():  # we are a copy: what the engines hold is another process's
+        if _process != os.getpid():  # this process was forked: the engines belong to the parent
             _process = os.getpid()
             _by_loop.clear()
         return _by_loop.setdefault(asyncio.get_running_loop(), {})
@@ -115,11 +116,12 @@ async def _close(lease: EngineLease) -> None:
 
 
 def _at_exit() -> None:
-    """Of event loops that never ended in order, as that of the synchronous classes, whose thread just stops."""
+    """Close the engines of event loops that never ended in order. That of the synchronous classes is one: its thread
+    just stops."""
     if _process != os.getpid():
         return
     for loop, engines in list(_by_loop.items()):
-        with suppress(Exception):  # the program is over: `gc` finds what could not be put away
+        with suppress(Exception):  # the program is ending: `gc` removes what could not be cleaned up
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(close_all(), loop).result(_EXIT_S)
             else:

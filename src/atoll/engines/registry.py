@@ -1,4 +1,4 @@
-"""The engines by name. An engine's module is imported when the engine is asked for."""
+"""The engines by name. The module of an engine is imported when the engine is first needed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from atoll.settings import Settings
 
 
 class EngineClass(Protocol):
-    """What an engine's class offers besides its instances."""
+    """The part of an engine that belongs to its class."""
 
     def __call__(self, settings: Settings) -> Engine: ...
 
     def probe(self, settings: Settings, *, thorough: bool) -> Availability:
-        """Whether it can work here. `thorough` tries it for real; otherwise it only looks, in about a millisecond."""
+        """Return whether the engine can work here. With `thorough` it is tried for real; otherwise the check takes
+        about a millisecond."""
 
 
 _STRONGEST_FIRST = {
@@ -30,23 +31,23 @@ _ONLY_BY_NAME = {
     "unsafe-none": "atoll.engines.unsafe_none:UnsafeEngine",
 }
 _ALIASES = {"process": "bubblewrap"}
-"""Other names of engines, which work wherever an engine is named."""
+"""Other names of engines, which are accepted wherever an engine is named."""
 _BY_ISOLATION = {"gvisor": "oci", "vm": "oci"}
-"""Which of those that `auto` may pick can give more than namespaces."""
+"""The engines among those `auto` chooses from that offer more than namespaces, by isolation level."""
 _ENGINES = _STRONGEST_FIRST | _ONLY_BY_NAME
 _ELSEWHERE = {
     "remote": "atoll.engines.remote.engine:RemoteEngine",
 }
-"""Those that are not of this machine are found by name alone."""
+"""Engines of other machines, which are only found by name."""
 
 
 def canonical(name: str) -> str:
-    """The engine's own name, if this is another name of it."""
+    """Return the engine's own name for any of its names."""
     return _ALIASES.get(name, name)
 
 
 def oldest_name(name: str) -> str:
-    """The engine's first name, which earlier versions wrote where this one has to find the same text."""
+    """Return the engine's first name, for texts that must equal what earlier versions wrote."""
     return next((alias for alias, engine in _ALIASES.items() if engine == name), name)
 
 
@@ -55,12 +56,12 @@ def names() -> list[str]:
 
 
 def get(name: str, settings: Settings) -> Engine:
-    """The engine of that name. It may still refuse to work on this machine, when it is used."""
+    """Return the engine of that name. It may still refuse to work on this machine when it is used."""
     return _engine_class(name)(settings)
 
 
 def remote(settings: Settings, url: str | None, api_key: str | None, **options: float) -> Engine:
-    """The sandboxes of a server; what is not given comes from ATOLL_URL and ATOLL_API_KEY."""
+    """Return an engine for the sandboxes of a server. The defaults come from ATOLL_URL and ATOLL_API_KEY."""
     try:
         from atoll.engines.remote.engine import RemoteEngine
     except ImportError as error:
@@ -71,18 +72,23 @@ def remote(settings: Settings, url: str | None, api_key: str | None, **options: 
 
 
 def auto_for(isolation: str | None) -> str:
-    """The name of the engine that `auto` means for this isolation: `auto` itself, or the only one that may have it.
-    Whether it does have it here shows when it is used; another kind of isolation is never taken instead."""
+    """Return the name of the engine that `auto` means for this isolation level: `auto` itself, or the only engine that
+    may offer it.
+
+    Whether that engine offers it on this machine becomes known when it is used. Another isolation level is never used
+    instead.
+    """
     return _BY_ISOLATION.get(isolation or "", "auto")
 
 
 def auto_names() -> list[str]:
-    """The engines on which a sandbox that was made on `auto` may be, with any isolation."""
+    """Return the names of the engines that sandboxes created with `auto` may be on, at any isolation level."""
     return ["auto", *dict.fromkeys(_BY_ISOLATION.values())]
 
 
 def auto(settings: Settings, *, thorough: bool = False) -> tuple[Engine, list[str]]:
-    """The strongest engine that works here, and why it and none before it. Never one without isolation."""
+    """Return the strongest engine that works here, and the reasons why it was chosen and others were not. It always
+    isolates."""
     reasons: list[str] = []
     hints: list[str] = []
     for name in _STRONGEST_FIRST:

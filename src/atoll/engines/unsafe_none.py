@@ -1,6 +1,7 @@
-"""The engine `unsafe-none`: plain processes, no isolation at all.
+"""The engine `unsafe-none`: plain processes without any isolation.
 
-For trusted code on a machine where nothing else works. It exists under this name only and is never picked by `auto`.
+It is meant for trusted code on a machine where nothing else works. It is available only under this name and is never
+chosen by `auto`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _WARNING = "engine 'unsafe-none' gives no isolation: code in this sandbox can do
 
 
 class UnsafeWarning(UserWarning):
-    """Code runs without isolation."""
+    """A warning that code runs without isolation."""
 
 
 class UnsafeEngine(ProcessTreeEngine):
-    """Processes of ours in a directory of their own, with a clean environment; nothing holds them there."""
+    """Processes in a directory of their own, with a clean environment. Nothing confines them to it."""
 
     name = directory = "unsafe-none"
     capabilities = frozenset({Capability.OPEN_FILES})
@@ -62,7 +63,7 @@ class UnsafeEngine(ProcessTreeEngine):
         return Launch(argv=argv, env=environment | {_MARK: str(home)}, fds=(), init=lambda monitor: monitor)
 
     async def _kill(self, sandbox_id: str, record: Record | None, known: set[ProcessRef], deadline: Deadline) -> bool:
-        # Below the agent first, as long as it holds its tree together; afterwards what got away from it.
+        # First the processes below the agent, while it still holds them together, then those that have left the tree.
         agents = {process for process in known if process.is_alive()}
         return (
             await kill_all(lambda: {found for agent in agents for found in _below(agent)}, deadline)
@@ -71,7 +72,8 @@ class UnsafeEngine(ProcessTreeEngine):
         )
 
     def _find_processes(self, sandbox_id: str) -> set[ProcessRef]:
-        """The agent by its work directory, others by the environment that programs hand on to each other as a rule."""
+        """Find the agent by its work directory, and other processes by the environment, which programs usually pass
+        on."""
         home = self._records.home(sandbox_id)
         arguments = [b"--work-dir", os.fsencode(home / "work")]
         variable = os.fsencode(f"{_MARK}={home}")

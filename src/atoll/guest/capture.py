@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 from atoll.buffers import reservation
 
 _SLACK = 4096
+_STEP_BYTES = 1 << 20
 
 
 class Capture:
@@ -57,6 +60,10 @@ class Capture:
         self.total += size
 
     @property
+    def kept(self) -> int:
+        return len(self._head) + len(self._tail)
+
+    @property
     def dropped(self) -> int:
         return self.total - len(self._head) - min(len(self._tail), self._tail_limit)
 
@@ -65,13 +72,24 @@ class Capture:
         return self.dropped > 0
 
     def value(self) -> bytes:
-        tail = memoryview(self._tail)[max(0, len(self._tail) - self._tail_limit) :]
-        parts: list[bytes | bytearray | memoryview] = [self._head, tail]
-        if between := self.dropped - self.missing:
-            parts.insert(1, _marker(between))
+        """Return the output as one string of bytes, with a marker in place of what was left out.
+
+        In a thread, long outputs do not hold up other threads: they are copied in steps, between which Python switches.
+        """
+        whole = io.BytesIO()
         if self.missing:
-            parts.insert(0, _marker(self.missing))
-        return b"".join(parts)
+            whole.write(_marker(self.missing))
+        _copy(self._head, whole)
+        if between := self.dropped - self.missing:
+            whole.write(_marker(between))
+        _copy(memoryview(self._tail)[max(0, len(self._tail) - self._tail_limit) :], whole)
+        return whole.getvalue()
+
+
+def _copy(data: bytearray | memoryview, whole: io.BytesIO) -> None:
+    with memoryview(data) as view:
+        for offset in range(0, len(view), _STEP_BYTES):
+            whole.write(view[offset : offset + _STEP_BYTES])
 
 
 def _marker(size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Room for one more sandbox: the cap, the owners' shares, and what is done when all is taken."""
+"""Enforce the cap and the maximum per owner, and make room when the cap is reached."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ from atoll.model import Cause
 
 
 class Capacity:
-    """Asking and taking happen between two awaits: the cap is exact. A sandbox counts until nothing of it is left."""
+    """Decides whether there is room for another sandbox.
+
+    A caller checks for room and takes it without an await in between, so the cap is exact. A sandbox counts until it is
+    completely deleted.
+    """
 
     def __init__(self, context: ManagerContext, operations: Operations, pools: Pools) -> None:
         self.waiting = 0
-        """How many wait for a place. What becomes free is theirs, not for a pool."""
+        """The number of callers that wait for a place. A place that becomes free is for them, so pools make no spares
+        meanwhile."""
         self._context = context
         self._operations = operations
         self._pools = pools
 
     def is_free(self, more: int = 1) -> bool:
         members = self._context.members
-        # Where room is made by pausing, those that sleep have a limit of their own.
+        # Where room is made by pausing, paused sandboxes have a limit of their own.
         taken = len(members) - (members.asleep() if self._pauses() else 0)
         return taken + more <= self._context.rules.max_sandboxes
 
     def is_free_for_waking(self) -> bool:
-        """A sleeping one counts already unless sleeping makes room."""
+        """Whether a paused sandbox may be resumed. Unless pausing makes room, it is counted already."""
         return not self._pauses() or self.is_free()
 
     def check_owner(self, owner: str | None, more: int = 1) -> None:
-        """Raise LimitReachedError if this owner may not have so many more."""
+        """Raise LimitReachedError if this owner may not have `more` additional sandboxes."""
         limit = self._context.rules.max_per_owner
         if owner is not None and limit is not None and self._context.members.of_owner(owner) + more > limit:
             self._context.metrics.refusals["owner"] += 1
@@ -41,9 +46,10 @@ class Capacity:
             )
 
     async def make_room(self, owner: str | None, more: int = 1, *, waking: bool = False) -> None:
-        """Make some for this owner, or raise LimitReachedError. When it returns somebody else may have taken it.
+        """Make room for this owner, or raise LimitReachedError. By the time it returns, another caller may have taken
+        the room.
 
-        `waking`: for one that sleeps, whose own place among the sleepers becomes free.
+        `waking` says that the room is for a paused sandbox, whose own place among the paused ones becomes free.
         """
         if more > self._context.rules.max_sandboxes:
             raise self._full()
@@ -61,7 +67,7 @@ class Capacity:
             self._pools.wake()
 
     def _spare(self) -> Member | None:
-        """One of a pool, if possible one that is ready, else one on its way in or out."""
+        """Return a spare of any pool: preferably a ready one, else one that is being created or deleted."""
         spares = [each for each in self._context.members if each.waits_in_pool and not each.waits_for_deletion]
         return next((each for each in spares if each.usable), spares[0] if spares else None)
 
@@ -76,7 +82,7 @@ class Capacity:
         return self._context.rules.at_cap != "refuse"
 
     def _longest_idle(self, owner: str | None, waking: bool) -> Member | None:
-        """One of the owner's own, unless the rules let everybody make way for everybody."""
+        """Return the sandbox that has been idle longest. It belongs to this owner unless `at_cap` is "pause-any"."""
         rules, members, now = self._context.rules, self._context.members, self._context.clock.now()
         limit = rules.max_sandboxes if rules.max_paused is None else rules.max_paused
         if members.asleep() + members.falling_asleep() - waking >= limit:

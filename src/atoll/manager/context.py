@@ -1,4 +1,4 @@
-"""What the parts of a manager share."""
+"""State that all parts of a manager share."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ from atoll.timer import Clock
 
 
 class Operations(Protocol):
-    """What is done to sandboxes, as the parts below `operations` ask for it.
+    """Operations on sandboxes, as requested by parts that the `operations` package itself depends on.
 
-    This is the one cycle among the parts of a manager: creating a sandbox may need room, room is made by pausing or
-    deleting another, and the supervisor of each sandbox wakes, forks and deletes it. `wiring` closes the circle.
+    The parts of a manager form one cycle: creating a sandbox may need room, room is made by pausing or deleting another
+    sandbox, and the supervisor of each sandbox resumes, forks and deletes it. This protocol breaks the cycle, and
+    `wiring` supplies its implementation.
     """
 
     async def delete(self, member: Member, cause: Cause, reason: str) -> None:
-        """Return when nothing is left of it. Cancelling the caller does not stop it."""
+        """Delete the sandbox and return when nothing of it is left. Cancelling the caller does not stop the
+        deletion."""
 
     def begin_delete(self, member: Member, cause: Cause, reason: str) -> asyncio.Task[None]:
-        """Delete it in a task, which several calls share. From now on nobody gets the sandbox."""
+        """Delete the sandbox in a task, which repeated calls share. From now on nobody can get the sandbox."""
 
     def begin_pause(self, member: Member, by: PausedBy) -> asyncio.Task[None]:
-        """Pause one that is usable, whatever becomes of the caller."""
+        """Pause a usable sandbox in a task that goes on if the caller is cancelled."""
 
     async def resume(self, member: Member) -> None:
-        """Let its processes go on. LimitReachedError when there is no room for it."""
+        """Let the sandbox's processes go on. Raises LimitReachedError when there is no room for it."""
 
     async def fork_unnamed(
         self, source: Member, count: int, checkpoint: str | None, memory: bool, drop_connections: bool
     ) -> list[Member]:
-        """Make sandboxes without names of their own that begin as this one: all of them, or none."""
+        """Create sandboxes without names of their own that start from the state of `source`: all of them, or none."""
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class ManagerContext:
     members: Members
     transitions: Transitions
     manager_id: str
-    """Marks the manager's sandboxes, so that they are known also when the journal is lost."""
+    """Marks the manager's sandboxes, so that they can be recognized even if the journal is lost."""
     on_use: Callable[[str], None]
     """Called with the id of a sandbox whenever a use of it begins."""
     tasks: Tasks = field(default_factory=Tasks)
@@ -66,7 +68,7 @@ class ManagerContext:
 
     @property
     def engine(self) -> Engine:
-        """The engine for sandboxes that ask for none in particular."""
+        """The engine of sandboxes that do not ask for a particular one."""
         return self.engines.default
 
     def engine_of(self, member: Member) -> Engine:
@@ -77,7 +79,8 @@ class ManagerContext:
             raise ManagerClosedError("the manager is shutting down", hint="Make a new SandboxManager.")
 
     def expiry(self, lifetime_s: float | None) -> dict[str, object]:
-        """The fields of a record that ends this long from now, on both clocks."""
+        """Return the record fields of a sandbox that ends after `lifetime_s`, on the wall clock and on the boot-time
+        clock, which does not jump."""
         return {
             "lifetime_s": lifetime_s,
             "expires_at": None if lifetime_s is None else self.clock.wall() + lifetime_s,
@@ -86,6 +89,6 @@ class ManagerContext:
         }
 
     def shortened(self, lifetime_s: float | None) -> float | None:
-        """The lifetime that a sandbox gets when this one is asked for."""
+        """Return the lifetime that a sandbox gets when this one is requested: at most `max_lifetime`."""
         most = self.rules.max_lifetime
         return lifetime_s if most is None else min(lifetime_s or most, most)

@@ -1,4 +1,4 @@
-"""The engines of a manager: one object for each name, shared by all its sandboxes, and what can be asked of each."""
+"""The engines of a manager: one object for each name, shared by all sandboxes, and what each engine declares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 class EngineSet:
-    """Each engine is made when it is first needed. One that was handed to us is not closed by us."""
+    """The engines by name. Each is created when it is first needed. An engine object that the caller passed in is never
+    closed here."""
 
     def __init__(self, default: str | Engine, settings: Settings) -> None:
         self._settings = settings
@@ -26,16 +27,16 @@ class EngineSet:
         self.default: Engine = default
         self._by_name: dict[str, Engine] = {default.name: default}
         self.used = {default.name}
-        """The names of engines that have, or had, sandboxes of ours."""
+        """The names of engines that have, or had, sandboxes of this manager."""
         self._capabilities: dict[str, frozenset[Capability]] = {}
 
     def name_for(self, spec: SandboxSpec) -> str:
-        """The name of the engine for a sandbox that asks for none."""
+        """Return the name of the engine for a sandbox that does not ask for one."""
         name = registry.auto_for(spec.isolation) if self._is_auto else "auto"
         return self.default.name if name == "auto" else name
 
     def get(self, name: str) -> Engine:
-        """The engine of that name. Raises EngineNotFoundError."""
+        """Return the engine of this name. Raises EngineNotFoundError."""
         name = registry.canonical(name)
         engine = self._by_name.get(name)
         if engine is None:
@@ -43,20 +44,22 @@ class EngineSet:
         return engine
 
     async def describe(self, name: str) -> EngineDescription:
-        """Raises EngineNotFoundError, EngineUnavailableError."""
+        """Ask the engine to describe itself. Raises EngineNotFoundError, EngineUnavailableError."""
         description = await self.get(name).describe()
         self._capabilities[name] = description.capabilities
         return description
 
     def declares(self, name: str, capability: Capability) -> bool:
-        """As the engine described itself last. Nothing that never described itself has sandboxes of ours."""
+        """Whether the engine declared this capability when it last described itself. An engine that never did has no
+        sandboxes of this manager."""
         return capability in self._capabilities.get(name, ())
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._by_name.values()))
 
     async def balance(self) -> None:
-        """Let engines that can do so share the processors between accounts, by what was used since the last call."""
+        """Let the engines that support it divide processor time between accounts, according to the use since the last
+        call."""
         for engine in self:
             if isinstance(engine, Balancing) and engine.name in self.used:
                 try:
@@ -65,7 +68,7 @@ class EngineSet:
                     _log.warning("engine '%s' cannot share the processors: %s", engine.name, error)
 
     async def aclose(self) -> None:
-        """May be repeated."""
+        """Close all engines except one that the caller passed in. May be repeated."""
         for engine in self._by_name.values():
             if engine is not self._given:
                 await engine.aclose()

@@ -1,5 +1,4 @@
-"""How sandboxes are, seen without using them: what their engine says, and what their agent answers on a connection of
-its own."""
+"""Check sandboxes without using them: ask the engine for their state, and their agent over a separate connection."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from atoll.model import Cause, Observation, State
 T = TypeVar("T")
 _CONNECT_S = 5.0
 _QUIET_PIDS = 2
-"""A sandbox in which nothing runs but its agent has this many processes, on every engine."""
+"""A sandbox in which only the agent runs has this many processes, on every engine."""
 _BUSY_SHARE = 0.01
-"""Share of one processor, over the time between two looks. Waiting for something to happen takes less."""
+"""A sandbox is busy above this share of one processor, between two checks. A process that only waits uses less."""
 _BUSY_SHARE_VIRTUAL = 0.1
-"""A kernel in user space takes some hundredths of a processor by itself, also when nothing runs on it."""
+"""The same for a kernel in user space, which uses some hundredths of a processor even when nothing runs on it."""
 _BUSY_LEAST_S = 0.04
 _log = logging.getLogger(__name__)
 
@@ -32,7 +31,8 @@ class Health:
         self._context = context
 
     async def look(self, member: Member) -> None:
-        """Ask the engine, and believe it. Never raises: an engine that cannot say makes the state ERROR."""
+        """Ask the engine for the sandbox's state and record it. Never raises: if the engine cannot say, the state is
+        ERROR."""
         context = self._context
         try:
             work = context.engine_of(member).inspect(member.record.handle())
@@ -41,11 +41,11 @@ class Health:
             context.metrics.failures["inspect"] += 1
             seen = Observation(State.ERROR, None, f"the engine cannot say how it is: {error.reason}")
         if not member.free or context.members.find(member.id) is not member:
-            return  # meanwhile something is being done to it, which decides
+            return  # an operation on it began meanwhile, and its outcome decides
         try:
             await self._believe(member, seen)
         except SandboxError as error:
-            _log.warning("what became of sandbox %s is not written down: %s", member.id, error)
+            _log.warning("the new state of sandbox %s could not be recorded: %s", member.id, error)
 
     async def _believe(self, member: Member, seen: Observation) -> None:
         transitions, before = self._context.transitions, member.record.state
@@ -60,18 +60,21 @@ class Health:
             await transitions.change(member, State.STOPPED, cause=cause, reason=seen.reason)
             await member.sandbox.let_go()
         elif seen.state is State.STARTING:
-            return  # somebody is just starting it again, and knows best what comes of that
+            return  # another caller is starting it again and will record the outcome
         else:
             awake = {"paused_by": None, "paused_at": None} if seen.state is State.RUNNING else {}
             await transitions.change(member, seen.state, cause=seen.cause, reason=seen.reason, update=awake)
 
     async def ask(self, member: Member, question: Callable[[Guest], Awaitable[T]], seconds: float) -> T:
-        """What its agent answers on a connection of its own, within this time. Asking is not a use, and wakes nobody:
-        SandboxGoneError if the sandbox does not run."""
+        """Ask the sandbox's agent a question over a separate connection.
+
+        This is not a use and does not wake a paused sandbox. Raises SandboxGoneError if the sandbox does not run, and
+        SandboxTimeoutError if there is no answer in time.
+        """
 
         async def connect() -> ByteStream:
             if not member.usable:
-                raise SandboxGoneError(f"sandbox {member.id} does not run")
+                raise SandboxGoneError(f"sandbox {member.id} is not running")
             return await self._context.engine_of(member).connect(member.record.handle())
 
         async def answer() -> T:
@@ -84,11 +87,11 @@ class Health:
                 await guest.aclose()
 
         if not member.usable:
-            raise SandboxGoneError(f"sandbox {member.id} does not run")
+            raise SandboxGoneError(f"sandbox {member.id} is not running")
         return await self._context.tasks.bounded(answer(), seconds, f"ask {member.id}")
 
     async def background(self, member: Member) -> Background | None:
-        """What goes on in it that nobody waits for. None: it cannot say."""
+        """Measure what goes on in the sandbox without a waiting caller. Returns None if that cannot be determined."""
         engine, handle = self._context.engine_of(member), member.record.handle()
 
         async def figures(guest: Guest) -> Background:
@@ -115,7 +118,7 @@ class Health:
 
 
 def is_busy(member: Member, before: Background, seen: Background) -> bool:
-    """Whether it used the processor, wrote or sent anything between two looks."""
+    """Whether the sandbox used the processor, wrote output or sent data between two checks."""
     if seen.output_bytes != before.output_bytes or seen.sent_bytes > before.sent_bytes:
         return True
     record = member.record

@@ -1,8 +1,8 @@
-"""What the manager knows, in SQLite, on a thread of its own.
+"""The manager's records and events, in a SQLite database that only one thread uses.
 
-Writes that wait together become one transaction. A transaction is in the kernel's hands when its caller goes on, so it
-survives the death of our process; with `power_safe` it is on the disk, which costs a flush each time. A row carries a
-checksum: SQLite notices damaged pages, not damaged contents.
+Writes that wait at the same time become one transaction. When a write is reported as done, the kernel has the data, so
+it survives the death of this process; with `power_safe` it is on the disk, at the cost of a flush for each transaction.
+Every row carries a checksum, because SQLite detects damaged pages but not damaged contents.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class Journal:
         self.path = path
         self._retention = retention or Retention()
         self.rebuilt: Path | None = None
-        """Where the old journal was put because it was damaged."""
+        """The new path of the old journal, if that was damaged and moved aside."""
         self.is_new = False
-        """Nobody ever wrote to it: it is the first start here, or it was lost or damaged."""
+        """Whether the journal was empty when it was opened: this is the first start, or the old one was lost or
+        damaged."""
         self._power_safe = power_safe
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -50,7 +51,8 @@ class Journal:
         self._has_pruned = False
 
     async def open(self) -> None:
-        """Raises StateError if it cannot be used. A damaged one is put aside and begun anew."""
+        """Open the database. A damaged one is moved aside and replaced by an empty one. Raises StateError if it cannot
+        be used."""
         self._loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = self._loop.create_future()
         self._over = self._loop.create_future()
@@ -63,7 +65,7 @@ class Journal:
         await ready
 
     async def aclose(self) -> None:
-        """Everything that was asked for is written first. May be repeated."""
+        """Finish all requested writes, then close the database. May be repeated."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)
@@ -73,9 +75,10 @@ class Journal:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def write(self, record: Record, event: Event | None = None) -> asyncio.Future[None]:
-        """Written in the order of the calls, and for sure when the returned is done, which raises StateError if not.
+        """Write a record, and an event if one is given.
 
-        Not waiting for it, or being cancelled, does not take it back.
+        Writes happen in call order. Await the future to know that the row is committed; it raises StateError otherwise.
+        Neither ignoring the future nor being cancelled undoes the write.
         """
         body = (record if record.ended_at is None else record.remembered()).model_dump_json()
         crc = journal_tables.checksum(record.id, body)
@@ -96,7 +99,7 @@ class Journal:
         return self._ask(work)
 
     def forget(self, record: Record, event: Event | None = None) -> asyncio.Future[None]:
-        """As if it had never been; its events stay."""
+        """Delete the record, as if it had never existed. Its events stay."""
 
         def work(database: sqlite3.Connection) -> None:
             database.execute("DELETE FROM sandboxes WHERE id = ?", (record.id,))
@@ -106,7 +109,7 @@ class Journal:
         return self._ask(work)
 
     def add(self, events: Iterable[Event], owner: str | None) -> asyncio.Future[None]:
-        """Reports, which change no record."""
+        """Add reports, which are events that change no record."""
         new = list(events)
 
         def work(database: sqlite3.Connection) -> None:
@@ -119,13 +122,13 @@ class Journal:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def living(self) -> tuple[list[Record], list[str]]:
-        """All that have not ended, and the ids of rows that cannot be understood."""
+        """Return the records of all sandboxes that have not ended, and the ids of damaged rows."""
         return await self._ask(journal_tables.living)
 
     async def ended(self, wanted: Search) -> list[Record]:
-        """Those that have, the newest first."""
+        """Return the matching records of sandboxes that have ended, newest first."""
         rows = await self._ask(lambda database: journal_tables.search(database, wanted))
-        # Not in the journal's thread, for which everybody waits.
+        # Parse outside the journal's thread, because all other requests wait for that thread.
         found = await in_portions(lambda row: journal_tables.parse([row])[0], rows)
         return [record for records in found for record in records]
 
@@ -161,7 +164,7 @@ class Journal:
         ]
 
     async def latest(self) -> int:
-        """The number of the last event, 0 before the first."""
+        """Return the number of the last event, or 0 if there is none."""
         query = "SELECT COALESCE(MAX(number), 0) FROM events"
         return await self._ask(lambda database: int(database.execute(query).fetchone()[0]))
 
@@ -170,7 +173,7 @@ class Journal:
     def _ask(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         assert self._loop is not None
         answer: asyncio.Future[T] = self._loop.create_future()
-        # Nobody may be waiting any more when it fails.
+        # Retrieve the exception here, because no caller may be left to do so when the work fails.
         answer.add_done_callback(lambda future: future.cancelled() or future.exception())
         if self._thread is None:
             answer.set_exception(StateError("the journal is closed"))
@@ -194,11 +197,11 @@ class Journal:
                     batch.append(self._jobs.get_nowait())
             open_for_work = batch[-1] is not None
             answers = _transact(database, [job for job in batch if job is not None])
-            with suppress(RuntimeError):  # the event loop is closed: nobody waits
+            with suppress(RuntimeError):  # the event loop is closed, so no caller waits
                 self._loop.call_soon_threadsafe(_settle, answers)
             if self._has_pruned:
                 self._has_pruned = False
-                with suppress(sqlite3.Error):  # the file stays larger than it has to be
+                with suppress(sqlite3.Error):  # the file merely stays larger than necessary
                     journal_tables.shrink(database)
         database.close()
         with suppress(RuntimeError):
@@ -215,10 +218,10 @@ class Journal:
 
     def _connect(self) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, isolation_level=None, timeout=2.0)
-        database.text_factory = lambda raw: raw.decode(errors="replace")  # damage is found by the checksum
+        database.text_factory = lambda raw: raw.decode(errors="replace")  # the checksum detects damage
         try:
-            self.path.chmod(0o600)  # variables of sandboxes are in it
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new one: before anything is written
+            self.path.chmod(0o600)  # it contains environment variables of sandboxes
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new database: before the first write
             database.execute("PRAGMA journal_mode = WAL")
             database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
             database.execute(f"PRAGMA synchronous = {'FULL' if self._power_safe else 'NORMAL'}")
@@ -236,7 +239,7 @@ class Journal:
 
 
 def _transact(database: sqlite3.Connection, jobs: list[_Job]) -> list[_Answer]:
-    """Do all jobs in one transaction. A job that cannot be done fails alone, unless the database itself fails."""
+    """Run all jobs in one transaction. A failing job fails alone, unless the database itself fails."""
     try:
         database.execute("BEGIN IMMEDIATE")
         answers: list[_Answer] = [(answer, work(database), None) for work, answer in jobs]

@@ -17,12 +17,12 @@ from atoll.manager.rules import Retention
 
 VERSION = 3
 Row = tuple[str, str, int]
-"""The id of a record, what was written of it, and the checksum of both."""
+"""The id of a record, its stored body, and the checksum of both."""
 _MAX_REASON = 2_000
 _PAGE_BYTES = 1 << 20
-"""The most data of reports in one page of events."""
+"""Maximum size of the report data in one page of events."""
 _FREED_PAGES = 256
-"""So many are given back to the file system at a time."""
+"""How many pages are returned to the file system at a time."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sandboxes (id TEXT PRIMARY KEY, ended_at REAL, body TEXT NOT NULL, crc INTEGER NOT NULL,
     owner TEXT, name TEXT, created_at REAL);
@@ -38,9 +38,9 @@ UPDATE sandboxes SET owner = json_extract(body, '$.owner'), name = json_extract(
     created_at = json_extract(body, '$.created_at') WHERE json_valid(body);
 UPDATE events SET owner = (SELECT owner FROM sandboxes WHERE id = events.sandbox_id);
 """
-"""The first version could be asked only for everything."""
+"""Migration from version 1, which had no columns to search by."""
 _FROM_SECOND = "ALTER TABLE events ADD COLUMN kind TEXT; ALTER TABLE events ADD COLUMN data TEXT;"
-"""The second one had events of one kind. That kind is NULL."""
+"""Migration from version 2, which had only one kind of event. That kind is stored as NULL."""
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS ended ON sandboxes (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX IF NOT EXISTS ended_created ON sandboxes (created_at) WHERE ended_at IS NOT NULL;
@@ -56,16 +56,16 @@ UPSERT = "INSERT OR REPLACE INTO sandboxes VALUES (?,?,?,?,?,?,?)"
 
 
 def prepare(database: sqlite3.Connection, version: int) -> None:
-    """Make the tables, or bring those of an earlier version up to date."""
+    """Create the tables, or migrate those of an earlier version."""
     change = (_FROM_FIRST if version == 1 else "") + (_FROM_SECOND if version in (1, 2) else "")
     database.executescript(f"BEGIN IMMEDIATE; {_TABLES} {change} {_INDEXES} PRAGMA user_version = {VERSION}; COMMIT;")
-    if version == 1:  # a file gives room back only if it was written anew since
+    if version == 1:  # an existing file returns freed pages only after a VACUUM
         with suppress(sqlite3.OperationalError):
             database.execute("VACUUM")
 
 
 def add(database: sqlite3.Connection, event: Event | None, owner: str | None) -> int:
-    """The number that the event has; 0 without one."""
+    """Insert the event and return its number, or 0 if there is no event."""
     if event is None:
         return 0
     reason = event.reason[:_MAX_REASON]
@@ -76,7 +76,7 @@ def add(database: sqlite3.Connection, event: Event | None, owner: str | None) ->
 
 
 def prune_owner(database: sqlite3.Connection, owner: str | None, keep: Retention) -> None:
-    """What is too much of one owner. Looks at nothing of others."""
+    """Delete this owner's oldest rows beyond the limits. Rows of other owners are not touched."""
     database.execute(
         "DELETE FROM sandboxes WHERE owner IS :owner AND ended_at IS NOT NULL AND ended_at <= (SELECT ended_at FROM "
         "sandboxes WHERE owner IS :owner AND ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET :keep)",
@@ -90,19 +90,21 @@ def prune_owner(database: sqlite3.Connection, owner: str | None, keep: Retention
 
 
 def prune_reports(database: sqlite3.Connection, owner: str | None, keep: Retention) -> None:
-    """Reports are written by sandboxes: however many there are, they displace nothing but older ones."""
+    """Delete this owner's oldest reports beyond the limit. Sandboxes write reports, so reports displace only older
+    reports."""
     database.execute(
         "DELETE FROM events WHERE owner IS :owner AND kind IS NOT NULL AND number <= "
-        "(SELECT number FROM events WHERE owner IS :owner AND kind IS NOT NULL ORDER BY number DESC LIMIT 1 OFFSET :keep)",
+        "(SELECT number FROM events WHERE owner IS :owner AND kind IS NOT NULL "
+        "ORDER BY number DESC LIMIT 1 OFFSET :keep)",
         {"owner": owner, "keep": keep.reports_per_owner},
     )
 
 
 def prune(database: sqlite3.Connection, keep: Retention, now: float) -> None:
-    """What is too old, and what is too much of all owners together."""
+    """Delete what is too old, and the oldest rows beyond the limits for all owners together."""
     database.execute(
         "DELETE FROM events WHERE number <= (SELECT number FROM events ORDER BY number DESC LIMIT 1 OFFSET ?)",
-        (keep.events,),  # counted by rows: numbers that reports have used up displace nothing
+        (keep.events,),  # counts rows, because the numbers of deleted reports leave gaps
     )
     database.execute(
         "DELETE FROM sandboxes WHERE ended_at <= "
@@ -114,25 +116,25 @@ def prune(database: sqlite3.Connection, keep: Retention, now: float) -> None:
 
 
 def shrink(database: sqlite3.Connection) -> None:
-    """Give some of the room that was freed back to the file system. Not inside of a transaction."""
-    with suppress(sqlite3.Error):  # it can wait
+    """Return some of the freed pages to the file system. Must not be called within a transaction."""
+    with suppress(sqlite3.Error):  # the next call tries again
         database.executescript(f"PRAGMA incremental_vacuum({_FREED_PAGES});")
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Which of those that have ended are wanted; what is None or empty may be anything."""
+    """Which ended sandboxes are wanted. A field that is None or empty matches everything."""
 
     owner: str | None = None
     name: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     after: tuple[float, str] | None = None
-    """When the last of the page before was created, and its id."""
+    """The creation time and the id of the last sandbox on the previous page."""
     limit: int = 100
 
 
 def search(database: sqlite3.Connection, wanted: Search) -> list[Row]:
-    """The newest first."""
+    """Return the matching rows, newest first."""
     clauses, values = ["ended_at IS NOT NULL"], list[object]()
     for column in ("owner", "name"):
         if (value := getattr(wanted, column)) is not None:
@@ -143,10 +145,10 @@ def search(database: sqlite3.Connection, wanted: Search) -> list[Row]:
         values += [wanted.after[0], *wanted.after]
     for label in wanted.labels.items():
         plain = "CASE WHEN json_valid(body) THEN body ELSE '{}' END"
-        # A damaged row is no match, and no error.
+        # A damaged row does not match, and must not raise an error.
         clauses.append(f"EXISTS (SELECT 1 FROM json_each({plain}, '$.labels') WHERE key = ? AND value = ?)")  # noqa: S608
         values += label
-    where = " AND ".join(clauses)  # our own words: values are bound
+    where = " AND ".join(clauses)  # contains only fixed texts of this function; values are bound
     query = f"SELECT id, body, crc FROM sandboxes WHERE {where} ORDER BY created_at DESC, id LIMIT ?"  # noqa: S608
     return database.execute(query, (*values, wanted.limit)).fetchall()
 
@@ -175,7 +177,7 @@ def events(
     for row in database.execute(query, (*values, limit)):
         size += len(row[-1] or "")
         if found and size > _PAGE_BYTES:
-            break  # the next page goes on here
+            break  # the next page continues here
         found.append(row)
     return found
 

@@ -1,4 +1,4 @@
-"""A sandbox that a manager keeps: as any other, but every use of it is counted, and the manager ends it."""
+"""A sandbox that belongs to a manager. It works like any other, but every use is counted, and the manager ends it."""
 
 from __future__ import annotations
 
@@ -40,53 +40,54 @@ _OWN_S = 10.0
 
 
 class Supervisor(Protocol):
-    """The manager, as one of its sandboxes sees it."""
+    """What one sandbox needs of its manager."""
 
     usage: Usage
 
     async def ready(self, *, asleep: bool = False) -> None:
-        """Return when the sandbox can be used, waking it if it fell asleep. Raises SandboxGoneError once it has ended,
-        SandboxPausedError if its user paused it. With `asleep` one that is paused will do.
+        """Return when the sandbox can be used, resuming it if the manager paused it.
 
-        The caller counts its use at once, without letting anything else run in between.
+        Raises SandboxGoneError once the sandbox has ended, and SandboxPausedError if its user paused it. With `asleep`,
+        a paused sandbox is sufficient. The caller must count its use at once, without an await in between.
         """
 
     async def delete(self) -> None: ...
 
     async def keep_alive(self, seconds: float) -> None:
-        """It counts as used for this long from now on."""
+        """Count the sandbox as in use for this many seconds from now."""
 
     async def fork(
         self, count: int, checkpoint: str | None, memory: bool, drop_connections: bool
     ) -> list[ManagedSandbox]: ...
 
     def suspect(self) -> None:
-        """It seems to have died: somebody should look."""
+        """Report that the sandbox seems to have died, so that the manager checks it."""
 
     def ended(self) -> SandboxGoneError | None:
-        """Why it can never be used again, if that is so."""
+        """Return the error that says why the sandbox can never be used again, or None if it can."""
 
     def connected(self) -> None:
-        """A connection to it was opened."""
+        """Report that a connection to the sandbox was opened."""
 
     def disconnected(self) -> None:
-        """It has none any more."""
+        """Report that the sandbox has no connection any more."""
 
     async def unobserved(self) -> None:
-        """Close the connections of those who only look at it."""
+        """Close the connections that only observe the sandbox."""
 
     def is_wanted(self) -> bool:
-        """Whether its connection is in use, or has to be there when somebody comes."""
+        """Whether the sandbox's connection is in use, or must stay open for the next use."""
 
     def executed(self, seconds: float) -> None:
-        """A command took this long."""
+        """Report how long a command took."""
 
     async def relinked(self, policy: NetworkPolicy) -> None:
-        """It has another network policy. Returns when that is written down."""
+        """Record the sandbox's new network policy. Returns when that is written down."""
 
 
 class ManagedSandbox(AsyncSandbox):
-    """`cleanup` deletes it through the manager. Leaving a `with` block does too; entering one makes nothing."""
+    """A sandbox of a manager. `cleanup` deletes it through the manager, and so does leaving a `with` block; entering a
+    `with` block creates nothing."""
 
     access: ManagedAccess
 
@@ -95,38 +96,40 @@ class ManagedSandbox(AsyncSandbox):
     ) -> None:
         super().__init__(spec, engine=engine, settings=settings)
         self.env: Mapping[str, str] = {}
-        """Variables that every command gets unless it says otherwise."""
+        """Environment variables of every command that does not override them."""
         self.supervisor = supervisor
         self.access = ManagedAccess(self, sandbox_id, spec, self.access.choice)
 
     def configure(self, env: Mapping[str, str], timeout_s: float | None) -> None:
-        """From now on commands have these variables, and this time if they ask for none."""
+        """Set the variables and the default timeout of commands that start from now on."""
         self.env = env
         self.timeout_s = timeout_s or DEFAULT_TIMEOUT_S
 
     def adopt(self, handle: Handle) -> None:
-        """From now on it is this one, which exists."""
+        """From now on, use the existing sandbox of this handle."""
         self.access.adopt(handle)
         self.access.guest = self.access.new_guest()
 
     def change(self, handle: Handle) -> None:
-        """The same one, with another spec."""
+        """Replace the handle by one of the same sandbox with another spec."""
         self.access.adopt(handle)
 
     async def answer(self) -> None:
-        """Return when its agent has answered. Not a use."""
+        """Return when the sandbox's agent has answered. This is not a use."""
         guest = self.access.guest
         if guest.current_connection() is None:
-            await guest.connection()  # the first thing that it is asked is whether it is there
+            await guest.connection()  # every new connection starts with a hello
         else:
             await guest.hello()
 
     async def set_up(self) -> None:
-        """Run its setup commands. Not a use: nobody has it yet. Raises SetupError."""
+        """Run the sandbox's setup commands. This is not a use, because no user has the sandbox yet. Raises
+        SetupError."""
         await setup.set_up(self.access)
 
     def is_connected(self) -> bool:
-        """Whether its agent holds the other end of the connection right now. The kernel says so, without a question."""
+        """Whether the agent holds the other end of the connection right now. The kernel knows, so nothing is sent to
+        the agent."""
         line = self.access.line
         if line is None or self.access.guest.current_connection() is None:
             return False
@@ -138,7 +141,8 @@ class ManagedSandbox(AsyncSandbox):
             return False
 
     async def give_work_dir(self, user: str) -> str | None:
-        """Give its work directory to this user; None where the engine has no users. Raises SpecError."""
+        """Make this user the owner of the work directory. Returns None where the engine has no users. Raises
+        SpecError."""
         if Capability.USERS not in (await (await self.access.engine()).describe()).capabilities:
             return None
         given = await self.exec(["chown", user, self.spec.work_dir], user="0:0", timeout=_OWN_S)
@@ -154,11 +158,12 @@ class ManagedSandbox(AsyncSandbox):
             await self.access.guest.aclose()
 
     async def let_go_of_all(self, drop_connections: bool) -> None:
-        """Before its memory is saved. UnsupportedError if it has connections that cannot be."""
+        """Close the connections before the memory is saved. Raises UnsupportedError if there are connections from the
+        sandbox to the outside, unless `drop_connections` allows dropping them."""
         await self.access.let_go_of_all(drop_connections)
 
     async def let_go(self) -> None:
-        """Close the connection; what waits on it fails. Not the end of the sandbox."""
+        """Close the connection without ending the sandbox. Operations that wait on the connection fail."""
         await self.access.let_go()
 
     async def create(self) -> Self:
@@ -171,11 +176,11 @@ class ManagedSandbox(AsyncSandbox):
         await self.let_go()
 
     def __del__(self) -> None:
-        """The manager cleans up, not whoever held this object."""
+        """Do nothing: the manager deletes the sandbox, not the garbage collector."""
 
     @asynccontextmanager
     async def use(self, *, asleep: bool = False) -> AsyncIterator[None]:
-        """In use as long as the block runs."""
+        """Count the sandbox as in use while the block runs."""
         await self.supervisor.ready(asleep=asleep)
         with self.supervisor.usage.operation():
             try:
@@ -193,12 +198,12 @@ class ManagedSandbox(AsyncSandbox):
                 me = asyncio.current_task()
                 if me is None or me.cancelling():
                     raise
-                # Not we were cancelled but the connection that we waited for: somebody closed it.
+                # This task was not cancelled; the connection that it waited for was closed.
                 gone = AgentUnreachableError("the connection to the sandbox was closed")
                 raise self.supervisor.ended() or gone from None
 
     async def connect_agent(self) -> ByteStream:
-        """A new stream to its agent, for a client elsewhere. The sandbox is in use with each byte."""
+        """Open a new stream to the agent, for a client on another machine. Every byte on it counts as a use."""
         async with self.use():
             return await self.access.connect()
 
@@ -257,14 +262,14 @@ class ManagedSandbox(AsyncSandbox):
         memory: bool = False,
         drop_connections: bool = False,
     ) -> list[ManagedSandbox]:
-        """As `AsyncSandbox.fork`; the manager keeps them too, and they belong to the same owner."""
+        """As `AsyncSandbox.fork`. The new sandboxes belong to the same manager and the same owner."""
         if count < 1:
             raise ValueError(f"count must be at least 1, not {count}")
         source = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
         return await self.supervisor.fork(count, source, memory, drop_connections)
 
     async def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
-        """Refused: the manager has to know."""
+        """Raise UnsupportedError, because only the manager pauses its sandboxes."""
         raise UnsupportedError("a manager pauses its sandboxes itself", hint="Use `pause_sandbox` of the manager.")
 
     async def resume(self) -> None:
@@ -272,12 +277,12 @@ class ManagedSandbox(AsyncSandbox):
 
 
 class ManagedAccess(SandboxAccess):
-    """Counts connections and what goes over them, and knows from the manager when the sandbox has ended."""
+    """Counts connections and their traffic, and learns from the manager when the sandbox has ended."""
 
     def __init__(self, sandbox: ManagedSandbox, sandbox_id: str, spec: SandboxSpec, choice: EngineChoice) -> None:
         self._sandbox = sandbox
         self.line: MeteredSocket | None = None
-        """The latest connection. Of a sandbox that nobody has used it is the only one."""
+        """The latest connection. While no user has used the sandbox, there is no other."""
         super().__init__(sandbox_id, spec, choice)
 
     def handle(self) -> Handle:
@@ -320,7 +325,7 @@ class ManagedAccess(SandboxAccess):
 
 
 class _WithVariables(Processes):
-    """Gives every command, shell and terminal the sandbox's own variables."""
+    """Adds the sandbox's own variables to every command, shell and terminal."""
 
     def __init__(self, guest: Guest, sandbox: ManagedSandbox) -> None:
         super().__init__(guest)

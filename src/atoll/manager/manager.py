@@ -1,4 +1,4 @@
-"""Many sandboxes in one process: made side by side, ended when idle, and still there after a crash."""
+"""Manage many sandboxes in one process: create them concurrently, end them when idle, recover them after a crash."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _CHANGEABLE = frozenset(("labels", "services", "env"))
 
 
 class SandboxManager(Queries):
-    """The sandboxes of one state directory.
+    """Creates, finds, pauses and ends the sandboxes of one state directory.
 
-    Belongs to one event loop; use it as an async context manager. The first use opens the state directory and recovers
-    what an earlier manager left. All times are in seconds.
+    A manager belongs to one event loop; use it as an async context manager. The first use opens the state directory and
+    recovers what an earlier manager left. All times are in seconds.
     """
 
     def __init__(
@@ -100,22 +100,24 @@ class SandboxManager(Queries):
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> Recovered:
-        """Take the state directory and settle what an earlier manager left. May be repeated; any other use does it too.
+        """Open the state directory and recover what an earlier manager left. May be repeated; any other use does the
+        same.
 
-        Raises StateInUseError, StateError, or what the engine says.
+        Raises StateInUseError, StateError, or the engine's error.
         """
         return (await self._open()).recovered
 
     def start_cleanup_task(self) -> None:
-        """End idle sandboxes from now on. Done by `start` as well; may be repeated."""
+        """Start to end idle sandboxes. `start` does this too. May be repeated."""
         if self._wiring is not None and self._closing is None and (self._reaping is None or self._reaping.done()):
             self._reaping = self._wiring.context.tasks.spawn(self._wiring.reaper.run(), "reaper")
 
     async def cleanup(self, *, keep: bool | None = None, timeout: float = 30.0, drain: float = 0.0) -> Shutdown:
-        """Shut down: delete every sandbox, or keep them for the next start. Says what it could not do in time.
+        """Shut down: delete every sandbox, or keep all for the next start. Returns what was done and what was not done
+        in time.
 
-        New work is refused at once. What is under way has `drain` seconds to end. May be repeated; cancelling the
-        caller does not stop it.
+        New work is refused at once. Operations in progress have `drain` seconds to end. May be repeated; cancelling the
+        caller does not stop the shutdown.
         """
         if self._closing is None:
             keep = self._at_exit == "keep" if keep is None else keep
@@ -124,7 +126,8 @@ class SandboxManager(Queries):
         return await asyncio.shield(self._closing)
 
     def stop_on_signals(self, *signals: signal.Signals, drain: float = 10.0) -> None:
-        """Shut down, after draining, on SIGTERM or the given signals. `closed` returns when that is over."""
+        """Shut down, after draining, on SIGTERM or on the given signals. `closed` returns when the shutdown is
+        complete."""
         loop = asyncio.get_running_loop()
         stopping: set[asyncio.Task[Shutdown]] = set()
 
@@ -137,7 +140,7 @@ class SandboxManager(Queries):
             loop.add_signal_handler(number, stop)
 
     async def closed(self) -> Shutdown:
-        """Wait until the manager has shut down, for whatever reason."""
+        """Wait until the manager has shut down, whatever caused the shutdown."""
         await self._stop.wait()
         return await self.cleanup()
 
@@ -185,11 +188,11 @@ class SandboxManager(Queries):
         volume_bindings: Mapping[str, str] | None = None,
         **options: Unpack[SandboxOptions],
     ) -> str:
-        """Make a sandbox, or claim one from a pool; returns its id when it answers.
+        """Create a sandbox, or claim one from a warm pool. Returns its id once its agent has answered.
 
-        `config` may be an object with the names of a spec, or as the Manus example has it; `SandboxOptions` says what
-        else can be asked for. LimitReachedError when there is no room, ConflictError when the owner has a sandbox of
-        that name. Cancelling leaves nothing behind.
+        `config` may be a spec, a mapping with the fields of a spec, or a mapping as in the Manus example.
+        `SandboxOptions` lists the other options. Raises LimitReachedError when there is no room, and ConflictError when
+        the owner already has a sandbox of that name. Cancelling leaves nothing behind.
         """
         request = Request.of(config, volume_bindings, **options)
         return await (await self._open()).creator.create(request)
@@ -201,23 +204,26 @@ class SandboxManager(Queries):
         volume_bindings: Mapping[str, str] | None = None,
         **options: Unpack[SharedOptions],
     ) -> str:
-        """The id of the owner's sandbox of that name, whatever it was made from; if there is none it is made."""
+        """Return the id of the owner's sandbox of this name, whatever it was made from, or create it if there is
+        none."""
         request = Request.of(config, volume_bindings, name=name, **options)
         return await (await self._open()).creator.create(request, or_get=True)
 
     async def get_sandbox(self, sandbox_id: str, *, owner: str | None = None) -> ManagedSandbox:
-        """The sandbox of that id, or the owner's of that name, or of the task of that id. SandboxNotFoundError (a
-        KeyError) if there is none, saying why it ended if it has. With an owner, what is another's is not there;
-        without one, names are those of sandboxes that nobody owns.
+        """Return the sandbox of this id, or the owner's sandbox of this name, or the owner's sandbox of this task.
 
-        Getting it is no use of it: whoever holds it long may find that it was ended. Using one that fell asleep wakes
-        it; using one that was paused by `pause_sandbox` raises SandboxPausedError.
+        Raises SandboxNotFoundError (a KeyError) if there is none; the error says why the sandbox ended if it has. With
+        an owner, sandboxes of other owners are not found. Without one, names are those of sandboxes that have no owner.
+
+        Getting a sandbox is not a use of it, so it may end while the caller holds it. Using a sandbox that the manager
+        paused resumes it; using one that `pause_sandbox` paused raises SandboxPausedError.
         """
         return (await self._called(sandbox_id, owner)).sandbox
 
     @contextlib.asynccontextmanager
     async def sandbox_operation(self, sandbox_id: str, *, exclusive: bool = False) -> AsyncIterator[ManagedSandbox]:
-        """The sandbox, in use until the block ends. Blocks may overlap, but for those that are `exclusive`."""
+        """Yield the sandbox, which is in use until the block ends. Blocks may overlap, but `exclusive` ones run one
+        after another."""
         member = await self._called(sandbox_id, None)
         async with member.sandbox.use():
             if not exclusive:
@@ -234,10 +240,12 @@ class SandboxManager(Queries):
         owner: str | None = None,
         export: Export | str | Path | None = None,
     ) -> bool:
-        """Delete it and everything in it. False: there is none, which is fine. Cancelling does not stop it.
+        """Delete the sandbox and everything in it. Returns False if there is none, which is no error. Cancelling does
+        not stop it.
 
-        `sandbox_id` and `owner` are as for `get_sandbox`. With `grace` what is under way inside has so long to end by
-        itself. With `export` what is in `/output` is copied to that directory first; if that fails, the sandbox stays.
+        `sandbox_id` and `owner` are as for `get_sandbox`. With `grace`, operations in progress have this many seconds
+        to end by themselves. With `export`, the contents of `/output` are first copied to that directory; if that
+        fails, the sandbox stays.
         """
         wiring = await self._open()
         members = wiring.context.members
@@ -266,12 +274,14 @@ class SandboxManager(Queries):
         lifetime: float | None = None,
         key: str | None = None,
     ) -> list[str]:
-        """The ids of new sandboxes of the same owner that begin as this one is, or was at a checkpoint: all, or none.
+        """Fork a sandbox, from its current state or from a checkpoint, and return the ids of the forks: of all, or of
+        none.
 
-        `names` and `labels`, if given, are one for each; the other options are as for `create_sandbox`.
+        The forks belong to the same owner. `names` and `labels`, if given, have one entry for each fork; the other
+        options are as for `create_sandbox`.
         """
         if count < 1 or any(len(each) not in (0, count) for each in (names, labels)):
-            raise ValueError("count is at least 1, and names and labels are one for each")
+            raise ValueError("count must be at least 1, and names and labels empty or one entry for each fork")
         member = await self._member(sandbox_id)
         requests = Request.for_forks(
             member.record, count, checkpoint, memory, names=names, labels=labels, lifetime=lifetime, key=key
@@ -283,21 +293,23 @@ class SandboxManager(Queries):
     async def pause_sandbox(
         self, sandbox_id: str, *, memory: Literal["ram", "disk"] = "ram", drop_connections: bool = False
     ) -> None:
-        """Stop its processes where they are. UnsupportedError where the engine cannot. May be repeated.
+        """Stop the sandbox's processes where they are. Raises UnsupportedError where the engine cannot pause. May be
+        repeated.
 
-        With memory="disk" they take no memory meanwhile; connections to the outside are then in the way, or dropped.
+        With memory="disk" the paused sandbox uses no memory. Open connections to the outside then raise
+        UnsupportedError, unless `drop_connections` allows dropping them.
         """
         member = await self._member(sandbox_id)
         pauser = (await self._open()).pauser
         await pauser.pause(member, disk=memory == "disk", drop_connections=drop_connections)
 
     async def resume_sandbox(self, sandbox_id: str) -> None:
-        """Let its processes go on. LimitReachedError when there is no room for it."""
+        """Let the sandbox's processes go on. Raises LimitReachedError when there is no room for it."""
         member = await self._member(sandbox_id)
         await (await self._open()).pauser.resume(member)
 
     async def extend_lifetime(self, sandbox_id: str, seconds: float) -> Record:
-        """It may live so long from now on, but never longer than `max_lifetime` from now."""
+        """Let the sandbox live for this many seconds from now, but never longer than `max_lifetime` from now."""
         if not seconds > 0:
             raise ValueError(f"a lifetime must be more than 0 seconds, not {seconds!r}")
         member, wiring = await self._member(sandbox_id), await self._open()
@@ -314,22 +326,27 @@ class SandboxManager(Queries):
         return member.record
 
     async def watch_command(self, sandbox_id: str, command_id: str) -> None:
-        """Report the end of this command of the sandbox, as an event and as `command_end` of its record."""
+        """Report the end of this command as an event and as `command_end` of the sandbox's record."""
         member = await self._member(sandbox_id)
         await (await self._open()).commands.begin(member, command_id)
 
     def on_use(self, listener: Callable[[str], None]) -> None:
-        """Call it with the id of a sandbox whenever a use of it begins. It must be quick. Before the first use only."""
+        """Call `listener` with the id of a sandbox whenever a use of it begins. It must return quickly, and can be set
+        only before the manager's first use."""
         self._on_use = listener
 
     async def observe(self, sandbox_id: str, question: Callable[[Guest], Awaitable[T]], timeout: float) -> T:
-        """What the sandbox's agent answers. Not a use of the sandbox; SandboxGoneError if it does not run."""
+        """Ask the sandbox's agent a question. This is not a use of the sandbox. Raises SandboxGoneError if it does not
+        run."""
         member = await self._member(sandbox_id)
         return await (await self._open()).health.ask(member, question, timeout)
 
     async def update(self, sandbox_id: str, change: Callable[[Record], Mapping[str, object]]) -> Record:
-        """Change `labels`, `services` or `env` of its record. `change` gets the record and returns what is new; nothing
-        comes in between. Variables hold for commands that are started afterwards."""
+        """Change `labels`, `services` or `env` in the sandbox's record.
+
+        `change` receives the record and returns the new values; no other change happens in between. New variables apply
+        to commands that are started afterwards.
+        """
         member, context = await self._member(sandbox_id), await self._context()
         update = change(member.record)
         assert update.keys() <= _CHANGEABLE
@@ -340,19 +357,19 @@ class SandboxManager(Queries):
         return member.record
 
     async def report(self, sandbox_id: str, kind: str, messages: Sequence[tuple[str, str]]) -> None:
-        """Add events of this kind that change nothing: each has a reason, and data as JSON."""
+        """Add events of this kind, which change nothing. Each message is a reason and its data as JSON."""
         member = await self._member(sandbox_id)
         await (await self._context()).transitions.report(member, kind, messages)
 
     async def cleanup_idle(self) -> None:
-        """Do now what the cleanup task does from time to time, and wait until it is done."""
+        """Do at once what the cleanup task does periodically, and wait until it is done."""
         await asyncio.gather(*await (await self._open()).reaper.sweep(), return_exceptions=True)
 
     # --- its rules ------------------------------------------------------------------------------------------------
 
     @property
     def max_sandboxes(self) -> int:
-        """How many sandboxes there may be. A lower number than there are ends none of them."""
+        """The cap on sandboxes. Lowering it below the current number ends none of them."""
         return self._rules.max_sandboxes
 
     @max_sandboxes.setter
@@ -370,7 +387,7 @@ class SandboxManager(Queries):
 
     @property
     def cleanup_interval(self) -> float:
-        """How often all sandboxes are looked at, in seconds."""
+        """How often all sandboxes are checked, in seconds."""
         return self._rules.cleanup_interval
 
     @cleanup_interval.setter
@@ -378,7 +395,7 @@ class SandboxManager(Queries):
         self._change_rules(cleanup_interval=seconds)
 
     def get_stats(self) -> dict[str, object]:
-        """Figures about all of them."""
+        """Return figures about the manager and its sandboxes."""
         return {
             **self._figures(),
             "max_sandboxes": self._rules.max_sandboxes,
@@ -388,7 +405,7 @@ class SandboxManager(Queries):
         }
 
     def _change_rules(self, **changes: float) -> None:
-        """Raises ValueError. What the rules are now holds for sandboxes that are there already too."""
+        """Change rules, also for sandboxes that exist already. Raises ValueError."""
         self._rules = replace(self._rules, **changes)  # type: ignore[arg-type]
         if self._wiring is not None:
             self._wiring.context.rules = self._rules

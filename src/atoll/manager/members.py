@@ -1,6 +1,6 @@
-"""The sandboxes that a manager has right now, who finds them, and who is counted against which limit.
+"""The sandboxes that a manager has now: lookup by id, name, key and task, and the counts that limits need.
 
-Everything here happens between two awaits, so what it says is exact however calls interleave.
+Lookups and counts never await, so they are exact however calls interleave.
 """
 
 from __future__ import annotations
@@ -22,68 +22,70 @@ _SHOWN = 5
 
 
 class Creation:
-    """A sandbox on its way. Several callers may wait for one; it is given up when the last of them is gone."""
+    """A sandbox that is being created. Several callers may wait for it; it is given up when the last of them is
+    cancelled."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
         self.waiters = 0
         self.acknowledged = False
-        """Somebody knows that it is there."""
+        """Whether a caller has learned that the sandbox exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """What commands do inside that nobody waits for."""
+    """What goes on in a sandbox without a waiting caller, such as background commands."""
 
     at: float
-    """When we looked, on the clock that does not jump."""
+    """When this was measured, on the boot-time clock."""
     running: bool
     """Whether a command runs, or anything else besides the agent."""
     output_bytes: int
-    """Bytes that commands have written in the life of the sandbox, read or not."""
+    """Bytes that commands have written since the sandbox was created, whether they were read or not."""
     sent_bytes: int = 0
-    """Bytes sent over its network."""
+    """Bytes sent over the sandbox's network."""
     cpu_s: float = 0.0
-    """Processor time used when the look began."""
+    """Processor time used when the measurement began."""
     cpu_after_s: float = 0.0
-    """The same when the look was over: with a virtual kernel, looking takes more than an idle sandbox does."""
+    """The same when the measurement ended. With a virtual kernel, measuring uses more than an idle sandbox does."""
     listens: frozenset[int] = frozenset()
-    """TCP ports."""
+    """TCP ports on which something listens."""
 
 
 class Member:
-    """One sandbox of a manager: its record, the object that users hold, and what is being done to it."""
+    """One sandbox of a manager: its record, the object that users hold, and the operation in progress on it."""
 
     sandbox: ManagedSandbox
 
     def __init__(self, record: Record, usage: Usage) -> None:
         self.record = record
         self.since = usage.last
-        """When we began to have it."""
+        """When this manager created or recovered the sandbox."""
         self.usage = usage
         self.creation: Creation | None = None
         self.deletion: asyncio.Task[None] | None = None
         self.is_being_deleted = False
-        """It is being deleted, or will be as soon as what is being done to it is over. Nobody gets it any more."""
+        """Whether the sandbox is being deleted, or will be when the operation in progress is over. Nobody can get it
+        any more."""
         self.exclusive = asyncio.Lock()
-        """For callers who want their operations one after another."""
+        """Held by callers that want their operations to run one after another."""
         self.deletion_reason = ""
-        """Why it is being deleted. Its record may say what went wrong with that."""
+        """Why the sandbox is being deleted. If that failed, its record may give the reason for the failure instead."""
         self.next_try = 0.0
         self.tries = 0
-        """Of deleting it, after which the next one waits longer."""
+        """How often deleting it has failed. Each failure delays the next try longer."""
         self.background: Background | None = None
-        """When somebody last looked."""
+        """The latest measurement."""
         self.paused_since = 0.0
-        """Since when it sleeps, on the clock that does not jump."""
+        """Since when the sandbox is paused, on the boot-time clock."""
         self.on_disk = False
-        """It sleeps, with its memory on the disk."""
+        """Whether the sandbox is paused with its memory on the disk."""
         self.stays_in_memory = False
-        """It could not be moved to the disk, which is tried once in each sleep."""
+        """Whether moving its memory to the disk has been tried during this pause, which happens only once."""
         self.look_again = 0.0
-        """It need not be checked for idleness before then."""
+        """The sandbox need not be checked for idleness before this time."""
         self.observers: set[Guest] = set()
-        """Connections of those who look at it without using it."""
+        """Connections that observe the sandbox without using it."""
         self._changed = EventSignal()
 
     @property
@@ -92,7 +94,8 @@ class Member:
 
     @property
     def usable(self) -> bool:
-        """Running, and nothing is being done to it. What is done to a sandbox is done one after another."""
+        """Whether the sandbox runs and no operation is in progress on it. Operations on one sandbox run one after
+        another."""
         return self.record.state is State.RUNNING and self.free
 
     @property
@@ -101,7 +104,7 @@ class Member:
 
     @property
     def waits_for_deletion(self) -> bool:
-        """It could not be deleted, and nobody is trying to just now."""
+        """Whether the sandbox could not be deleted and no attempt is in progress."""
         return self.record.act is Operation.DELETE and self.deletion is None and self.creation is None
 
     @property
@@ -110,18 +113,18 @@ class Member:
 
     @property
     def available(self) -> bool:
-        """Somebody can use it, or wait for it."""
+        """Whether users can use the sandbox or wait for it."""
         return not self.waits_in_pool and not self.is_being_deleted
 
     def notify(self) -> None:
         self._changed.notify()
 
     async def changed(self) -> None:
-        """Return at the next change of its record."""
+        """Return at the next change of the record."""
         await self._changed.wait()
 
     async def changes_within(self, seconds: float) -> bool:
-        """Wait for a change of its record. False: there was none in that time."""
+        """Wait for a change of the record. Returns False if there was none within this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed()
@@ -148,7 +151,7 @@ class Members:
         self.register(member)
 
     def register(self, member: Member) -> None:
-        """Its name and its key stand for it from now on."""
+        """Let the sandbox be found by its name and its key from now on."""
         record = member.record
         if record.name is not None:
             assert (record.owner, record.name) not in self._names
@@ -168,7 +171,7 @@ class Members:
         return self._all.get(sandbox_id)
 
     def get(self, sandbox_id: str) -> Member:
-        """One that somebody can use or wait for. SandboxNotFoundError otherwise."""
+        """Return a sandbox that users can use or wait for. Raises SandboxNotFoundError."""
         member = self._all.get(sandbox_id)
         if member is None or not member.available:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
@@ -178,8 +181,10 @@ class Members:
         return self._names.get((owner, name))
 
     def called(self, owner: str | None, text: str) -> Member | None:
-        """The sandbox of this owner, and of nobody else, that has this name, else the one of this task. Raises
-        ConflictError if the task has several."""
+        """Return this owner's sandbox of this name, else the owner's sandbox of this task, else None.
+
+        Sandboxes of other owners are never returned. Raises ConflictError if the task has several sandboxes.
+        """
         named = self.named(owner, text)
         if named is not None and named.available:
             return named
@@ -200,7 +205,7 @@ class Members:
         return sum(1 for member in self._all.values() if member.record.owner == owner)
 
     def asleep(self) -> int:
-        """Those that sleep, and will until somebody wakes them."""
+        """Count the sandboxes that are paused and not being resumed."""
         return sum(
             1
             for member in self._all.values()

@@ -1,4 +1,4 @@
-"""Figures of a manager: counters, latencies, and their text for Prometheus."""
+"""Counters and latencies of a manager, and their text for Prometheus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Histogram:
         self._buckets[next((n for n, bound in enumerate(_BOUNDS_S) if seconds <= bound), len(_BOUNDS_S))] += 1
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
-        """The upper bound of each bucket as Prometheus writes it, and how many were at most that."""
+        """Yield the upper bound of each bucket in Prometheus notation, and how many values were at most that."""
         total = 0
         for bound, count in zip((*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf"), self._buckets, strict=True):
             total += count
@@ -35,12 +35,13 @@ class Metrics:
         self.create_s = Histogram()
         self.exec_s = Histogram()
         self.deaths: Counter[str] = Counter()
-        """By cause: deleted, reaped, expired, died."""
+        """How many sandboxes ended, by cause."""
         self.failures: Counter[str] = Counter()
-        """What the engine or the journal could not do: create, delete, cleanup (what is left of a sandbox that was not
-        made, or of one that nobody owns), inspect, pause, write."""
+        """Failures of the engine or the journal, by operation: create, delete, cleanup (removing the remains of a
+        sandbox that was not completed or that nobody owns), inspect, pause, write."""
         self.refusals: Counter[str] = Counter()
-        """Sandboxes that were not made or resumed because a limit was reached: `sandboxes` of all, or `owner`'s."""
+        """Sandboxes that were not created or resumed because a limit was reached, by limit: `sandboxes` for the cap,
+        `owner` for the maximum of one owner."""
 
 
 Sample = tuple[Mapping[str, str], float]
@@ -52,7 +53,7 @@ def exposition(
     pools: Mapping[str, Mapping[str, int | float]],
     metrics: Metrics,
 ) -> str:
-    """The text format of Prometheus."""
+    """Return the metrics in the text format of Prometheus."""
     lines: list[str] = []
 
     def add(name: str, kind: str, samples: Iterable[Sample], of: str | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Sandboxes of one kind that are ready before they are asked for.
+"""Warm pools: sandboxes of one spec that are ready before they are requested.
 
-Each is made afresh by the engine, never copied from another, so nothing of one user can be found by the next: not its
-files, its random numbers, its keys or its clock. One that was handed out never comes back.
+The engine makes every spare from scratch, never as a copy of another sandbox, so no user can find anything of another:
+no files, random numbers, keys or clock. A sandbox that was claimed never returns to its pool.
 """
 
 from __future__ import annotations
@@ -32,30 +32,32 @@ MakeSpare = Callable[[Request], Awaitable[Member | None]]
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Keep so many sandboxes of this spec ready."""
+    """How many sandboxes of this spec to keep ready, and how."""
 
     spec: SandboxSpec
     size: int = 2
     max_size: int | None = None
-    """The size follows the demand up to this; None: it does not."""
+    """The size follows the demand up to this number. None keeps it fixed."""
     parallel: int = 2
-    """How many are made at a time."""
+    """How many spares are created at a time."""
     pace_s: float = 0.05
-    """A pause before each one is made, unless the pool is empty: whoever claimed the last comes first."""
+    """Pause before each creation, unless the pool is empty, so that whoever claimed the last spare is served first."""
     max_age_s: float = 3600.0
-    """Older ones are replaced."""
+    """Spares older than this are replaced."""
     window_s: float = 60.0
-    """How long less must be asked for until the size shrinks."""
+    """How long the demand must be lower before the size shrinks."""
     engine: str | None = None
-    """The name of one; None: the manager's own."""
+    """Name of the engine. None means the manager's engine."""
 
     def __post_init__(self) -> None:
         if self.spec.labels:
-            raise SpecError("the spec of a pool has no labels", hint="Each sandbox gets its own when it is claimed.")
+            raise SpecError(
+                "the spec of a pool must not have labels", hint="Each sandbox gets its own when it is claimed."
+            )
         if any(not volume.read_only for volume in self.spec.volumes):
-            raise SpecError("the spec of a pool has no writable volumes", hint="Its sandboxes would share them.")
+            raise SpecError("the spec of a pool must not have writable volumes", hint="Its sandboxes would share them.")
         if self.parallel < 1 or self.size < 0 or (self.max_size is not None and self.max_size < self.size):
-            raise SpecError("a pool keeps at least 0 sandboxes, at most max_size, and makes at least one at a time")
+            raise SpecError("in a pool, size must be from 0 to max_size, and parallel at least 1")
 
     @property
     def key(self) -> str:
@@ -63,16 +65,17 @@ class PoolSettings:
 
 
 def base(spec: SandboxSpec) -> tuple[str, str]:
-    """What cannot be changed when a sandbox is claimed, and its variables, which can only be added to."""
+    """Return the parts of a spec that a claim cannot change, and its variables, to which a claim can only add."""
     limits = spec.limits.model_copy(update={"lifetime_s": None})
     plain = spec.model_copy(update={"labels": {}, "env": {}, "limits": limits})
     return plain.model_dump_json(exclude={"account"}), repr(sorted(spec.env.items()))
 
 
 class PoolSize:
-    """How many sandboxes a pool should keep ready.
+    """Computes how many sandboxes a pool should keep ready.
 
-    It doubles when somebody had to wait, and halves after a time in which less than half was asked for.
+    The number doubles when a request found no spare, and halves after a window in which at most half of it was
+    requested.
     """
 
     def __init__(self, least: int, most: int, window_s: float, now: float) -> None:
@@ -132,8 +135,8 @@ class Pool:
         return spec == self.settings.spec or self._base == base(self._without_what_comes_later(spec))[0]
 
     def _without_what_comes_later(self, spec: SandboxSpec) -> SandboxSpec:
-        """Without what can still be set when a sandbox is claimed: limits that it has not got, and the policy of one
-        that has a link."""
+        """Return the spec without what can still be set on a claim: limits that the pool's spec leaves open, and the
+        policy of a sandbox that has a network link."""
         engine = self._context.engines.get(self.settings.engine or self._context.engine.name)
         mine, update = self.settings.spec, dict[str, object]()
         if isinstance(engine, Resizable):
@@ -147,7 +150,7 @@ class Pool:
         return self._size.target(self._context.clock.now())
 
     async def take(self) -> Member | None:
-        """One that answers and that nobody has ever used; None if there is none. It must be used or put back."""
+        """Return a spare that answers and that nobody has ever used, or None. The caller must use it or put it back."""
         while self._ready:
             member = self._ready.popleft()
             try:
@@ -166,7 +169,7 @@ class Pool:
         self.wake()
 
     def put_back(self, member: Member) -> None:
-        """It was not used after all; or it is new."""
+        """Add a spare that was not used after all, or that is new."""
         if member.usable and member.waits_in_pool:
             self._ready.appendleft(member)
         elif not member.is_being_deleted:
@@ -179,7 +182,7 @@ class Pool:
         self.wake()
 
     def tidy(self) -> None:
-        """Let go of those that died, are too old or too many."""
+        """Discard spares that died, are too old or are too many."""
         now = self._context.clock.now()
         for member in list(self._ready):
             if not member.usable:
@@ -257,12 +260,13 @@ class Pools:
             self._pools[pool.key] = Pool(context, operations, pool)
 
     def start(self, make_spare: MakeSpare) -> None:
-        """Fill them from now on."""
+        """Start to fill all pools."""
         for pool in self._pools.values():
             pool.start(make_spare)
 
     async def take(self, request: Request) -> Member | None:
-        """A spare for this request; it must be used or put back. None: there is none, or no pool is for it."""
+        """Return a spare for this request, or None if there is none or no pool fits. The caller must use it or put it
+        back."""
         fitting = [pool for pool in self._pools.values() if pool.fits(request)]
         for pool in fitting:
             member = await pool.take()
@@ -274,7 +278,8 @@ class Pools:
         return None
 
     def put_back(self, member: Member) -> None:
-        """Also one that is found again after a restart. Without its pool it is not needed any more."""
+        """Return a spare to its pool, also after a restart of the manager. A spare whose pool no longer exists is
+        deleted."""
         pool = self._pools.get(member.record.pool or "")
         if pool is not None:
             pool.put_back(member)
@@ -282,7 +287,7 @@ class Pools:
             self._operations.begin_delete(member, Cause.POLICY, "its pool is gone")
 
     def wake(self) -> None:
-        """There may be room now."""
+        """Let the pools check whether there is room for spares now."""
         for pool in self._pools.values():
             pool.wake()
 

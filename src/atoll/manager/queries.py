@@ -1,4 +1,4 @@
-"""What a manager can tell about its sandboxes."""
+"""Questions about a manager's sandboxes that change nothing."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Queries(abc.ABC):
     """The part of `SandboxManager` that changes nothing."""
 
     _wiring: Wiring | None = None
-    """None before the first use."""
+    """None before the manager's first use."""
 
     @abc.abstractmethod
     async def _open(self) -> Wiring:
-        """The parts of the manager, which the first use puts together."""
+        """Return the parts of the manager. The first call creates and opens them."""
 
     async def _context(self) -> ManagerContext:
         return (await self._open()).context
@@ -56,7 +56,8 @@ class Queries(abc.ABC):
         labels: Mapping[str, str] | None = None,
         ended: bool = False,
     ) -> list[Record]:
-        """Sandboxes that match, the newest first; with `ended`, those that have ended, at most 1,000 of them."""
+        """Return matching sandboxes, newest first. With `ended`, return those that have ended, at most 1,000 of
+        them."""
         context = await self._context()
         if ended:
             if state not in (None, State.MISSING):
@@ -75,22 +76,23 @@ class Queries(abc.ABC):
         after: tuple[float, str] | None = None,
         limit: int = 100,
     ) -> list[Record]:
-        """One page of sandboxes that have ended, the newest first. `after` is the creation time and the id of the last
-        sandbox on the previous page."""
+        """Return one page of sandboxes that have ended, newest first. `after` is the creation time and the id of the
+        last sandbox on the previous page."""
         return await (await self._context()).journal.ended(Search(owner, name, labels or {}, after, limit))
 
     async def find_sandbox(self, name: str, *, owner: str | None = None) -> Record | None:
-        """The owner's sandbox of that name, or of the task of that id. None: there is none."""
+        """Return the owner's sandbox of this name, or of this task, or None if there is none."""
         member = (await self._context()).members.called(owner, name)
         return None if member is None else member.record
 
     async def recall(self, sandbox_id: str) -> Record | None:
-        """What is written down of a sandbox that exists, without asking its engine."""
+        """Return the record of an existing sandbox without asking its engine, or None if there is no such sandbox."""
         member = (await self._context()).members.find(sandbox_id)
         return None if member is None or member.waits_in_pool else member.record
 
     async def describe(self, sandbox_id: str) -> Record:
-        """What is known of it, after asking the engine; also of one that has ended. SandboxNotFoundError otherwise."""
+        """Return the record of a sandbox after asking its engine, also of one that has ended. Raises
+        SandboxNotFoundError."""
         wiring = await self._open()
         member = wiring.context.members.find(sandbox_id)
         if member is not None and not member.waits_in_pool:
@@ -103,7 +105,8 @@ class Queries(abc.ABC):
         return record
 
     async def wait_until(self, sandbox_id: str, state: State, timeout: float = 60.0) -> Record:
-        """Wait until it is in that state (MISSING: gone). SandboxTimeoutError if it is not in time."""
+        """Wait until the sandbox is in this state, where MISSING means ended. Raises SandboxTimeoutError after
+        `timeout` seconds."""
         wiring = await self._open()
         member = wiring.context.members.find(sandbox_id)
         if member is None:
@@ -114,7 +117,7 @@ class Queries(abc.ABC):
         try:
             async with asyncio.timeout(timeout):
                 while member.record.state is not state or member.creation is not None:
-                    # A change of ours, or one that only the engine sees.
+                    # The manager reports its own changes; others are seen only by asking the engine.
                     if not await member.changes_within(_LOOK_EVERY_S) and member.free:
                         await wiring.health.look(member)
         except TimeoutError:
@@ -124,7 +127,8 @@ class Queries(abc.ABC):
         return member.record
 
     async def _member(self, sandbox_id: str) -> Member:
-        """Raises SandboxNotFoundError, which says what became of the sandbox, if it ever was."""
+        """Return the member of this id. Raises SandboxNotFoundError, which says why the sandbox ended if it ever
+        existed."""
         context = await self._context()
         try:
             return context.members.get(sandbox_id)
@@ -139,7 +143,7 @@ class Queries(abc.ABC):
             raise
 
     async def _called(self, text: str, owner: str | None) -> Member:
-        """The sandbox of that id, or the owner's of that name, or of the task of that id. Raises as `_member`."""
+        """Return the sandbox of this id, or the owner's sandbox of this name or task. Raises as `_member`."""
         members = (await self._context()).members
         found = members.find(text)
         if found is None or owner not in (None, found.record.owner):
@@ -159,17 +163,17 @@ class Queries(abc.ABC):
         limit: int = 1000,
         kind: str | None = None,
     ) -> list[Event]:
-        """Events after that number, oldest first: those of one sandbox, of one owner's sandboxes, or of all; of one
-        kind, or of any."""
+        """Return events after this number, oldest first: of one sandbox, of one owner's sandboxes or of all; of one
+        kind or of any."""
         journal = (await self._context()).journal
         return await journal.events(after=after, sandbox_id=sandbox_id, owner=owner, limit=limit, kind=kind)
 
     async def latest_event(self) -> int:
-        """The number of the last event."""
+        """Return the number of the last event."""
         return await (await self._context()).journal.latest()
 
     async def resources(self) -> dict[str, Stats]:
-        """What each running sandbox uses."""
+        """Return the resources that each running sandbox uses."""
         context, slots = await self._context(), asyncio.Semaphore(_AT_ONCE)
 
         async def ask(member: Member) -> tuple[str, Stats]:
@@ -184,7 +188,7 @@ class Queries(abc.ABC):
         return dict(await asyncio.gather(*(ask(member) for member in running)))
 
     def metrics(self) -> str:
-        """Figures about all of them for Prometheus, as text."""
+        """Return figures about all sandboxes as text for Prometheus."""
         if self._wiring is None:
             return ""
         context = self._wiring.context
@@ -215,22 +219,23 @@ class Queries(abc.ABC):
     # --- engines --------------------------------------------------------------------------------------------------
 
     async def saved_states(self) -> Checkpointing:
-        """Where the snapshots of its engine are kept. UnsupportedError if it cannot keep any."""
+        """Return the manager's engine if it can keep snapshots. Raises UnsupportedError otherwise."""
         return await checkpointing((await self._context()).engine)
 
     async def default_limits(self, spec: SandboxSpec, *, engine: str | None = None) -> Limits:
-        """The limits of a sandbox of this spec where it asks for none. SandboxError if its engine cannot say."""
+        """Return the limits that a sandbox of this spec gets where the spec names none. Raises SandboxError if its
+        engine cannot say."""
         engines = (await self._context()).engines
         found = engines.get(engine or engines.name_for(spec))
         return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
 
     async def default_image(self) -> str:
-        """The image of a sandbox that names none."""
+        """Return the image of a sandbox whose spec names none."""
         engine = (await self._context()).engine
         return engine.default_image if isinstance(engine, OwnDefaultImage) else "host"
 
     async def ensure_image(self, image: str, *, engine: str | None = None) -> bool:
-        """Whether sandboxes can be made from this image. One that is missing is pulled or built now."""
+        """Whether sandboxes can be created from this image. A missing image is pulled or built first."""
         try:
             await self.fetch_image(image, engine=engine)
         except ImageError as error:
@@ -241,13 +246,14 @@ class Queries(abc.ABC):
     async def fetch_image(
         self, image: str, *, engine: str | None = None, on_progress: OnImageProgress | None = None
     ) -> None:
-        """As `ensure_image`, but says how far it is, and raises ImageError with the reason if it cannot be had."""
+        """As `ensure_image`, but reports progress, and raises ImageError with the reason if the image is not
+        available."""
         context = await self._context()
         source = context.engine if engine is None else context.engines.get(engine)
         if isinstance(source, ImageSource):
             await source.ensure_image(image, on_progress)
         elif image != "host":
-            raise ImageNotFoundError(f"engine '{source.name}' gets its images when a sandbox needs them")
+            raise ImageNotFoundError(f"engine '{source.name}' cannot fetch images in advance")
 
 
 def _states(context: ManagerContext) -> dict[str, int]:

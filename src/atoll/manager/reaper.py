@@ -1,8 +1,9 @@
-"""Ends what nobody uses, what has lived long enough and what has died, and tries again what could not be ended.
+"""End sandboxes that are idle, expired or dead, and retry deletions that failed.
 
-The reaper sleeps until the first of these is due and is woken when something earlier appears. What is due by the clock
-is done at once; whoever has to be looked at first is looked at beside that, so that an engine which hangs delays nobody
-else. One that used the processor, wrote or sent anything between two looks is busy, which is a use.
+The reaper sleeps until the first of these is due, and is woken when something becomes due earlier. What the clock alone
+decides is done at once. Sandboxes that have to be checked first are checked in tasks of their own, so that an engine
+that hangs delays no other sandbox. A sandbox that used the processor, wrote output or sent data between two checks is
+busy, which is a use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from atoll.model import Cause, State
 
 _AT_ONCE = 32
 _REST_S = 60.0
-"""After so long without use the connection is closed: a thousand idle sandboxes need no thousand descriptors."""
+"""After this many seconds without use the connection is closed, so that a thousand idle sandboxes do not need a
+thousand descriptors."""
 _SOON_S = 1.0
 _JUMP_S = 0.5
 _log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ class Reaper:
                 self._sweeping = self._context.tasks.spawn(self.sweep(), "sweep")
 
     async def sweep(self) -> list[asyncio.Task[None]]:
-        """Look at all of them. What has to end is on its way afterwards: the tasks that see to it."""
+        """Check all sandboxes. Returns the deletions that are then in progress."""
         self._follow_wall_clock()
         members = list(self._context.members)
         await asyncio.gather(*(self._look_and_consider(member) for member in members))
@@ -82,7 +84,11 @@ class Reaper:
         await self._consider(member)
 
     def _end_if_over(self, member: Member) -> bool:
-        """Whatever is being done to it: that is waited for, or given up."""
+        """Start to delete the sandbox if its lifetime is over, or again if deleting it failed.
+
+        Returns True if the sandbox is being deleted or created, so that no further check is needed. An operation in
+        progress does not matter, because a deletion waits for it or interrupts it.
+        """
         record, now = member.record, self._context.clock.now()
         if member.waits_for_deletion and now >= member.next_try:
             self._deleter.begin(member, record.cause or Cause.HOST, record.reason)
@@ -114,8 +120,11 @@ class Reaper:
                 await member.sandbox.rest()
 
     def _follow_wall_clock(self) -> None:
-        """Lifetimes are kept by a clock that does not jump. If the other one was set, the times that are shown, and
-        that a restart of the machine is survived with, are no longer right."""
+        """Adjust recorded times if the wall clock was set.
+
+        Lifetimes follow the boot-time clock, which does not jump. Wall clock times are recorded only to be shown to
+        users, and to outlast a restart of the machine.
+        """
         offset = self._context.clock.wall() - self._context.clock.now()
         jump, self._offset = offset - self._offset, offset
         if abs(jump) < _JUMP_S:
@@ -131,7 +140,7 @@ class Reaper:
     # --- one that may be idle -------------------------------------------------------------------------------------
 
     async def _consider(self, member: Member) -> None:
-        """End it or put it to sleep, if it is time and nobody uses it."""
+        """End or pause the sandbox, if it is time and nobody uses it."""
         if not member.free or member.waits_in_pool:
             return
         if member.record.state is State.PAUSED:
@@ -140,7 +149,7 @@ class Reaper:
             member.look_again = self._context.clock.now() + _SOON_S
             if not await self._is_silent(member):
                 return
-            if self._schedule.is_idle(member):  # nothing may run between this question and its consequence
+            if self._schedule.is_idle(member):  # no await between this check and the decision
                 await self._end_or_pause(member)
 
     async def _end_or_pause(self, member: Member) -> None:
@@ -168,7 +177,7 @@ class Reaper:
                 await self._pauser.pause(member, disk=True, by=PausedBy.IDLE)
                 return
             except SandboxError as error:
-                _log.info("sandbox %s sleeps in memory, not on the disk: %s", member.id, error)
+                _log.info("sandbox %s is paused in memory, not to disk: %s", member.id, error)
         try:
             if member.usable and self._schedule.is_idle(member):
                 await self._pauser.begin(member, PausedBy.IDLE)
@@ -183,14 +192,14 @@ class Reaper:
             seconds = self._context.rules.paused_timeout
             self._deleter.begin(member, Cause.POLICY, f"it was paused and nobody used it for {seconds:g} s")
         elif now >= self._schedule.disk_due(member):
-            member.stays_in_memory = True  # tried once
+            member.stays_in_memory = True  # tried only once
             try:
                 await self._pauser.move_to_disk(member)
             except SandboxError as error:
                 _log.info("sandbox %s stays paused in memory: %s", member.id, error)
 
     async def _is_silent(self, member: Member) -> bool:
-        """Whether nothing goes on inside. To know that one has to look twice; what did not run at all is silent."""
+        """Whether nothing goes on inside. Unless nothing runs at all, this takes two checks."""
         if member.record.state is not State.RUNNING:
             return True
         async with self._asks:
@@ -199,7 +208,7 @@ class Reaper:
         if seen is None:
             return True
         if before is None or before.at < self._schedule.idle_since(member):
-            # Two looks right after another would take a moment's rest for idleness.
+            # Two checks in quick succession would mistake a short pause for idleness.
             member.look_again = seen.at + max(_SOON_S, self._schedule.timeout(member) / 4)
             return not seen.running
         if is_busy(member, before, seen):

@@ -1,4 +1,4 @@
-"""What the manager knows about one sandbox: plain data, written down before anything is done."""
+"""The manager's record of one sandbox, as plain data that is written down before anything is done."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class PausedBy(enum.StrEnum):
 
     USER = "user"
     IDLE = "idle"
-    """The manager, because nobody used it."""
+    """The manager, because the sandbox was idle."""
     ROOM = "room"
-    """The manager, because its place was needed."""
+    """The manager, because another sandbox needed its place."""
 
 
 OnIdle = Literal["end", "pause", "disk"]
-"""What happens to a sandbox that nobody uses."""
+"""What happens to an idle sandbox."""
 
 
 class CommandEnd(BaseModel):
@@ -46,7 +46,7 @@ class CommandEnd(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     exit_code: int | None = None
-    """As a shell reports it. None if the sandbox was started again without the command."""
+    """The exit code as a shell reports it. None if the sandbox was started again without the command."""
     cause: Cause
     output: str = ""
     """The end of its output."""
@@ -54,7 +54,7 @@ class CommandEnd(BaseModel):
 
     @property
     def reason(self) -> str:
-        """In one line, with the last that it wrote."""
+        """A description in one line, with the last of the command's output."""
         how = f"with exit code {self.exit_code}" if self.exit_code is not None else "when the sandbox was started anew"
         said = " ".join(printable(self.output, instead=" ").split())
         return f"the command of its spec ended {how}{f': {said[-_MAX_SHOWN:]}' if said else ''}"
@@ -66,7 +66,7 @@ class Record(BaseModel):
     id: str
     engine: Annotated[str, AfterValidator(registry.canonical)]
     spec: SandboxSpec
-    """As the engine got it, with the marks by which we know our own."""
+    """The spec that the engine got, with the labels that mark it as a sandbox of this manager."""
     state: State = State.MISSING
     act: Operation | None = None
     cause: Cause | None = None
@@ -75,44 +75,45 @@ class Record(BaseModel):
     owner: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
-    """Variables that every command gets besides those of the spec."""
+    """Variables of every command, besides those of the spec."""
     pool: str | None = None
-    """The pool that it waits in; None when it belongs to somebody."""
+    """The pool that the sandbox waits in, or None if it is not a spare."""
     key: str | None = None
-    """The idempotency key of the request that made it."""
+    """The idempotency key of the request that created the sandbox."""
     fingerprint: str = ""
-    """Of that request: the same key with another request is a conflict."""
+    """Hash of that request. The same key with another request is a conflict."""
     created_at: float = 0.0
     ended_at: float | None = None
     timeout_s: float | None = None
-    """How long a command may take unless it says otherwise."""
+    """Default timeout of commands."""
     lifetime_s: float | None = None
     expires_at: float | None = None
     expires_now: float | None = None
-    """The same moment on the clock that does not jump; it means something only within `boot_id`."""
+    """`expires_at` on the boot-time clock, valid only within the boot `boot_id`."""
     boot_id: str = ""
     idle_timeout_s: float | None = None
-    """How long it may be without use. None, here and in `on_idle`, means as the manager's rules say."""
+    """How long the sandbox may be unused. Here and in `on_idle`, None means the manager's default."""
     on_idle: OnIdle | None = None
     services: tuple[int, ...] = ()
-    """Ports inside. While something listens on one of them the sandbox is not ended for being idle."""
+    """Ports inside. While something listens on one of them, the sandbox is not ended for being idle."""
     leased_until: float | None = None
     """The sandbox counts as in use until then."""
     leased_now: float | None = None
-    """The same moment on the clock that does not jump."""
+    """`leased_until` on the boot-time clock."""
     paused_by: PausedBy | None = None
     paused_at: float | None = None
     watched: str | None = None
-    """The command that it was made for, whose end is reported."""
+    """The command that the sandbox was made for. Its end is reported."""
     command_end: CommandEnd | None = None
     details: dict[str, str] = Field(default_factory=dict)
-    """Of the engine's handle."""
+    """The details of the engine's handle."""
 
     def handle(self) -> Handle:
         return Handle(self.engine, self.id, self.spec, self.created_at, self.details)
 
     def remembered(self) -> Record:
-        """What is kept of a sandbox that has ended: without what only a running one needs, which may be large."""
+        """Return the record to keep after the sandbox has ended, without what only a running one needs, which may be
+        large."""
         spec = self.spec.model_copy(update={"env": {}, "labels": {}, "volumes": (), "network": "none", "setup": ()})
         return self.model_copy(update={"spec": spec, "env": {}, "details": {}, "reason": self.reason[:_MAX_REASON]})
 
@@ -124,7 +125,7 @@ class Record(BaseModel):
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> bool:
-        """Whether it is as asked for, in everything that was asked for."""
+        """Whether the record matches all given criteria."""
         return (
             (state is None or self.state is state)
             and (owner is None or self.owner == owner)
@@ -135,7 +136,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change of one sandbox."""
+    """Something that happened to one sandbox."""
 
     at: float
     sandbox_id: str
@@ -146,9 +147,10 @@ class Event:
     reason: str = ""
     number: int = 0
     kind: str = "state"
-    """`state`: a change of its life, or a note about it. Others are reports: see `SandboxManager.report`."""
+    """`state` for a change of the sandbox's state, or a note about it. Other kinds are reports, see
+    `SandboxManager.report`."""
     data: str = ""
-    """Of a report, as JSON."""
+    """The data of a report, as JSON."""
 
 
 def fingerprint(*parts: object) -> str:

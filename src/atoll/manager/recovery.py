@@ -1,19 +1,19 @@
-"""Brings together what was written down and what the engines have: first of all at the start of a manager.
+"""Reconcile the journal with the sandboxes that the engines have, first of all at the start of a manager.
 
-| written down            | the engine has it                   | it has not                          |
+| journal                 | the engine has the sandbox          | the engine does not have it         |
 |-------------------------|-------------------------------------|-------------------------------------|
-| being created           | deleted: nobody knows of it         | ended: it was never ready           |
-| being deleted           | deleted                             | ended, with the cause written down  |
+| being created           | deleted: no caller knows of it      | ended: it was never ready           |
+| being deleted           | deleted                             | ended, with the recorded cause      |
 | waiting in a pool       | back to its pool, if it lives       | ended: lost                         |
 | anything else           | adopted as the engine sees it       | ended: lost, or the machine restarted |
-| it has ended            | deleted: it has outlived its end    |                                     |
-| nothing, with our mark  | adopted: never deleted on doubt     |                                     |
-| nothing, without it     | left alone: it is somebody else's   |                                     |
+| has ended               | deleted: it has outlived its end    |                                     |
+| no entry, our label     | adopted: never deleted on doubt     |                                     |
+| no entry, no such label | left alone: it is somebody else's   |                                     |
 
-And again from time to time, when only what nobody owns any more is removed. There are two kinds. What calls that were
-killed in the middle left behind is known to the engine. A sandbox of ours that has ended for us and still exists
-(because somebody else started it again, or the engine was wrong) is found by comparing. What is not written down at all
-is never deleted: the next start adopts it.
+Later, `OrphanCollector` periodically removes what nobody owns any more. There are two kinds. The engine itself knows
+what was left behind by calls that were killed halfway. A sandbox of this manager that has ended according to the
+journal but still exists (because somebody started it again, or the engine was wrong) is found by comparison. A sandbox
+that is not in the journal at all is never deleted: the next start adopts it.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found at the start."""
+    """What a manager found when it started. The lists contain ids of sandboxes."""
 
     adopted: list[str] = field(default_factory=list)
     undone: list[str] = field(default_factory=list)
-    """Half-made creations."""
+    """Sandboxes whose creation had not been finished."""
     deleted: list[str] = field(default_factory=list)
-    """Half-made deletions."""
+    """Sandboxes whose deletion had not been finished."""
     lost: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """The engine could not do its part; tried again later."""
+    """Sandboxes for which the engine failed. They are tried again later."""
     journal_put_aside: str | None = None
 
 
 class Recovery:
-    """What a manager does first."""
+    """Recovers what an earlier manager left. This is the first thing that a manager does."""
 
     def __init__(
         self, context: ManagerContext, factory: MemberFactory, health: Health, deleter: Deleter, pools: Pools
@@ -78,7 +78,7 @@ class Recovery:
         """Engines that do not answer."""
 
     async def run(self) -> Recovered:
-        """Raises what the engine says if it cannot even list what it has."""
+        """Recover everything. Raises the engine's error if the manager's own engine cannot even list its sandboxes."""
         context = self._context
         if context.journal.rebuilt is not None:
             self._report.journal_put_aside = str(context.journal.rebuilt)
@@ -91,10 +91,10 @@ class Recovery:
             if id in known or not (id in damaged or _is_ours(context, handle)):
                 continue
             if id not in damaged and await _has_ended(context, handle):
-                self._report.deleted.append(id)  # by the `OrphanCollector`, which comes next
+                self._report.deleted.append(id)  # the `OrphanCollector`, which runs next, deletes it
             else:
                 strangers.append(self._from_engine(handle))
-        # All at once, so that every limit counts all of them from the start.
+        # Add all members first, so that every limit counts all of them from the start.
         for record in (*self._of_known_engines(records), *strangers):
             context.members.add(self._factory.new(self._without_doubles(record)))
         await asyncio.gather(*(self._settle(member, handles.get(member.id)) for member in context.members))
@@ -110,7 +110,7 @@ class Recovery:
                 yield record
 
     async def _list_all(self, names: set[str]) -> dict[str, Handle]:
-        """What the engines have that the journal speaks of; if it is new, what any engine has."""
+        """List the sandboxes of the engines that the journal mentions, or of every engine if the journal is new."""
         context = self._context
         names -= {context.engine.name}
         if context.journal.is_new:
@@ -127,12 +127,12 @@ class Recovery:
                 if listed:
                     await context.tasks.bounded(context.engines.describe(name), _LIST_S, f"describe engine {name}")
             except SandboxError as error:
-                # That an engine is away of which nobody has asked for anything is no news.
+                # An engine that is unavailable, and that nobody asked for, is no reason for a warning.
                 level = logging.DEBUG if name in registry.names() and context.journal.is_new else logging.WARNING
                 _log.log(level, "engine '%s' cannot say what it has: %s", name, error)
                 self._silent.add(name)
             else:
-                # Of two engines that share a place, one may name a broken sandbox that is the other's.
+                # Of two engines that share a directory, one may list a broken sandbox that belongs to the other.
                 found.update({handle.sandbox_id: handle for handle in listed if handle.sandbox_id not in found})
         return found
 
@@ -141,7 +141,7 @@ class Recovery:
             try:
                 await self._decide(member, handle)
             except SandboxError as error:
-                _log.warning("sandbox %s could not be settled: %s", member.id, error)
+                _log.warning("sandbox %s could not be recovered: %s", member.id, error)
                 self._report.failed.append(member.id)
 
     async def _decide(self, member: Member, handle: Handle | None) -> None:
@@ -181,7 +181,10 @@ class Recovery:
         return Cause.LOST, "the engine does not have it any more"
 
     def _time_left(self, record: Record) -> dict[str, object]:
-        """Times of another boot mean nothing on this one's clock; the wall's is then the best there is."""
+        """Return record fields with the remaining times on the clock of this boot.
+
+        Boot-time clock values of another boot mean nothing now. The wall clock is then the best source.
+        """
         clock = self._context.clock
         if record.boot_id == clock.boot_id:
             return {}
@@ -210,30 +213,32 @@ class Recovery:
         return record.model_copy(update=self._context.expiry(self._context.shortened(lifetime)))
 
     def _without_doubles(self, record: Record) -> Record:
-        """A rebuilt journal may give a name to two: the later one then has none."""
+        """Return the record without its name if that is taken. After a rebuilt journal two sandboxes may have one name;
+        the later one loses it."""
         taken = record.name is not None and self._context.members.named(record.owner, record.name) is not None
         return record.model_copy(update={"name": None}) if taken else record
 
 
 def _with_network_of(written: SandboxSpec, seen: SandboxSpec) -> SandboxSpec:
-    """The engine changes a policy before we can write it down."""
+    """Return the recorded spec with the engine's network policy, because the engine changes a policy before it is
+    recorded."""
     return written if written.network == seen.network else written.model_copy(update={"network": seen.network})
 
 
 class OrphanCollector:
-    """Removes what nobody owns any more."""
+    """Removes sandboxes and other remains that nobody owns any more."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
 
     async def run(self) -> None:
-        """Never returns."""
+        """Collect periodically. Never returns."""
         while True:
             await self.collect()
             await asyncio.sleep(min(_MAX_PAUSE_S, self._context.rules.cleanup_interval))
 
     async def collect(self) -> list[str]:
-        """What was removed. Bounded: what is left is for the next time."""
+        """Remove orphans and return descriptions of them. The number is bounded; the next call continues."""
         removed: list[str] = []
         for engine in self._context.engines:
             if engine.name not in self._context.engines.used:
@@ -262,7 +267,8 @@ class OrphanCollector:
         return removed
 
     def _may_be_orphaned(self, handle: Handle) -> bool:
-        """One that is ours is a member from before it is made until it is gone."""
+        """Whether this is a sandbox of this manager that is no member. A sandbox is a member from before its creation
+        until it is gone."""
         return _is_ours(self._context, handle) and self._context.members.find(handle.sandbox_id) is None
 
 
@@ -271,7 +277,7 @@ def _is_ours(context: ManagerContext, handle: Handle) -> bool:
 
 
 async def _has_ended(context: ManagerContext, handle: Handle) -> bool:
-    """Whether it is written down that this sandbox was deleted, or was never finished."""
+    """Whether the journal says that this sandbox was deleted, or that its creation was not finished."""
     record = await context.journal.find(handle.sandbox_id)
     if record is not None:
         return record.ended_at is not None

@@ -1,4 +1,4 @@
-"""What a caller wants, checked before anything is done."""
+"""Requests for sandboxes, validated before anything is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _MAX_CHARACTERS = 512
 _OWN = "atoll."
 _PLAIN = SandboxSpec()
 MANAGER_LABEL = f"{_OWN}manager"
-"""By this label a manager knows its own sandboxes. These labels say what a sandbox is when the journal is lost."""
+"""The label by which a manager recognizes its own sandboxes. This one and the following describe a sandbox if the
+journal is lost."""
 NAME_LABEL = f"{_OWN}name"
 OWNER_LABEL = f"{_OWN}owner"
 LIFETIME_LABEL = f"{_OWN}lifetime"
@@ -29,44 +30,44 @@ LIFETIME_LABEL = f"{_OWN}lifetime"
 
 @runtime_checkable
 class SpecSource(Protocol):
-    """Settings that know what to ask an engine for, such as those of `atoll.compat.openmanus`."""
+    """Settings that can be converted to a spec, such as those of `atoll.compat.openmanus`."""
 
     timeout: int
-    """How long a command may take by default, in seconds."""
+    """Default timeout of commands, in seconds."""
 
     def spec(self) -> SandboxSpec: ...
 
 
 class SharedOptions(TypedDict, total=False):
-    """What can be asked for besides the spec, also of a sandbox that may be there already. All times are in seconds."""
+    """Options besides the spec that also make sense if the sandbox may exist already. All times are in seconds."""
 
     owner: str | None
     labels: Mapping[str, str] | None
     env: Mapping[str, str] | None
     lifetime: float | None
     timeout: float | None
-    """How long a command may take by default."""
+    """Default timeout of commands."""
     engine: str | None
-    """The name of another engine than the manager's own."""
+    """The name of an engine other than the manager's own."""
 
 
 class SandboxOptions(SharedOptions, total=False):
-    """What can be asked for besides the spec of a new sandbox."""
+    """Options for a new sandbox besides the spec."""
 
     name: str | None
-    """Taken once for each owner."""
+    """Unique among the owner's sandboxes."""
     key: str | None
-    """The idempotency key: asking again with the same key and the same request gives the same sandbox."""
+    """The idempotency key: repeating the same request with the same key returns the same sandbox."""
     idle_timeout: float | None
     """The default is the manager's."""
     on_idle: OnIdle | None
     """The default is the manager's."""
     services: Sequence[int]
-    """Ports: while something listens on one of them, the sandbox is not ended for being idle."""
+    """Ports. While something listens on one of them, the sandbox is not ended for being idle."""
     ports: Mapping[str, int] | None
-    """Services by name, which are variables inside too: `NAME=PORT`."""
+    """Services by name. Each is also an environment variable inside: `NAME=PORT`."""
     task_id: str | None
-    """The task that the sandbox is for. It stands for the sandbox's id as a name does."""
+    """The task that the sandbox is for. The sandbox can be found by it as by a name."""
     setup: Sequence[str] | None
     """Command lines that run before the sandbox is given out."""
 
@@ -77,28 +78,28 @@ Config = SandboxSpec | SpecSource | Mapping[str, object] | None
 @dataclass(frozen=True, slots=True)
 class Request:
     spec: SandboxSpec
-    """With all variables; its labels are those of the caller."""
+    """The spec with all environment variables. Its labels are those of the caller."""
     name: str | None = None
     owner: str | None = None
     key: str | None = None
     lifetime_s: float | None = None
     timeout_s: float | None = None
-    """How long a command may take by default."""
+    """Default timeout of commands."""
     pool: str | None = None
     engine: str | None = None
-    """None: the manager's own choice."""
+    """None lets the manager choose."""
     idle_timeout_s: float | None = None
     on_idle: OnIdle | None = None
     services: tuple[int, ...] = ()
     origin: str = ""
-    """What it is forked from, in words."""
+    """A text that identifies what the sandbox is forked from."""
     fingerprint: str = field(init=False, default="")
-    """Of everything that was asked for; only with a key."""
+    """Hash of everything that was requested, or empty without a key."""
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise SpecError(
-                f"{self.name[:80]!r} cannot be a name",
+                f"{self.name[:80]!r} is not a valid name",
                 hint="Use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
             )
         for what, text in (("owner", self.owner), ("key", self.key)):
@@ -110,20 +111,20 @@ class Request:
                     f"the label {label[:80]!r} must have 1 to {_MAX_CHARACTERS} characters, and its value at most that"
                 )
             if label.startswith(_OWN):
-                raise SpecError(f"labels that begin with '{_OWN}' are Atoll's own: {label!r}")
+                raise SpecError(f"labels that begin with '{_OWN}' are reserved for Atoll: {label!r}")
         times = {"lifetime": self.lifetime_s, "timeout": self.timeout_s, "idle timeout": self.idle_timeout_s}
         for what, seconds in times.items():
             if seconds is not None and not seconds > 0:
                 raise SpecError(f"a {what} must be more than 0 seconds, not {seconds!r}")
         if self.on_idle not in (None, "end", "pause", "disk"):
-            raise SpecError(f"on_idle is 'end', 'pause' or 'disk', not {self.on_idle!r}")
+            raise SpecError(f"on_idle must be 'end', 'pause' or 'disk', not {self.on_idle!r}")
         if self.key is not None:
             engine = None if self.engine is None else registry.oldest_name(self.engine)
             others: tuple[object, ...] = (
                 *(self.name, self.owner, self.lifetime_s, self.timeout_s, engine, self.origin),
                 *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
             )
-            # Without what was not asked for, so that it is the same for a request of an older version.
+            # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
             unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
             body = self.spec.model_dump_json(exclude={"account", *unused})
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
@@ -200,8 +201,10 @@ class Request:
         lifetime: float | None = None,
         key: str | None = None,
     ) -> list[Request]:
-        """For sandboxes that begin as another is, and belong to the same owner. `names` and `labels`, if given, are one
-        for each; the labels of the source are theirs too."""
+        """Return requests for forks of a sandbox, which belong to the same owner and get its labels.
+
+        `names` and `labels`, if given, have one entry for each fork.
+        """
         return [
             cls(
                 source.spec.model_copy(update={"labels": {**source.labels, **(labels[number] if labels else {})}}),
@@ -220,12 +223,12 @@ class Request:
         ]
 
     def record(self, context: ManagerContext) -> Record:
-        """Of a sandbox that is to be made for it."""
+        """Return the record of a sandbox that is to be created for this request."""
         marks = {MANAGER_LABEL: context.manager_id, NAME_LABEL: self.name, OWNER_LABEL: self.owner}
         if self.pool is None and self.lifetime_s is not None:
             marks[LIFETIME_LABEL] = f"{self.lifetime_s!r}"
         labels = {**self.spec.labels, **{label: value for label, value in marks.items() if value is not None}}
-        # The manager ends it in time: an engine would not know of a lifetime that was extended.
+        # The manager itself enforces the lifetime, because an engine would not know that it was extended.
         limits = self.spec.limits.model_copy(update={"lifetime_s": None})
         record = Record(
             id=new_sandbox_id(),
@@ -239,14 +242,17 @@ class Request:
         return record if self.pool is not None else record.model_copy(update=self.ownership_fields(context))
 
     def _account(self, context: ManagerContext) -> str:
-        """Of its owner, whose name nobody can learn from it. What waits in a pool is nobody's, and stays in that
-        account when it is claimed: no process is moved between control groups."""
+        """Return the account of the owner, from which the owner's name cannot be derived.
+
+        A spare has no owner, hence no account, and stays without one when it is claimed, because no process is moved
+        between control groups.
+        """
         if self.owner is None or self.pool is not None:
             return ""
         return fingerprint(context.settings.installation_id(), context.manager_id, self.owner)[:20]
 
     def ownership_fields(self, context: ManagerContext) -> dict[str, object]:
-        """What makes a sandbox that of this caller."""
+        """Return the record fields that give a sandbox to the caller of this request."""
         return {
             "pool": None,
             "name": self.name,
@@ -264,5 +270,5 @@ class Request:
 
 
 def fork_key(key: str, number: int) -> str:
-    """Of one of the sandboxes that one request makes."""
+    """Return the idempotency key of one of several sandboxes that one request creates."""
     return f"{key}#{number}"

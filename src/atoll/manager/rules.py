@@ -1,4 +1,4 @@
-"""What the user of a manager decides: how many sandboxes there may be, for how long, and how much is remembered."""
+"""The rules of a manager: how many sandboxes there may be, for how long, and how much history is kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.manager.record import OnIdle
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the user of a manager decides. None means no limit."""
+    """Rules that the user of a manager sets. None means no limit."""
 
     max_sandboxes: int = 100
     idle_timeout: float = 3600.0
@@ -31,7 +31,7 @@ class Rules:
         for name in ("max_sandboxes", "max_per_owner", "max_paused"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise ValueError(f"{name} is a number of sandboxes, not {value!r}")
+                raise ValueError(f"{name} must be a number of sandboxes, not {value!r}")
         for name in (
             *("idle_timeout", "disk_timeout", "paused_timeout", "cleanup_interval", "max_lifetime"),
             *("create_s", "delete_s", "inspect_s"),
@@ -40,15 +40,18 @@ class Rules:
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be more than 0 seconds, not {value!r}; math.inf means never")
         if self.at_cap not in ("refuse", "pause", "pause-any"):
-            raise ValueError(f"at_cap is 'refuse', 'pause' or 'pause-any', not {self.at_cap!r}")
+            raise ValueError(f"at_cap must be 'refuse', 'pause' or 'pause-any', not {self.at_cap!r}")
         if self.on_idle not in ("end", "pause", "disk"):
-            raise ValueError(f"on_idle is 'end', 'pause' or 'disk', not {self.on_idle!r}")
+            raise ValueError(f"on_idle must be 'end', 'pause' or 'disk', not {self.on_idle!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What is beyond any of these limits is forgotten, the oldest first. Records of one owner never displace those of
-    another, except by the limits on everything, which keep the disk from filling up."""
+    """How much history is kept. Entries beyond any of these limits are deleted, the oldest first.
+
+    Entries of one owner never displace those of another, except by the limits on everything, which keep the disk from
+    filling up.
+    """
 
     ended_per_owner: int = 1_000
     events_per_owner: int = 10_000

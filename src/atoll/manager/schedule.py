@@ -1,8 +1,8 @@
-"""When each sandbox has to be looked at next: its lifetime is over, nobody uses it, or a deletion is tried again.
+"""Compute when each sandbox has to be checked next: its lifetime ends, it may be idle, or a deletion is tried again.
 
-An operation under way, a byte in or out, and a lease are a use. What goes on inside without us is looked at only when
-it matters: halfway through the time that a sandbox may be without use, and at its end. So a thousand sandboxes cost two
-looks each in all that time.
+An operation in progress, a byte in or out, and a lease are uses. Activity inside that the manager does not see is
+checked only when it matters: halfway through the idle timeout and at its end. A thousand sandboxes therefore cost only
+two checks each per idle timeout.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from atoll.manager.record import Event, OnIdle
 from atoll.model import Capability, State
 
 _ENDS_IDLE = (State.RUNNING, State.STOPPED, State.ERROR)
-"""Also one that has ended or cannot be used is there only as long as somebody looks at it."""
+"""States in which an idle sandbox ends. A stopped or unusable sandbox is kept only as long as somebody looks at it."""
 
 
 class Schedule:
-    """Says what is due, and wakes the reaper when something is due before everything else."""
+    """Computes what is due, and wakes the reaper when something becomes due before everything else."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
@@ -28,12 +28,13 @@ class Schedule:
         self._wakes_at = 0.0
         self._sweep_at = context.clock.now() + context.rules.cleanup_interval
         self.considered: set[str] = set()
-        """The ids of sandboxes that are being looked at just now."""
+        """The ids of sandboxes that are being checked right now."""
 
     # --- waking the reaper ----------------------------------------------------------------------------------------
 
     def notice(self, member: Member) -> None:
-        """Something about it has changed. Not every change wakes the reaper, which then looks at all of them."""
+        """Note a change of this sandbox. The reaper goes through all sandboxes when woken, so it is woken only if
+        necessary."""
         if self.due(member) < self._wakes_at:
             self.hurry()
 
@@ -43,11 +44,11 @@ class Schedule:
             self.notice(member)
 
     def hurry(self) -> None:
-        """A lifetime has changed, or a deletion failed."""
+        """Wake the reaper, because a lifetime has changed or a deletion has failed."""
         self._sooner.set()
 
     def rules_changed(self) -> None:
-        """Everything may be due at another time than it was."""
+        """Schedule everything anew, because any sandbox may now be due at another time."""
         self._sweep_at = min(self._sweep_at, self._context.clock.now() + self._context.rules.cleanup_interval)
         for member in self._context.members:
             member.look_again = 0.0
@@ -62,7 +63,7 @@ class Schedule:
                 return
 
     def begin_sweep(self) -> bool:
-        """Whether it is time to look at all sandboxes; the next time is an interval later."""
+        """Whether it is time to check all sandboxes. If so, the next time is one interval later."""
         now = self._context.clock.now()
         if now < self._sweep_at:
             return False
@@ -70,7 +71,7 @@ class Schedule:
         return True
 
     async def _slept(self, seconds: float) -> bool:
-        """False: something changed before."""
+        """Sleep for this long. Returns False if a change ended the sleep early."""
         sleep = asyncio.ensure_future(self._context.clock.sleep(seconds))
         sooner = asyncio.ensure_future(self._sooner.wait())
         try:
@@ -84,7 +85,7 @@ class Schedule:
     # --- one sandbox ----------------------------------------------------------------------------------------------
 
     def due(self, member: Member) -> float:
-        """When something has to be done about it, by the clock that does not jump."""
+        """Return when something has to be done about the sandbox, on the boot-time clock."""
         if member.waits_for_deletion:
             return member.next_try
         if member.is_being_deleted or member.creation is not None:
@@ -94,7 +95,7 @@ class Schedule:
         return idle if expires is None else min(expires, idle)
 
     def idle_due(self, member: Member) -> float:
-        """When it has to be considered whether it is idle. It may be used again before."""
+        """Return when to check whether the sandbox is idle. It may be used again before then."""
         if not member.free or member.waits_in_pool:
             return math.inf
         state = member.record.state
@@ -110,7 +111,7 @@ class Schedule:
         return max(member.look_again, since + (timeout / 2 if halfway else timeout))
 
     def may_be_idle(self, member: Member) -> bool:
-        """Whether it is time to look whether anything goes on inside."""
+        """Whether it is time to check for activity inside."""
         if member.record.state not in _ENDS_IDLE:
             return False
         return self._context.clock.now() >= self.idle_since(member) + self.timeout(member) / 2
@@ -124,9 +125,9 @@ class Schedule:
         return max(member.usage.last, member.record.leased_now or 0.0)
 
     def timeout(self, member: Member) -> float:
-        """How long nobody may use it until it ends or sleeps."""
+        """Return how long the sandbox may be unused before it ends or is paused."""
         if member.record.state is State.ERROR and self.on_idle(member) != "end":
-            return self._context.rules.paused_timeout  # it would sleep, were its engine able to
+            return self._context.rules.paused_timeout  # it would be paused if its engine were able to
         own = member.record.idle_timeout_s
         return self._context.rules.idle_timeout if own is None else own
 
@@ -135,12 +136,12 @@ class Schedule:
         return wanted if self._context.engines.declares(member.record.engine, Capability.PAUSE) else "end"
 
     def sleep_end(self, member: Member) -> float:
-        """When one that sleeps ends, unless somebody uses it."""
+        """Return when a paused sandbox ends, unless it is used before."""
         since = max(member.paused_since, member.usage.last, member.record.leased_now or 0.0)
         return since + self._context.rules.paused_timeout
 
     def disk_due(self, member: Member) -> float:
-        """When the memory of one that sleeps is moved to the disk."""
+        """Return when the memory of a paused sandbox is moved to the disk."""
         seconds = self._context.rules.disk_timeout
         if seconds is None or member.on_disk or member.stays_in_memory:
             return math.inf

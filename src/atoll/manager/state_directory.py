@@ -1,4 +1,4 @@
-"""The directory that a manager owns while it runs: a lock, its name, its journal."""
+"""The directory that a manager owns while it runs, with a lock, the manager's id and its journal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _TRIES, _RETRY_S = 10, 0.01
 
 
 class StateDirectory:
-    """Opened by one manager at a time, in whatever process. The kernel frees it when that process ends, however."""
+    """A directory that only one manager at a time can open, in any process. The kernel releases the lock when that
+    process ends, however it ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
 
     def open(self) -> str:
-        """Take it; the answer is the manager's name, the same every time. Raises StateError."""
+        """Lock the directory and return the manager's id, which is the same every time. Raises StateError."""
         try:
             owned_directory(self.path, 0o700)
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -36,7 +37,7 @@ class StateDirectory:
             holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise StateInUseError(
-                f"another manager (process {holder or 'unknown'}) works on '{self.path}'",
+                f"another manager (process {holder or 'unknown'}) uses '{self.path}'",
                 hint="Stop it, or give this one a state_dir of its own.",
             ) from error
         self._lock = fd
@@ -49,13 +50,14 @@ class StateDirectory:
             raise StateError(f"the state directory '{self.path}' cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
-        """May be repeated."""
+        """Release the lock. May be repeated."""
         fd, self._lock = self._lock, None
         if fd is not None:
             os.close(fd)
 
     def _name(self) -> str:
-        """Not in the journal: it is what finds our sandboxes again when the journal is lost."""
+        """Return the manager's id. It is not in the journal, because it identifies the manager's sandboxes if the
+        journal is lost."""
         path = self.path / "manager-id"
         with suppress(FileNotFoundError):
             if name := path.read_text().strip():
@@ -66,8 +68,11 @@ class StateDirectory:
 
 
 def _lock(fd: int) -> None:
-    """Raises BlockingIOError if somebody else has it, and not only a child of theirs that is just being started: that
-    holds a copy of the descriptor for a moment."""
+    """Lock the file. Raises BlockingIOError if another manager holds the lock.
+
+    The lock is tried several times, because a child process that is being started also holds a copy of the descriptor
+    for a moment.
+    """
     for tries_left in range(_TRIES - 1, -1, -1):
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The manager as each of its sandboxes sees it, and how a sandbox gets its supervisor."""
+"""The supervisor through which each sandbox reaches its manager, and the factory that creates it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MemberFactory:
         self._operations = operations
 
     def new(self, record: Record) -> Member:
-        """It is not among the members yet."""
+        """Return a new member, which is not among the manager's members yet."""
         context = self._context
         member = Member(record, Usage(context.clock.now))
         if record.paused_at is not None:
@@ -45,7 +45,7 @@ class MemberFactory:
 
 
 class MemberSupervisor:
-    """A `Supervisor`: what one sandbox asks of its manager, and reports to it."""
+    """Implements `Supervisor` for one sandbox."""
 
     def __init__(
         self,
@@ -125,7 +125,8 @@ class MemberSupervisor:
         self._context.metrics.exec_s.add(seconds)
 
     async def keep_alive(self, seconds: float) -> None:
-        """The end is never before what was promised earlier, and never beyond the sandbox's life."""
+        """Extend the lease. Its end is never before that of an earlier lease, and never after the end of the sandbox's
+        lifetime."""
         context, member, record = self._context, self._member, self._member.record
         now = context.clock.now()
         end = max(now + seconds, record.leased_now or 0.0)
@@ -147,15 +148,19 @@ class MemberSupervisor:
 
 
 class ConnectionCap:
-    """Connections to agents that are open, the one that was opened first in front. Beyond the limit the first idle ones
-    are closed: a thousand idle sandboxes must not need a thousand descriptors."""
+    """The open connections to agents, in the order in which they were opened.
+
+    Beyond the limit the first idle ones are closed, so that a thousand idle sandboxes do not need a thousand
+    descriptors.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = _affordable_connections() if limit is None else limit
         self._open: dict[str, ManagedSandbox] = {}
 
     def opened(self, sandbox: ManagedSandbox) -> list[ManagedSandbox]:
-        """Remember it. Returns those to let rest now; a later use connects again."""
+        """Remember the sandbox's connection. Returns the sandboxes whose connections to close now; a later use connects
+        again."""
         self._open.pop(sandbox.id, None)
         self._open[sandbox.id] = sandbox
         chosen: list[ManagedSandbox] = []
@@ -171,10 +176,11 @@ class ConnectionCap:
         return chosen
 
     def closed(self, sandbox: ManagedSandbox) -> None:
-        """Forget it. May be repeated."""
+        """Forget the sandbox's connection. May be repeated."""
         self._open.pop(sandbox.id, None)
 
 
 def _affordable_connections() -> int:
-    """A quarter of the descriptors that this process may have: the rest is for engines, transfers and the program."""
+    """Return a quarter of the descriptors that this process may have. The rest is for engines, transfers and the
+    program."""
     return max(16, min(_MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))

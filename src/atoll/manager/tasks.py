@@ -1,4 +1,4 @@
-"""Every task of the manager has this owner."""
+"""The tasks of a manager, which all belong to one `Tasks` object that can end them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.errors import ManagerClosedError, SandboxTimeoutError
 
 T = TypeVar("T")
 _UNDO_S = 60.0
-"""How long something that was cancelled may take to undo what it did. Engines have shorter deadlines of their own."""
+"""How long cancelled work may take to undo what it did. Engines have shorter deadlines of their own."""
 _log = logging.getLogger(__name__)
 
 
@@ -21,14 +21,15 @@ class Tasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run it beside everything else. See `outcome` for waiting for it."""
+        """Run the work in a task of its own. Use `outcome` to wait for it."""
         task = asyncio.create_task(work, name=f"atoll-{name}")
         self._running.add(task)
         task.add_done_callback(self._done)
         return task
 
     async def bounded(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
-        """Its result. SandboxTimeoutError if it takes longer, also when it does not heed being cancelled.
+        """Return the result of the work. Raises SandboxTimeoutError if it takes longer, even if it ignores being
+        cancelled.
 
         When the caller is cancelled, so is the work, and it has undone what it did before the caller goes on.
         """
@@ -45,11 +46,11 @@ class Tasks:
             if not task.done() or task.cancelled():
                 raise SandboxTimeoutError(f"it took longer than {seconds:g} s to {what}")
         if task.cancelled():
-            raise SandboxTimeoutError(f"it was given up to {what}")
+            raise SandboxTimeoutError(f"the attempt to {what} was given up")
         return task.result()
 
     async def aclose(self, seconds: float) -> list[str]:
-        """Cancel everything and wait so long; the names of what would not end."""
+        """Cancel all tasks and wait at most this long. Returns the names of tasks that did not end."""
         me = asyncio.current_task()
         tasks = {task for task in self._running if task is not me}
         for task in tasks:
@@ -65,8 +66,9 @@ class Tasks:
 
 
 async def outcome(task: asyncio.Task[T]) -> T:
-    """What comes of a task that goes on when its caller is cancelled. ManagerClosedError if it does not."""
+    """Return the result of a task that goes on when its caller is cancelled. Raises ManagerClosedError if the task is
+    cancelled."""
     await asyncio.wait({task})
     if task.cancelled():
-        raise ManagerClosedError("the manager was shut down before it was done", hint="The next one goes on with it.")
+        raise ManagerClosedError("the manager was shut down before it was done", hint="The next manager continues it.")
     return task.result()

@@ -1,4 +1,5 @@
-"""The only place where a member's record changes: by the table of legal transitions, with an event, written down."""
+"""The only place where a member's record changes: by the table of legal transitions, with an event, and written
+down."""
 
 from __future__ import annotations
 
@@ -18,12 +19,15 @@ OnEvent = Callable[[Event], None]
 
 
 class Transitions:
-    """Everybody sees a change at once. It is written down when the returned future is done, which raises StateError
-    if it cannot be."""
+    """Changes the records of members.
+
+    A change is visible at once. It is written down when the returned future is done; the future raises StateError if it
+    cannot be.
+    """
 
     def __init__(self, journal: Journal, members: Members, clock: Clock) -> None:
         self.listeners: list[OnEvent] = []
-        """Called with each event, in this order."""
+        """Functions that are called with each event, in this order."""
         self._journal = journal
         self._members = members
         self._clock = clock
@@ -38,7 +42,7 @@ class Transitions:
         reason: str = "",
         update: Mapping[str, object] = MappingProxyType({}),
     ) -> asyncio.Future[None]:
-        """Change its state, or only what is done to it. `act` is what is being done from now on."""
+        """Change the sandbox's state, or only the operation in progress: `act` is the operation from now on."""
         before = member.record.state
         after = before if state is None or state is before else lifecycle.change(before, state)
         changes = {**update, "state": after, "act": act}
@@ -51,19 +55,19 @@ class Transitions:
         return self._journal.write(member.record, event)
 
     def correct(self, member: Member, update: Mapping[str, object]) -> asyncio.Future[None]:
-        """Write down a change that makes no event."""
+        """Change the record without an event."""
         member.record = member.record.model_copy(update=update)
         return self._journal.write(member.record)
 
     def note(self, member: Member, cause: Cause, reason: str) -> asyncio.Future[None]:
-        """Write down that something happened to it which changes nothing."""
+        """Add an event that changes nothing."""
         state = member.record.state
         event = Event(self._clock.wall(), member.id, state, state, None, cause, reason)
         self._tell(event)
         return self._journal.write(member.record, event)
 
     def report(self, member: Member, kind: str, messages: Sequence[tuple[str, str]]) -> asyncio.Future[None]:
-        """Add reports about it, each a reason and its data as JSON. Reports change nothing."""
+        """Add reports about the sandbox, which change nothing. Each is a reason and its data as JSON."""
         state, now = member.record.state, self._clock.wall()
         events = [Event(now, member.id, state, state, reason=reason, kind=kind, data=data) for reason, data in messages]
         for event in events:
@@ -71,7 +75,7 @@ class Transitions:
         return self._journal.add(events, member.record.owner)
 
     def end(self, member: Member, cause: Cause, reason: str) -> asyncio.Future[None]:
-        """Nothing is left of the sandbox. Its record stays, with the cause."""
+        """Remove a sandbox of which nothing is left. Its record stays in the journal, with the cause."""
         before = member.record.state
         gone = lifecycle.change(before, State.MISSING)
         changes: dict[str, object] = {"state": gone, "act": None, "cause": cause, "reason": reason, "env": {}}
@@ -81,7 +85,8 @@ class Transitions:
         return self._journal.write(record, event)
 
     def undo(self, member: Member, reason: str) -> asyncio.Future[None]:
-        """The sandbox never came to be: all is as if it had not been tried, but for the event."""
+        """Remove a sandbox whose creation failed, as if it had never been tried. Only the event stays in the
+        journal."""
         before, record = member.record.state, member.record
         if before is not State.MISSING:
             record = record.model_copy(update={"state": lifecycle.change(before, State.MISSING), "act": None})

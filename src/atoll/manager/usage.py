@@ -1,7 +1,7 @@
-"""What counts as a use of a sandbox, and since when it is not used.
+"""What counts as a use of a sandbox, and how long it has been unused.
 
-An operation counts from its start to its end, also while nothing is transferred. What lasts without anybody waiting for
-it (a terminal, a watch, a port, a background command that nobody follows) counts with each byte.
+An operation counts from its start to its end, even while nothing is transferred. Something that lasts without a waiting
+caller (a terminal, a watch, a port, a background command that nobody follows) counts with each byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.sandbox.terminal import AsyncTerminal
 P = ParamSpec("P")
 T = TypeVar("T")
 Use = Callable[[], AbstractAsyncContextManager[None]]
-"""Makes a block during which the sandbox is in use."""
+"""Returns a context manager; the sandbox is in use while its block runs."""
 
 
 class Usage:
@@ -35,7 +35,7 @@ class Usage:
         self._now = now
         self._quiet = EventSignal()
         self.active = 0
-        """Operations that are under way."""
+        """Number of operations in progress."""
         self.last = now()
         """When the last byte went in or out, or the last operation began or ended."""
 
@@ -55,7 +55,7 @@ class Usage:
                 self._quiet.notify()
 
     async def quiet(self) -> None:
-        """Return when no operation is under way."""
+        """Return when no operation is in progress."""
         while self.active:
             await self._quiet.wait()
 
@@ -64,13 +64,13 @@ class Usage:
 
 
 class MeteredSocket(socket.socket):
-    """A connection to an agent that reports every transfer."""
+    """A connection to an agent that counts every transfer as a use."""
 
     usage: Usage
 
     @classmethod
     def of(cls, stream: socket.socket, usage: Usage) -> MeteredSocket:
-        """Takes the connection over: the given object is empty afterwards."""
+        """Take over the connection. The given socket object is detached afterwards."""
         timeout = stream.gettimeout()
         metered = cls(stream.family, stream.type, stream.proto, fileno=stream.detach())
         metered.settimeout(timeout)
@@ -89,8 +89,8 @@ class MeteredSocket(socket.socket):
 def counted(
     method: Callable[Concatenate[Any, P], Awaitable[T]], *, asleep: bool = False
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The same method; while it runs the sandbox is in use. With `asleep` nothing inside is needed for it, and one that
-    sleeps goes on sleeping."""
+    """Wrap a method so that the sandbox is in use while it runs. With `asleep` the method needs nothing inside, so a
+    paused sandbox stays paused."""
 
     @functools.wraps(method)
     async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
@@ -103,7 +103,7 @@ def counted(
 def timed(
     method: Callable[Concatenate[Any, P], Awaitable[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The same method; how long it takes is reported."""
+    """Wrap a method so that its duration is reported."""
 
     @functools.wraps(method)
     async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
@@ -118,7 +118,7 @@ def timed(
 def counted_stream(
     method: Callable[Concatenate[Any, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
-    """As `counted`, for a method that gives piece by piece."""
+    """As `counted`, for a method that yields results one by one."""
 
     @functools.wraps(method)
     async def iterate(self: Any, /, *args: P.args, **options: P.kwargs) -> AsyncIterator[T]:
@@ -133,7 +133,8 @@ def counted_stream(
 
 
 class InUse:
-    """Something that lasts: the sandbox is in use during some of what is done with it, which wakes one that sleeps."""
+    """Something that lasts. The sandbox is in use during some of its operations, and is resumed for them if
+    necessary."""
 
     def __init__(self, use: Use, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -141,7 +142,7 @@ class InUse:
 
 
 class InUseCommand(InUse, AsyncCommand):
-    """In use while somebody waits for the command or reads what it writes."""
+    """A command. The sandbox is in use while a caller waits for it or reads its output."""
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         async with self._use():

@@ -1,5 +1,5 @@
-"""What happens inside of sandboxes becomes events: the end of the command that one was made for, and refused
-connections. Nobody else waits for these."""
+"""Turn what happens inside sandboxes into events: the end of the command that a sandbox was made for, and refused
+connections. No caller waits for these."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 class CommandWatcher:
-    """Asks from time to time, often at first, because most commands that fail do so at once. Following the output
-    instead would let a command that writes without end keep us busy. One that sleeps is not asked."""
+    """Reports the end of commands, which it polls for: often at first, because most commands that fail do so at once.
+
+    Following the output instead would let a command that writes without end keep the manager busy. Paused sandboxes are
+    not polled.
+    """
 
     def __init__(self, context: ManagerContext, health: Health) -> None:
         self._context = context
@@ -35,13 +38,13 @@ class CommandWatcher:
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def begin(self, member: Member, command_id: str) -> None:
-        """Watch this command from now on, also after a restart of ours. May be repeated."""
+        """Watch this command from now on, also after a restart of the manager. May be repeated."""
         if member.record.watched is None:
             await self._context.transitions.correct(member, {"watched": command_id})
             self._spawn(member)
 
     def go_on(self) -> None:
-        """Watch those that an earlier manager watched."""
+        """Watch the commands that an earlier manager watched."""
         for member in self._context.members:
             if member.record.watched is not None and member.record.command_end is None:
                 self._spawn(member)
@@ -59,7 +62,7 @@ class CommandWatcher:
                     await self._report(member, end)
                     return
             elif member.record.state is State.STOPPED:
-                return  # its end says more than that of the command
+                return  # the end of the sandbox says more than that of the command
             await self._context.clock.sleep(wait)
             wait = min(_MAX_S, wait * 2)
 
@@ -72,7 +75,7 @@ class CommandWatcher:
             _log.warning("cannot record that %s in sandbox %s: %s", reason, member.id, error)
 
     async def _ask(self, member: Member) -> CommandEnd | None:
-        """None: it runs, or nobody can say."""
+        """Return how the command ended, or None if it still runs or its state is unknown."""
         id = (member.record.watched or "").encode()
 
         async def end(guest: Guest) -> CommandEnd | None:
@@ -97,22 +100,22 @@ class CommandWatcher:
 
 
 class RefusalWatcher:
-    """Reads what the network policies of sandboxes refused.
+    """Reports what the network policies of sandboxes refused.
 
-    A sandbox decides how often it is refused, and events are everybody's: each has so many, and what is beyond stands
-    in its network log alone.
+    A sandbox decides how often it is refused, but all sandboxes share the events. The events of each are therefore
+    limited in number, and further refusals are only in its network log.
     """
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
         self._reported: dict[str, tuple[float, TokenBucket]] = {}
-        """By sandbox: until when refusals were reported, and how many more may be."""
+        """By sandbox: the time up to which refusals were reported, and a bucket that limits further reports."""
 
     async def run(self) -> None:
-        """Never returns."""
+        """Poll for refusals. Never returns."""
         began = self._context.clock.wall()
         while True:
-            await asyncio.sleep(_EVERY_S)  # files are looked at, whose times are the machine's
+            await asyncio.sleep(_EVERY_S)  # real time, not the manager's clock: refusals have timestamps of the machine
             members = [member for member in self._context.members if self._is_watched(member)]
             known = {member.id for member in members}
             self._reported = {id: reported for id, reported in self._reported.items() if id in known}
@@ -120,14 +123,14 @@ class RefusalWatcher:
                 try:
                     await self._look(member, began)
                 except (SandboxError, OSError) as error:
-                    _log.debug("what was refused to %s cannot be read: %s", member.id, error)
+                    _log.debug("the refusals of sandbox %s cannot be read: %s", member.id, error)
 
     def _is_watched(self, member: Member) -> bool:
         engine = self._context.engine_of(member)
         return (
             member.record.state is State.RUNNING
             and member.sandbox.spec.network != "none"
-            and engine.name != "remote"  # the server that it is on reports its own events
+            and engine.name != "remote"  # its server reports its own events
             and isinstance(engine, NetworkPolicies)
         )
 
@@ -143,6 +146,6 @@ class RefusalWatcher:
             self._context.transitions.note(member, Cause.POLICY, f"network: {refusal}")
         if len(found) > granted >= 1:
             more = len(found) - granted
-            reason = f"network: {more} more were refused; its log tells which"
+            reason = f"network: {more} more were refused; the network log lists them"
             self._context.transitions.note(member, Cause.POLICY, reason)
         self._reported[member.id] = (found[-1].time, bucket)

@@ -1,4 +1,4 @@
-"""The parts of a manager: put together in the order of what they need, opened, and taken apart again."""
+"""Create the parts of a manager in the order of their dependencies, open them, and close them again."""
 
 from __future__ import annotations
 
@@ -41,17 +41,18 @@ _BALANCE_EVERY_S = 0.5
 
 @dataclass(slots=True)
 class Shutdown:
-    """What became of the sandboxes. Those not deleted in time are deleted at the next start."""
+    """What became of the sandboxes at a shutdown. Those that were not deleted in time are deleted at the next start."""
 
     deleted: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     stuck: list[str] = field(default_factory=list)
-    """Work that did not heed being cancelled."""
+    """Names of tasks that did not end when they were cancelled."""
 
 
 class Wiring:
-    """Also the `Operations` that the lower parts ask for: every cycle among the parts goes through here."""
+    """The parts of one manager. It also implements the `Operations` that lower parts need, so every cycle goes through
+    here."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Wiring:
         on_event: OnEvent | None,
         on_use: Callable[[str], None],
     ) -> Self:
-        """Everything is open and recovered afterwards, or nothing is held."""
+        """Open and recover everything. If that fails, nothing stays open."""
         engines, directory = EngineSet(engine, settings), StateDirectory(state_dir)
         try:
             manager_id = directory.open()
@@ -128,17 +129,17 @@ class Wiring:
                 engine.announce(self._happened)
 
     def _happened(self, sandbox_id: str) -> None:
-        """Something happened to a sandbox on the engine's side. What it was is asked."""
+        """Look at a sandbox because its engine reports that something happened to it."""
         context, member = self.context, self.context.members.find(sandbox_id)
         if member is not None and member.free and not context.closing:
             context.tasks.spawn(self.health.look(member), f"look at {sandbox_id}")
 
     async def _balance(self) -> None:
-        """Never returns."""
+        """Balance the engines periodically. Never returns."""
         while True:
             await asyncio.sleep(_BALANCE_EVERY_S)
             if any(member.record.owner for member in self.context.members):
-                await self.context.engines.balance()  # else it is a program of one user: nobody to share with
+                await self.context.engines.balance()  # without owners there is only one user, so nothing to balance
 
     # --- operations -----------------------------------------------------------------------------------------------
 
@@ -163,12 +164,12 @@ class Wiring:
     # --- the end --------------------------------------------------------------------------------------------------
 
     async def shut_down(self, *, keep: bool, timeout: float, drain: float) -> Shutdown:
-        """Delete or keep all sandboxes, and let go of everything else."""
+        """Delete or keep all sandboxes, and close everything else."""
         context, report = self.context, Shutdown()
         context.closing = True
         await self._drain(drain)
         members = list(context.members)
-        # Nobody will ever claim a spare of ours, and nobody waits any more for one that is just being made.
+        # Even with `keep`, delete spares and unfinished creations: nobody will claim or wait for them any more.
         leaving = [member for member in members if not keep or not member.available or member.creation]
         report.kept = [member.id for member in members if member not in leaving]
         tasks = {self.deleter.begin(each, Cause.USER, "the manager was shut down"): each.id for each in leaving}
@@ -195,7 +196,8 @@ class Wiring:
                     await member.usage.quiet()
 
     async def _close(self) -> list[str]:
-        """Let go of everything but the sandboxes and the engines. The names of tasks that would not end."""
+        """Close everything but the engines; sandboxes are left as they are. Returns the names of tasks that did not
+        end."""
         self.context.closing = True
         stuck = await self.context.tasks.aclose(_CLOSE_S)
         for member in self.context.members:

@@ -1,5 +1,6 @@
-"""What a sandbox may reach: the policy, the pure decision, and the gateway that enforces it.
+"""Enforces what sandboxes may reach over the network.
 
-`policy`, `names` and `decision` touch nothing. The rest is one process for each installation, the gateway: it makes the
-sandboxes' links, answers their DNS, and carries their connections, or refuses and writes down why.
+`decision` is pure: it decides what a policy allows. The rest belongs to the gateway, one process for each installation.
+It makes the sandboxes' network links, answers their DNS queries, and carries their connections or refuses them and
+records why.
 """

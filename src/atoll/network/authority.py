@@ -1,7 +1,7 @@
-"""A certificate authority that exists for one sandbox alone, so that headers can be added to its HTTPS requests.
+"""A certificate authority for a single sandbox, so that headers can be added to the sandbox's HTTPS requests.
 
-Its key stays with the gateway, in a file that only root can read; the sandbox has the certificate among those that it
-trusts. It signs for the hosts that headers are added for, and nobody else trusts it.
+Its key stays with the gateway, in a file that only root can read. The sandbox has its certificate among those that it
+trusts; nothing else trusts it. It signs certificates only for the hosts for which headers are added.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
-"""Where a sandbox has it, after all the others that the machine trusts."""
+"""The file in the sandbox that holds the certificate, after all those that the machine trusts."""
 VARIABLES = dict.fromkeys(
     (
         "SSL_CERT_FILE",
@@ -36,7 +36,7 @@ VARIABLES = dict.fromkeys(
     ),
     BUNDLE,
 )
-"""For programs that bring certificates of their own, or look elsewhere."""
+"""Environment variables for programs that ship their own certificates, or look for them in another file."""
 _BUNDLES = (
     BUNDLE,
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -50,7 +50,7 @@ _MAX_HOSTS = 200
 
 @functools.cache
 def problem() -> str | None:
-    """Why there can be none."""
+    """Return why no authority can be made on this machine, or None if it can."""
     try:
         import cryptography.x509  # noqa: F401
     except ImportError:
@@ -66,7 +66,8 @@ class Authority:
 
     @classmethod
     def at(cls, path: Path) -> Authority:
-        """That of this file, made with a file if there is none. Raises UnsupportedError."""
+        """Load the authority from this file, or make it and the file if there is none. Raises UnsupportedError if
+        certificates cannot be made on this machine."""
         if (reason := problem()) is not None:
             raise UnsupportedError(f"headers cannot be added over TLS: {reason}")
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -77,7 +78,8 @@ class Authority:
 
     @classmethod
     def load(cls, path: Path) -> Authority:
-        """FileNotFoundError or ValueError if it is not there."""
+        """Load the authority from a file. Raises FileNotFoundError if there is none, and ValueError if it is
+        invalid."""
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -85,18 +87,19 @@ class Authority:
         content = path.read_bytes()
         key = load_pem_private_key(content, None)
         if not isinstance(key, EllipticCurvePrivateKey):
-            raise ValueError("it is another kind of key")
+            raise ValueError("the key is of another kind")
         return cls(key, x509.load_pem_x509_certificate(content))
 
     @property
     def pem(self) -> bytes:
-        """The certificate: what the sandbox is to trust."""
+        """The certificate, which the sandbox has to trust."""
         from cryptography.hazmat.primitives.serialization import Encoding
 
         return self.certificate.public_bytes(Encoding.PEM)
 
     def context(self, host: str) -> ssl.SSLContext:
-        """For a server that is taken for this host by whoever trusts the authority. Speaks HTTP/1.1 only."""
+        """Return a TLS context for a server that poses as this host to clients that trust the authority. It offers
+        HTTP/1.1 only."""
         made_at, context = self._contexts.get(host, (0.0, None))
         if context is None or time.monotonic() - made_at > _FRESH_S:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -127,7 +130,7 @@ class Authority:
         return cls(key, made)
 
     def _for_host(self, host: str) -> bytes:
-        """A certificate of the host and its key, which is never stored."""
+        """Make a certificate for a host. Return it with its key, which is never stored."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -150,7 +153,7 @@ class Authority:
 
 
 def trusted(authority: Authority) -> bytes:
-    """All certificates that this machine trusts, and the sandbox's own."""
+    """Return all certificates that this machine trusts, and the sandbox's own."""
     for path in _BUNDLES:
         with contextlib.suppress(OSError):
             return Path(path).read_bytes().rstrip(b"\n") + b"\n" + authority.pem
@@ -189,7 +192,8 @@ def _key_pem(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """The library takes files only: this one is in memory, and without a name."""
+    """Load a certificate and its key into a context. The `ssl` module reads only files, so a nameless file in memory is
+    used."""
     fd = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
         os.write(fd, pem)

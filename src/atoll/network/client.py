@@ -1,4 +1,4 @@
-"""What engines ask of the gateway. It is started when it is first needed, and again if it is gone."""
+"""The engines' interface to the gateway. The gateway is started when it is first needed, and again if it has ended."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ _POLICY: TypeAdapter[NetworkPolicy] = TypeAdapter(NetworkPolicy)
 NAME_SERVER = str(router.RESOLVER)
 LINK = router.LINK
 RESOLV_CONF = f"nameserver {NAME_SERVER}\noptions timeout:5 attempts:2\n"
-"""For every sandbox: without a link nobody is there, and that is known at once."""
+"""The content of `/etc/resolv.conf` in every sandbox. Without a link the name server is not reachable, so lookups fail
+at once."""
 
 
 @functools.cache
 def problem() -> str | None:
-    """Why policies cannot be enforced on this machine."""
+    """Return why policies cannot be enforced on this machine, or None if they can."""
     if platform.system() != "Linux" or os.geteuid() != 0:
         return "it needs root on Linux"
     if router.nft() is None:
@@ -53,7 +54,8 @@ def problem() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """All methods block for milliseconds; the first for as long as a start of Python takes."""
+    """The gateway of an installation. All methods block for milliseconds, or for as long as Python takes to start if
+    the gateway has to be started."""
 
     settings: Settings
 
@@ -62,24 +64,24 @@ class Gateway:
         return GatewayFiles(self.settings.run_dir / "network")
 
     def attach(self, sandbox_id: str, policy: NetworkPolicy, network: int) -> None:
-        """Give a sandbox, whose network namespace is the descriptor `network`, a link under this policy."""
+        """Make a link with this policy for a sandbox. `network` is a descriptor of its network namespace."""
         self._ask({"do": "attach", "id": sandbox_id, "policy": _plain(policy)}, (network,))
 
     def change(self, sandbox_id: str, policy: NetworkPolicy) -> bool:
-        """False if it has no link."""
+        """Replace the policy of a sandbox. Returns False if it has no link."""
         if not self.files.is_member(sandbox_id):
             return False
         return "unknown" not in self._ask({"do": "change", "id": sandbox_id, "policy": _plain(policy)})
 
     def detach(self, sandbox_id: str) -> None:
-        """May be repeated, and costs nothing for one that never had a link."""
+        """Remove a sandbox's link. May be repeated, and is cheap for a sandbox that never had a link."""
         if self.files.is_member(sandbox_id):
             with contextlib.suppress(OSError, EngineError):
                 self._ask({"do": "detach", "id": sandbox_id}, start=False)
             self.files.member(sandbox_id).unlink(missing_ok=True)
 
     def forget(self, sandbox_id: str) -> None:
-        """Also what was refused to it, and its certificate authority."""
+        """Remove the network log and the certificate authority of a sandbox."""
         forget_refusals(self.files.log(sandbox_id))
         self.files.authority(sandbox_id).unlink(missing_ok=True)
 
@@ -87,12 +89,13 @@ class Gateway:
         return read_refusals(self.files.log(sandbox_id))
 
     def authority(self, sandbox_id: str) -> Authority:
-        """The sandbox's own, made when it is first asked for. Raises UnsupportedError."""
+        """Return the sandbox's certificate authority, made on first use. Raises UnsupportedError."""
         self.settings.engine_run_dir("authorities")
         return Authority.at(self.files.authority(sandbox_id))
 
     def need_authority(self, sandbox_id: str, policy: NetworkPolicy) -> None:
-        """Raises UnsupportedError for a sandbox that cannot be made to trust one any more."""
+        """Raise UnsupportedError if the policy needs a certificate authority and the sandbox has none, because only a
+        new sandbox can be made to trust one."""
         if opens_tls(policy) and not self.files.authority(sandbox_id).exists():
             raise UnsupportedError(
                 "this sandbox trusts no authority of its own, so headers cannot be added to its HTTPS requests",
@@ -100,24 +103,25 @@ class Gateway:
             )
 
     def policy(self, sandbox_id: str) -> NetworkPolicy | None:
-        """That which holds now; None if it has no link."""
+        """Return the current policy of a sandbox, or None if it has no link."""
         record = self.record(sandbox_id)
         return None if record is None else record.policy
 
     def record(self, sandbox_id: str) -> MemberRecord | None:
-        """What is written down of one that has a link."""
+        """Return the gateway's record of a sandbox, or None if it has no link."""
         try:
             return MemberRecord.model_validate_json(self.files.member(sandbox_id).read_bytes())
         except (OSError, ValueError):
             return None
 
     def ensure(self) -> None:
-        """There is one that runs: also called for sandboxes that were made by an earlier process."""
+        """Start the gateway if there is a router but no gateway. Sandboxes that an earlier process made may need it."""
         if self.files.is_router_there() and not _is_locked(self.files.lock):
             self._start()
 
     def collect(self) -> bool:
-        """Let it go now if it serves nobody, and remove what one that was killed has left. Whether there was any."""
+        """End the gateway if it serves no sandbox, and remove what a killed gateway left behind. Return whether there
+        was a router to remove."""
         files = self.files
         if not files.directory.is_dir():
             return False
@@ -134,7 +138,7 @@ class Gateway:
         claims = files.link_claims()
         for slot, sandbox_id in claims.own().items():
             claims.release(slot, sandbox_id)
-        claims.collect(lambda slot: False)  # addresses of a router that is gone reach nobody
+        claims.collect(lambda slot: False)  # addresses of a router that is gone are unused
         shutil.rmtree(files.directory, ignore_errors=True)
         return found
 
@@ -148,7 +152,7 @@ class Gateway:
                 break
             except (FileNotFoundError, ConnectionError) as error:
                 if not start:
-                    raise EngineError("the network gateway does not run") from error
+                    raise EngineError("the network gateway is not running") from error
                 if not tries_left:
                     raise EngineError(f"the network gateway does not answer: {error}") from error
                 self._start()
@@ -201,8 +205,8 @@ def _run(files: GatewayFiles) -> None:
         started.kill()
         started.wait()
         lines = files.messages.read_text(errors="replace").strip().splitlines()
-        raise EngineError(f"the network gateway does not start: {lines[-1] if lines else 'it said nothing'}")
-    started.returncode = 0  # it goes on without us, and is nobody's to wait for
+        raise EngineError(f"the network gateway did not start: {lines[-1] if lines else 'it reported no error'}")
+    started.returncode = 0  # it outlives this process, so tell Popen not to wait for it
 
 
 def _is_locked(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The decision: may this sandbox reach that? Pure, so that it can be tested as a table."""
+"""Decides whether a policy lets a sandbox reach a destination. Pure, so that it can be tested with tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING_ALLOWS = "no rule allows it"
 class Decision:
     allowed: bool
     rule: str
-    """What decided, in words."""
+    """The rule that decided, as text for people."""
 
     def __bool__(self) -> bool:
         return self.allowed
@@ -27,7 +27,7 @@ _ALL = Decision(True, "all")
 
 
 class PolicyEvaluator:
-    """One policy, ready to be asked."""
+    """Evaluates one policy."""
 
     def __init__(self, policy: NetworkPolicy) -> None:
         self.policy = policy
@@ -35,11 +35,11 @@ class PolicyEvaluator:
         self._allow = [rule for rule in rules if rule.action == "allow"]
         self._deny = [rule for rule in rules if rule.action == "deny"]
         self.open = policy == "all" or (isinstance(policy, NetworkRules) and policy.default == "allow")
-        """Whether what no rule speaks of may be reached."""
+        """Whether destinations that no rule covers may be reached."""
         self.denies_names = any(rule.domain is not None for rule in self._deny)
 
     def name(self, name: str, port: int, protocol: Protocol) -> Decision:
-        """Whether a connection that names this host may be made. The name is normal."""
+        """Decide whether a connection that names this host may be made. The name must be normalized."""
         for rule in self._deny:
             if rule.covers_name(name) and rule.covers_port(port) and protocol in rule.protocols:
                 return Decision(False, str(rule))
@@ -49,7 +49,7 @@ class PolicyEvaluator:
         return self._otherwise(protocol)
 
     def lookup(self, name: str) -> Decision:
-        """Whether the resolver may ask anybody about this name."""
+        """Decide whether the resolver may look this name up."""
         for rule in self._deny:
             if rule.covers_name(name) and not rule.ports and rule.protocol is None:
                 return Decision(False, str(rule))
@@ -59,7 +59,7 @@ class PolicyEvaluator:
         return self._otherwise("tcp")
 
     def address(self, address: Address, port: int, protocol: Protocol) -> Decision:
-        """Whether this address may be reached as such, whatever its name."""
+        """Decide whether this address may be reached, whatever names lead to it."""
         if closed := closed_for_all(address):
             return Decision(False, f"{closed} are never reached")
         if (denied := self._denied_address(address, port, protocol)) is not None:
@@ -72,7 +72,7 @@ class PolicyEvaluator:
         return self._otherwise(protocol)
 
     def answer(self, address: Address, port: int | None = None, protocol: Protocol = "web") -> Decision:
-        """Whether a name that is allowed may have this address."""
+        """Decide whether an allowed name may lead to this address."""
         if closed := closed_for_all(address):
             return Decision(False, f"{closed} are never reached")
         if is_private(address) and not any(self._covers(rule, address) for rule in self._allow):
@@ -82,14 +82,15 @@ class PolicyEvaluator:
         return _ALL
 
     def pinned(self, names: Iterable[str], port: int, protocol: Protocol) -> Decision:
-        """Whether an address that the resolver gave out for these names may be reached without naming one."""
+        """Decide whether an address that the resolver returned for these names may be reached by a connection that
+        names none of them."""
         found = [self.name(name, port, protocol) for name in names] if not self.open else []
         refused = [each for each in found if not each and each.rule != NOTHING_ALLOWS]
         allowed = [each for each in found if each]
         return (refused or allowed or [_DEFAULT])[0]
 
     def reads_names(self, port: int) -> bool:
-        """Whether a connection to this port is decided by the name it gives."""
+        """Return whether connections to this port are decided by the name that they give."""
         return any(
             rule.domain is not None and "web" in rule.protocols and rule.covers_port(port) for rule in self._allow
         )

@@ -1,4 +1,4 @@
-"""Where the gateway of an installation keeps what others must find."""
+"""The paths of the gateway's files that other processes use."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class GatewayFiles:
 
     @property
     def lock(self) -> Path:
-        """Held by the gateway as long as it lives."""
+        """The lock that the gateway holds as long as it runs."""
         return self.directory / "lock"
 
     @property
     def starting(self) -> Path:
-        """Held by whoever starts it."""
+        """The lock that a process holds while it starts the gateway."""
         return self.directory / "starting"
 
     @property
@@ -40,18 +40,18 @@ class GatewayFiles:
         return self.directory / "members"
 
     def link_claims(self) -> Claims:
-        """Which links, and with them which addresses, are whose on this machine."""
+        """Return the claims of all installations on this machine to link numbers, and thereby to addresses."""
         return Claims("links", self.directory)
 
     def log(self, sandbox_id: str) -> Path:
         return self.members / f"{sandbox_id}.log"
 
     def authority(self, sandbox_id: str) -> Path:
-        """The certificate authority of a sandbox, with its key. Not among what the gateway forgets when it ends."""
+        """Return the file with the certificate authority of a sandbox and its key. It outlives the gateway."""
         return self.directory.parent / "authorities" / sandbox_id
 
     def member(self, sandbox_id: str) -> Path:
-        """What the gateway wrote down of a sandbox with a link."""
+        """Return the file with the gateway's record of a sandbox that has a link."""
         return self.members / f"{sandbox_id}.json"
 
     def is_member(self, sandbox_id: str) -> bool:
@@ -64,6 +64,6 @@ class GatewayFiles:
             return False
 
     def forget_members(self) -> None:
-        """Of a router that is gone, as after a restart of the machine."""
+        """Remove the records and logs of the members of a router that is gone, as after a restart of the machine."""
         for path in self.members.glob("*"):
             path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""What was refused, written down for each sandbox: when, where to, under which name, and by which rule.
+"""The network log of each sandbox: what was refused, when, to which destination and name, and by which rule.
 
-A sandbox decides how often it is refused, so what it can make us write is bounded, and so is the file.
+A sandbox decides how often it is refused, so the rate of entries is limited, and so is the size of the file.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ _MAX_NAME = 300
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One connection, datagram or question that was refused. `count` like it came in the same second."""
+    """One connection, datagram or DNS question that was refused. Identical ones right after it are not recorded."""
 
     time: float
     protocol: str
     """`tcp`, `udp`, `web` or `dns`."""
     destination: str
-    """Address and port; empty for a question of DNS."""
+    """The address and port. Empty for a DNS question."""
     name: str
-    """The host it named, if it did."""
+    """The host name, if one was given."""
     rule: str
-    """What refused it, in words."""
+    """The rule that refused it, as text for people."""
     dropped: int = 0
-    """How many before this one were not written down, because they came too fast."""
+    """How many refusals before this one were not recorded because they came too fast."""
     process: str = ""
-    """Who it was, as `name[pid]` inside the sandbox; empty if that is not known."""
+    """The process in the sandbox, as `name[pid]`. Empty if it is not known."""
 
     def __str__(self) -> str:
-        """On one line, for people."""
+        """Return the refusal as one line for people."""
         where = " at ".join(part for part in (self.name, self.destination) if part)
         by = f" for {self.process}" if self.process else ""
         return f"{self.protocol} to {where or 'nowhere'} was refused{by}: {self.rule}"
 
 
 class RefusedError(Exception):
-    """By a rule, which is its text."""
+    """A connection or request is refused. The text is the rule that refused it."""
 
     def __init__(self, rule: str, name: str = "", protocol: str = "tcp") -> None:
         super().__init__(rule)
         self.rule, self.name, self.protocol = rule, name, protocol
         self.said = b""
-        """What to answer, if the language is known."""
+        """The bytes to answer with, if the protocol of the connection is known."""
 
 
 class RefusalLog:
@@ -65,7 +65,7 @@ class RefusalLog:
         now = time.monotonic()
         what = (protocol, destination, name, rule)
         if self._last is not None and self._last[1] == what and now - self._last[0] < 1:
-            return  # programs try again and again
+            return  # programs often retry at once
         self._last = (now, what)
         if not self._bucket.take():
             self._dropped += 1
@@ -84,7 +84,7 @@ class RefusalLog:
 
 
 def read_refusals(path: Path) -> list[Refusal]:
-    """Oldest first."""
+    """Return the refusals in a log, oldest first."""
     found = []
     for part in (Path(f"{path}.old"), path):
         try:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from atoll import workers
 from atoll.errors import AgentUnreachableError
 from atoll.guest.guest import Guest
 from atoll.guest.processes import Capture, FollowedProcess, ProcessExit
@@ -18,6 +19,8 @@ OutputName = Literal["stdout", "stderr"]
 _TIMEOUT_CODE = 124
 _SIGNAL_BASE = 128
 _RECONNECTS = 5
+_LONG_BYTES = 1 << 20
+"""Outputs that are longer together are joined in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,12 @@ def shell_exit_code(exit: ProcessExit) -> int:
     return _SIGNAL_BASE + (exit.signal or 9)
 
 
-def execution_result(exit: ProcessExit, stdout: Capture, stderr: Capture) -> ExecutionResult:
-    out, err = stdout.value(), stderr.value()
+async def execution_result(exit: ProcessExit, stdout: Capture, stderr: Capture) -> ExecutionResult:
+    """Return the result of a command that has ended."""
+    if stdout.kept + stderr.kept > _LONG_BYTES:
+        out, err = await workers.run(workers.TRANSFER, lambda: (stdout.value(), stderr.value()))
+    else:
+        out, err = stdout.value(), stderr.value()
     return ExecutionResult.captured(
         out,
         err,
@@ -138,7 +145,7 @@ class AsyncCommand:
         async for _ in self:
             pass
         assert self._exit is not None
-        return execution_result(self._exit, *self._captures)
+        return await execution_result(self._exit, *self._captures)
 
     async def kill(self, signal: int = 9) -> None:
         """Send a signal. Signal 9 (the default) also kills everything the command started, before `kill` returns."""

@@ -86,7 +86,8 @@ async def run_to_end(
                 done = await access.guest.processes.run(
                     request, limit_bytes=limit_bytes, on_output=on_output, stdin=stdin
                 )
-            return await with_cause(access, execution_result(done.exit, done.stdout, done.stderr), before)
+            result = await execution_result(done.exit, done.stdout, done.stderr)
+            return await with_cause(access, result, before)
         except AgentUnreachableError:
             await access.explain()
             # The agent is alive and knows the command by its id: the same request returns its output from the start.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
+from atoll.cancellation import finish
 from atoll.engines.contract import Engine, Leasing, PortExposing
 from atoll.errors import SandboxError, SandboxNotFoundError, SpecError
 from atoll.model import Observation, SandboxDetails, SandboxSpec, Stats, Volume, manus_names
@@ -132,7 +132,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             await self._expose_named()
             await setup_commands.set_up(self.access)
         except BaseException:
-            await asyncio.shield(self.cleanup())
+            await finish(self.cleanup())
             raise
         return self
 
@@ -251,7 +251,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.shield(self.cleanup())
+        await finish(self.cleanup())
 
     def __del__(self) -> None:
         access = getattr(self, "access", None)

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from atoll.cancellation import finish
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError
 from atoll.guest.connection import Connection
 from atoll.guest.guest import Guest
@@ -148,7 +149,7 @@ class AsyncShell:
                 raise
             except asyncio.CancelledError:
                 # The command was cancelled halfway; its remaining output must not appear in the next result.
-                await asyncio.shield(self._discard())
+                await finish(self._discard())
                 raise
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How much one user may ask of the server: requests per second, requests at a time, and bytes that wait in memory."""
+"""Limits on what one user may ask of the server: requests per second, concurrent requests, and bytes held in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_USERS = 100_000
 
 
 class RateLimiter:
-    """Requests per second of each user, who may save up `burst_s` seconds' worth. None: no limit."""
+    """Limits the requests per second of each user, who may save up `burst_s` seconds' worth. None means no limit."""
 
     def __init__(
         self, default_per_s: float | None, burst_s: float = 2.0, now: Callable[[], float] = time.monotonic
@@ -42,7 +42,7 @@ class RateLimiter:
         bucket = self._buckets.get(user_id)
         if bucket is None:
             if len(self._buckets) >= _MAX_USERS:
-                self._buckets.clear()  # rather generous for a moment than without bound
+                self._buckets.clear()  # better too generous for a moment than unbounded
             bucket = self._buckets[user_id] = TokenBucket(per_s, burst, self._now)
         elif bucket.per_s != per_s:
             bucket.limit(per_s, burst)
@@ -54,14 +54,14 @@ class Admissions:
         self._max_requests = max_requests
         self.budgets = budgets
         self.under_way: Counter[str] = Counter()
-        """How many requests and WebSockets of each user are open."""
+        """Number of open requests and WebSockets of each user."""
 
     def admit(self, scope: Scope, caller: Caller) -> None:
-        """From here on the request is the caller's, until `leave`. Raises RateLimitedError."""
+        """Attribute the request to this caller until `leave` is called. Raises RateLimitedError."""
         user = caller.user_id
         if self.under_way[user] >= self._max_requests:
             raise RateLimitedError(
-                f"user {user!r} has {self._max_requests} requests under way, which is the limit",
+                f"user {user!r} has {self._max_requests} requests in progress, which is the limit",
                 retry_after_s=1,
                 hint="Wait for some of them to finish.",
             )
@@ -81,7 +81,7 @@ class Admissions:
 
 
 class Admission:
-    """What one request takes."""
+    """The caller of one request, and the memory that it reserves."""
 
     def __init__(self, caller: Caller, reservation: Reservation) -> None:
         self.caller, self.reservation = caller, reservation
@@ -93,7 +93,7 @@ def admission_of(scope: Scope) -> Admission | None:
 
 
 class AdmissionEnd:
-    """A pure ASGI middleware: what a request was admitted to take is given back when its answer is complete."""
+    """A pure ASGI middleware that releases what a request was admitted to take, when its answer is complete."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

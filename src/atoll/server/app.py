@@ -1,4 +1,4 @@
-"""The ASGI application: routes under /api/v1, limits around them, problems out of them."""
+"""The ASGI application: routes under /api/v1, limits around them, and errors as problem documents."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from atoll.settings import Settings
 
 
 def make_app(settings: ServerSettings, installation: Settings | None = None, *, listens_on: str = "") -> FastAPI:
-    """Everything is opened when the application starts and closed when it ends. What keeps it from starting is in
-    `app.state.failure`."""
+    """Return the application, which opens everything when it starts and closes it when it ends. If it cannot start,
+    `app.state.failure` is the error."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -42,7 +42,7 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
                 app.state.failure = error
                 raise
             app.state.services = made
-            await run_in_threadpool(bool)  # what streaming needs is imported now, not in the middle of a request
+            await run_in_threadpool(bool)  # imports what streaming needs now, not in the middle of a request
             yield
 
     app = bare_app(lifespan)
@@ -73,7 +73,7 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
 
 
 def bare_app(lifespan: object = None) -> FastAPI:
-    """The routes alone: enough to write openapi.json."""
+    """Return an application with the routes alone, which is enough to write openapi.json."""
     app = FastAPI(
         title="Atoll",
         version=version("atoll"),
@@ -94,5 +94,5 @@ def bare_app(lifespan: object = None) -> FastAPI:
 
 
 async def _nobody(_: Request, __: Exception) -> Response:
-    """The client went away in the middle of its request: nobody reads this."""
+    """Answer a client that disconnected in the middle of its request. The answer is never read."""
     return Response(status_code=400)

@@ -1,7 +1,7 @@
-"""The description of the API: what FastAPI finds in the routes, how callers identify themselves, and what fields mean.
+"""The OpenAPI document: what FastAPI finds in the routes, how callers identify themselves, and what fields mean.
 
-The docstring below a field of a model is its description. They are read from the sources only when the document is
-asked for: reading them whenever a model is defined would delay the start of every server.
+The docstring below a field of a model is its description. These docstrings are read from the sources only when the
+document is requested, because reading them whenever a model is defined would delay every start of the server.
 """
 
 from __future__ import annotations

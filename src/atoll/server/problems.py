@@ -1,4 +1,4 @@
-"""Errors as application/problem+json: the status says what kind, `code` is stable, `hint` says what to do."""
+"""Errors as application/problem+json: the status gives the kind of error, `code` is stable, `hint` says what to do."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Problem(BaseModel):
 
 
 class Refusal(HTTPException):
-    """An error of ours that is raised while a body is read: FastAPI lets nothing pass there but its own kind."""
+    """A SandboxError that is raised while a body is read, where FastAPI lets only its own kind of exception pass."""
 
     def __init__(self, error: SandboxError) -> None:
         self.error = error
@@ -154,7 +154,7 @@ def problem(status: int, code: str, detail: str, **more: object) -> Problem:
 
 
 def of(error: BaseException) -> Problem:
-    """Every error that can leave a route, also one of a stream that has begun."""
+    """Return the problem for an error that leaves a route or ends a stream that has begun."""
     if isinstance(error, Refusal):
         error = error.error
     if isinstance(error, SandboxError):
@@ -218,7 +218,7 @@ def _plain(detail: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _discreet(text: str) -> str:
-    """As users may read it; the log has the rest."""
+    """Return a text as users may read it. The log gets the rest."""
     shown = without_paths(text)
     if shown != text:
         _log.warning("a request failed: %s", text)
@@ -234,4 +234,4 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": _TITLES[status], "model": Problem, "content": {MEDIA_TYPE: {}}}
     for status in (400, 401, 403, 404, 408, 409, 410, 413, 422, 429, 500, 503, 504, 507)
 }
-"""What any route may answer besides what it promises."""
+"""Error responses that any route may return."""

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 class RequestMetrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
-        """By method, path of the route, and status."""
+        """Number of requests by method, path of the route, and status."""
         self.seconds: Counter[str] = Counter()
         self.streams: Counter[str] = Counter()
-        """Open right now, by kind."""
+        """Number of open streams, by kind."""
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
         self.requests[method, route, status] += 1
@@ -33,7 +33,8 @@ class RequestMetrics:
             self.streams[kind] -= 1
 
     def exposition(self) -> str:
-        """Return the text format of Prometheus. The paths are templates of routes, so their number is bounded."""
+        """Return the metrics in the text format of Prometheus. Paths are templates of routes, so their number is
+        bounded."""
         lines = ["# TYPE atoll_http_requests_total counter"]
         for (method, route, status), count in sorted(self.requests.items()):
             lines.append(f'atoll_http_requests_total{{method="{method}",route="{route}",status="{status}"}} {count}')
@@ -49,7 +50,8 @@ class RequestMetrics:
 
 
 class RequestCount:
-    """A pure ASGI middleware that counts requests by the template of their route, never by what a client made up."""
+    """A pure ASGI middleware that counts requests by the template of their route, never by a path that a client made
+    up."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Running the server: say where it listens, end cleanly."""
+"""Run the server: report where it listens, and shut down cleanly."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from atoll.server.settings import ServerSettings
 
 _MAX_MESSAGE_BYTES = 4 << 20
 _SWITCH_S = 0.001
-"""A thread that computes lets the event loop go on after this time."""
+"""A thread that computes lets the event loop continue after this time."""
 
 
 def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str, str | None], None]) -> None:
-    """Until SIGTERM or SIGINT: then nothing new is taken, and what is under way has `drain_s` to end.
+    """Run until SIGTERM or SIGINT. Then nothing new is accepted, and requests in progress have `drain_s` to end.
 
-    `sock` listens already. `on_ready` gets the URL and, at the first run, the administrator's key.
+    `sock` listens already. `on_ready` gets the URL and, on the first run, the administrator's key.
     """
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -44,17 +44,17 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here depends on where a client says it is
+        proxy_headers=False,  # nothing depends on the address that a client claims to have
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
     )
     config.slow_s = settings.slow_s
     server = _Server(config)
     server.on_ready = lambda: on_ready(url, app.state.services.first_key)
-    # uvicorn hands on the signal that ended it: the end is a clean one all the same.
+    # uvicorn raises the signal that ended it again, but this is a clean end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    # What keeps it from starting is told once, in a sentence, and not by uvicorn.
+    # A failure to start is reported once, as a sentence, and not by uvicorn.
     logging.getLogger("uvicorn.error").addFilter(lambda _: app.state.failure is None)
     with contextlib.closing(sock), contextlib.suppress(SystemExit):
         server.run(sockets=[sock])
@@ -64,7 +64,7 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
 
 class _Config(uvicorn.Config):
     slow_s: float
-    """What a connection needs to know of our own settings."""
+    """The setting that connections need."""
 
 
 class _Server(uvicorn.Server):
@@ -75,6 +75,6 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             gc.collect()
-            gc.freeze()  # what is there now stays: to look at all of it again and again would delay every request
+            gc.freeze()  # these objects stay: scanning them again and again would delay every request
             sys.setswitchinterval(_SWITCH_S)
             self.on_ready()

@@ -1,4 +1,4 @@
-"""What the routes work with, put together when the server starts and taken apart when it ends."""
+"""The objects that routes work with, created when the server starts and closed when it ends."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Services:
     transfers: Transfers
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
-    """Commands that somebody reads right now, by sandbox and id: input goes the same way."""
+    """Commands whose output a client reads right now, by sandbox and id. Input for them goes over the same stream."""
     port_sockets: dict[str, int] = field(default_factory=dict)
-    """How many WebSockets to exposed ports are open, by sandbox."""
+    """Number of open WebSockets to exposed ports, by sandbox."""
     first_key: str | None = None
-    """Of the administrator, at the first run only."""
+    """The administrator's key, on the first run only."""
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def services(
         settings.max_num_sandboxes,
         settings.close_delay,
         min(300.0, settings.close_delay),
-        engine="auto" if settings.engine == "auto" else engine,  # it has another for some isolations
+        engine="auto" if settings.engine == "auto" else engine,  # "auto" has others for some isolation levels
         settings=installation,
         state_dir=settings.state_dir / "manager",
         at_cap=settings.at_cap,
@@ -129,7 +129,7 @@ async def services(
             origin=origin_of(public_url),
             by_host=settings.runtime_hosts,
         )
-        tree.remove(settings.transfers)  # what was on its way when an earlier server died
+        tree.remove(settings.transfers)  # what an earlier server left when it died
         owned_directory(settings.transfers, 0o700)
         rate = RateLimiter(settings.requests_per_s)
         webhooks = Webhooks(sandboxes, identities, happened, settings.webhook_hosts)
@@ -169,7 +169,8 @@ async def services(
 
 
 def _load_secret(path: Path) -> bytes:
-    """Return the server's secret, made at the first start. Two servers that start at once get the same."""
+    """Return the server's secret, which is created at the first start. Two servers that start at once get the same
+    one."""
     if not path.exists():
         durable.create(path, secrets.token_bytes(_SECRET_BYTES), sync=True)
     secret = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What the administrator of a server decides: from a TOML file and the environment, which has the last word."""
+"""The settings of a server, from a TOML file and from the environment, which takes precedence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PREFIX = "ATOLL_"
 
 
 class ServerSettings(BaseModel):
-    """Each can be given as `name = value` in the table `[server]`, or as ATOLL_NAME in the environment."""
+    """The settings of a server. Each can be given as `name = value` in the table `[server]`, or as ATOLL_NAME in the
+    environment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +62,7 @@ class ServerSettings(BaseModel):
     start_timeout: Annotated[float, Field(gt=0)] = Field(
         120, description="With the engine remote: seconds for the start of a sandbox."
     )
-    webhook_hosts: list[str] = Field([], description="PortsByHost that events may be posted to even if not public.")
+    webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to even if not public.")
     registries: list[str] = Field(
         [],
         description="HOST, HOST:PORT or ranges of addresses that users may pull images from even if not public.",
@@ -154,7 +155,7 @@ class ServerSettings(BaseModel):
     def load(
         cls, environ: Mapping[str, str] | None = None, *, file: Path | None = None, **given: object
     ) -> ServerSettings:
-        """The file is ATOLL_CONFIG, or /etc/atoll/server.toml if there is one. Raises SpecError."""
+        """Load the settings. The file is ATOLL_CONFIG, or /etc/atoll/server.toml if there is one. Raises SpecError."""
         environ = os.environ if environ is None else environ
         values = _from_file(file or _customary(environ))
         for name in cls.model_fields:
@@ -176,12 +177,15 @@ class ServerSettings(BaseModel):
 
     @property
     def runtime_hosts(self) -> bool:
-        """Whether the URLs of runtimes are those of hosts. Names below `localhost` are unknown to most programs."""
+        """Whether the URLs of runtimes use host names. Names below `localhost` are unknown to most programs."""
         return self.runtime_urls == "host" or (self.runtime_urls == "auto" and self.ports_domain != "localhost")
 
     def ceilings(self, resources: Resources | None) -> Limits:
-        """For one sandbox of a user who is not an administrator. `resources` are those of this machine if sandboxes run
-        on it; of another machine only what was set is known."""
+        """Return the maximum limits of one sandbox of a user who is not an administrator.
+
+        `resources` are those of this machine if sandboxes run on it. For another machine, only the limits in the
+        settings are known.
+        """
         most = Limits(
             memory_bytes=self.max_sandbox_memory_bytes,
             cpus=self.max_sandbox_cpus,
@@ -202,7 +206,7 @@ class ServerSettings(BaseModel):
 
     @property
     def transfers(self) -> Path:
-        """Files on their way in and out."""
+        """The directory of files in transit."""
         return self.state_dir / "transfers"
 
     @property

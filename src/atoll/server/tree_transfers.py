@@ -1,8 +1,8 @@
-"""Trees as tar archives. They pass through a directory of the server that exists only for the request.
+"""Transfer trees as tar archives, through a directory of the server that exists only for the request.
 
-What lies there is counted for the user whose request it is, without the holes of sparse files, and nothing is taken
-that the disk of the sandbox could not hold. Each is made in a place that the server empties when it starts: what was
-under way when one is killed does not stay.
+Its contents are charged to the user whose request it is, without the holes of sparse files, and nothing is accepted
+that the disk of the sandbox could not hold. The server empties the parent directory when it starts, so the remains of
+interrupted transfers do not stay.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from atoll.walking import walk
 _CHUNK = 1 << 20
 _MAX_ITEMS = 1_000_000
 _OVERHEAD = 16 << 20
-"""An archive is larger than what is in it: headers, padding. Twice the disk of a sandbox and this is too much."""
+"""An archive is larger than its contents, because of headers and padding. Twice the disk of a sandbox and this is the
+maximum."""
 
 
 class Transfers:
-    """Where trees lie on their way in and out, and how much of it each user takes."""
+    """The directory of trees in transit, and how much of it each user takes."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """At most so many bytes for each user, and four times as many for all."""
+        """Allow `max_bytes` for each user, and four times as many for all users."""
         self.folder = folder
         self.budgets = Budgets(max_bytes, 4 * max_bytes)
 
@@ -53,20 +54,20 @@ class Transfers:
         try:
             yield transfer
         finally:
-            # Whatever happens to the caller, and also if the caller's share of threads is taken.
+            # This must happen whatever happens to the caller, and even if the caller's share of threads is taken.
             await finish(workers.run(workers.ENGINE, remove_tree, folder))
             transfer.reservation.close()
 
 
 class Transfer:
-    """One tree on its way."""
+    """One tree in transit."""
 
     def __init__(self, folder: Path, reservation: Reservation) -> None:
         self.folder, self.reservation = folder, reservation
         self.tree, self.archive = folder / "tree", folder / "archive"
 
     def take(self, size: int) -> None:
-        """Room for so many bytes more. Raises SandboxResourceError."""
+        """Reserve room for `size` more bytes. Raises SandboxResourceError."""
         if self.reservation.take(size) < size:
             raise SandboxResourceError(
                 "your transfers take too much space on the server at once",
@@ -74,7 +75,8 @@ class Transfer:
             )
 
     def below(self, most: int | None) -> Callable[[int], None]:
-        """`take`, up to so many bytes in all: what the disk of a sandbox has."""
+        """Return a function like `take` that also limits the total to `most`, which is what the disk of a sandbox can
+        hold."""
         taken = 0
 
         def take(size: int) -> None:
@@ -88,7 +90,7 @@ class Transfer:
 
 
 async def pack(transfers: Transfers, sandbox: ManagedSandbox, path: str, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The archive, piece by piece. What cannot be read is an error before the first."""
+    """Return the archive piece by piece. If something cannot be read, the error is raised before the first piece."""
     held = contextlib.AsyncExitStack()
     try:
         transfer = await held.enter_async_context(transfers.open())
@@ -110,7 +112,8 @@ async def pack(transfers: Transfers, sandbox: ManagedSandbox, path: str, max_byt
 async def unpack(
     transfers: Transfers, sandbox: ManagedSandbox, path: str, pieces: AsyncIterator[bytes], max_bytes: int
 ) -> None:
-    """Nothing reaches the sandbox before the whole archive was read and understood."""
+    """Unpack an archive into the sandbox. Nothing reaches the sandbox before the whole archive was read and
+    validated."""
     most = sandbox.spec.limits.disk_bytes
     async with transfers.open() as transfer:
         room = transfer.below(None if most is None else 2 * most + _OVERHEAD)
@@ -125,7 +128,7 @@ async def unpack(
 
 
 async def _pieces(tree: Path, held: contextlib.AsyncExitStack) -> AsyncGenerator[bytes, None]:
-    """The archive is written as it is sent: it is never there as a whole."""
+    """Yield the archive, which is written as it is sent and never exists as a whole."""
     async with held:
         archive = _Archive(tree)
         try:
@@ -136,7 +139,8 @@ async def _pieces(tree: Path, held: contextlib.AsyncExitStack) -> AsyncGenerator
 
 
 class _Archive:
-    """The pieces, asked for by one thread after another. A reader who is gone may have left a thread at work on one."""
+    """The pieces of an archive, requested by one thread after another. A reader that is gone may have left a thread at
+    work."""
 
     def __init__(self, tree: Path) -> None:
         self._pieces = _tar(tree)
@@ -152,13 +156,13 @@ class _Archive:
 
 
 def _tar(tree: Path) -> Generator[bytes, None, None]:
-    """None of its pieces is empty, and none larger than `_CHUNK`."""
+    """Yield the archive in pieces. No piece is empty or larger than `_CHUNK`."""
     if tree.is_dir() and not tree.is_symlink():
         fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             yield from _entry(".", tree, os.fstat(fd))
             for found in walk(fd):
-                # By the open parent: the whole path may be longer than any that can be opened.
+                # Open it through its parent directory, because the whole path may be too long to be opened.
                 place = Path(f"/proc/self/fd/{found.parent}", found.name)
                 yield from _entry(f"./{os.fsdecode(found.path)}", place, found.info)
         finally:
@@ -169,7 +173,7 @@ def _tar(tree: Path) -> Generator[bytes, None, None]:
 
 
 def _entry(name: str, place: Path, info: os.stat_result) -> Iterator[bytes]:
-    """Owners are left out: ids mean nothing outside of the sandbox."""
+    """Yield one entry. Owners are left out, because ids mean nothing outside the sandbox."""
     member = tarfile.TarInfo(name)
     member.mode, member.mtime = stat.S_IMODE(info.st_mode), info.st_mtime
     if stat.S_ISREG(info.st_mode):
@@ -192,7 +196,7 @@ def _content(place: Path, size: int) -> Iterator[bytes]:
 
 
 def _extract(transfer: Transfer, work: Work, max_bytes: int, room: Callable[[int], None]) -> None:
-    """With the same care as an image of a stranger: nothing in it leads out of the tree."""
+    """Extract the archive with the same care as an untrusted image: nothing in it leads out of the tree."""
     transfer.tree.mkdir()
     limits = ImageLimits(total_bytes=max_bytes, file_bytes=max_bytes, entries=_MAX_ITEMS)
     budget = Budget(limits, room=room)

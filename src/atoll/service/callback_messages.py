@@ -1,7 +1,8 @@
-"""Messages that programs in a sandbox post to the server: kept as events of that sandbox, shown like any others.
+"""Messages that programs in a sandbox post to the server. They are kept as events of the sandbox and shown like all
+others.
 
-Whoever posts is untrusted code. Messages are bounded in size, number and rate, displace nothing but older messages, and
-what is too long is cut rather than refused: a program that is refused would send the same again.
+The sender is untrusted code. Messages are therefore bounded in size, number and rate, and displace only older messages.
+A message that is too long is cut rather than refused, because a program would send a refused one again.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from atoll.token_bucket import TokenBucket
 CALLBACK = "callback"
 """The kind of these events."""
 CALLBACK_LABEL = "sandbox_callback"
-"""The label of sandboxes that know where to post."""
+"""The label of sandboxes whose programs know where to post messages."""
 MAX_MESSAGES = 200
-"""The most in one request."""
+"""Maximum number of messages in one request."""
 MAX_BODY = 1 << 20
 _MAX_MESSAGE = 16 << 10
 _MAX_BUCKETS = 10_000
@@ -38,7 +39,7 @@ _MAX_KEY = 512
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """So many messages per second, and so many at once after a while without any."""
+    """How many messages per second are accepted, and how many at once after a pause."""
 
     of: str
     per_s: float
@@ -47,7 +48,7 @@ class _Rate:
 
 _OF_SANDBOX = _Rate("sandbox", 20.0, 400.0)
 _OF_USER = _Rate("user", 50.0, 1000.0)
-"""For all sandboxes of one user together: messages of all users are written by one thread."""
+"""The rate for all sandboxes of one user together, because one thread writes the messages of all users."""
 
 
 class Callbacks:
@@ -67,7 +68,8 @@ class Callbacks:
         self._buckets: dict[tuple[_Rate, str], TokenBucket] = {}
 
     def variables(self, record: Record, *, url: bool) -> dict[str, str]:
-        """What programs inside find in their environment, by the names that OpenHands's agent server has for it."""
+        """Return the environment variables that tell programs inside where to post, under the names of OpenHands's
+        agent server."""
         found = {"OH_SESSION_API_KEYS_0": self.inside_key(record)}
         if url:
             found["OH_WEBHOOKS_0_BASE_URL"] = f"{self._public_url}/api/v1/webhooks/{record.id}"
@@ -77,22 +79,22 @@ class Callbacks:
         return self._session_keys.inside_key(record.id, record.owner)
 
     async def admit(self, sandbox_id: str, key: str) -> Caller:
-        """Whoever holds the key of this sandbox, from inside or outside, while it runs. Anybody else gets the same
-        NotAuthenticatedError."""
+        """Return the caller who holds a key of this sandbox, from inside or outside, while the sandbox runs. Raises the
+        same NotAuthenticatedError for any other key."""
         try:
             record = await self._manager.recall(sandbox_id) if len(key) <= _MAX_KEY else None
             if record is not None and self._is_valid(key, record) and record.state is State.RUNNING:
                 claims = self._session_keys.claims(key)
                 await self._identities.vouch(record.owner, claims[1].key_id if claims else None)
-                # It has a rate of its own: messages cannot use up the owner's.
+                # The caller has a request rate of its own, so messages cannot use up the owner's.
                 return Caller(f"~{record.id}", frozenset(), sandbox_id=record.id)
         except SandboxNotFoundError:
             pass
         raise NotAuthenticatedError("invalid session key", hint="Use the session key of the sandbox while it runs.")
 
     async def key_inside(self, sandbox_id: str, key: str) -> str | None:
-        """What to send inside instead of this session key, so that ours never gets there. None: it is not one of this
-        sandbox, or nothing inside knows a key."""
+        """Return the key to send inside in place of this session key, so that the session key stays outside. Returns
+        None if it is not a key of this sandbox, or if no program inside knows a key."""
         try:
             await self.admit(sandbox_id, key)
         except NotAuthenticatedError:
@@ -101,7 +103,8 @@ class Callbacks:
         return self.inside_key(record) if record is not None and CALLBACK_LABEL in record.labels else None
 
     async def keep(self, sandbox_id: str, conversation_id: str, messages: Sequence[object]) -> None:
-        """Make each of them an event. RateLimitedError for too many; ValueError for more than one request may have."""
+        """Store each message as an event. Raises RateLimitedError if there are too many, and ValueError if there are
+        more than one request may contain."""
         if len(messages) > MAX_MESSAGES:
             raise ValueError(f"a request may have at most {MAX_MESSAGES} messages")
         record = await self._manager.recall(sandbox_id)
@@ -139,7 +142,7 @@ class Callbacks:
 
 
 def _event(conversation_id: str, message: object) -> tuple[str, str]:
-    """Its reason and its data."""
+    """Return the reason and the data of the event."""
     message = _plain(message, _MAX_DEPTH)
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=True)
     kind = message.get("kind") if isinstance(message, dict) else None
@@ -152,7 +155,7 @@ def _event(conversation_id: str, message: object) -> tuple[str, str]:
 
 
 def _plain(value: object, depth: int) -> object:
-    """A copy that every reader of JSON understands: no surrogates, no infinite numbers, not too deep."""
+    """Return a copy that every JSON reader accepts: no surrogates, no infinite numbers, not nested too deeply."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, float):

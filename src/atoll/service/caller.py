@@ -1,4 +1,4 @@
-"""Who asks, and what they may do."""
+"""The caller of a request, and what the caller may do."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ class Scope(enum.StrEnum):
     USE = "use"
     """Work inside sandboxes: commands, terminals, files, ports."""
     MANAGE = "manage"
-    """Start, pause, resume, extend and delete sandboxes; make specs."""
+    """Start, pause, resume, extend and delete sandboxes; create specs."""
     KEYS = "keys"
-    """Make and revoke one's own keys and tokens."""
+    """Create and revoke one's own keys and tokens."""
     ADMIN = "admin"
-    """Everybody's sandboxes, users, figures of the server. Only of users with the role admin."""
+    """Manage everybody's sandboxes and the users, and see the server's metrics. Only users with the role admin can have
+    it."""
 
 
 ORDINARY = frozenset({Scope.READ, Scope.USE, Scope.MANAGE, Scope.KEYS})
 SESSION = frozenset({Scope.READ, Scope.USE})
-"""What the session key of a sandbox is good for, on that sandbox."""
+"""The scopes of a session key, for its own sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class Caller:
     scopes: frozenset[Scope]
     quotas: Quotas = field(default_factory=Quotas)
     sandbox_id: str | None = None
-    """With a session key: the one sandbox that there is for this caller."""
+    """With a session key: the only sandbox that this caller can reach."""
     key_id: str | None = None
-    """The API key that the credential is, or that it was made with."""
+    """The API key that is the credential, or that the credential was created with."""
     expires_at: float | None = None
-    """When the credential ends. What is made with it ends no later."""
+    """When the credential expires. Whatever is created with it expires no later."""
 
     @property
     def is_admin(self) -> bool:
@@ -47,11 +48,11 @@ class Caller:
 
     @property
     def owner(self) -> str | None:
-        """Whose sandboxes this caller sees; None: all."""
+        """The owner whose sandboxes this caller sees, or None for all sandboxes."""
         return None if self.is_admin else self.user_id
 
     def need(self, scope: Scope) -> None:
-        """Raises ForbiddenError without it."""
+        """Raise ForbiddenError if the caller does not have this scope."""
         if scope not in self.scopes:
             raise ForbiddenError(
                 f"this needs the scope '{scope}'", hint="Use a key that has it, or ask an administrator."

@@ -1,7 +1,7 @@
-"""The credentials of users, and how they are written: API keys and tokens.
+"""The credentials of users, which are API keys and tokens, and their formats.
 
-An API key is `atoll_ID_SECRET`. Only the hash of the secret is stored, which is enough for 256 random bits. A token
-is a JWT. Its algorithm is fixed by the server's settings, never taken from the token.
+An API key is `atoll_ID_SECRET`. Only the hash of the secret is stored, which is enough for 256 random bits. A token is
+a JWT. Its algorithm is fixed by the server's settings, never taken from the token.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tokens:
 
     @property
     def are_foreign(self) -> bool:
-        """Whether an identity provider issues them and not this server."""
+        """Whether an identity provider issues the tokens, and not this server."""
         return self.rules.algorithm != "HS256"
 
     async def claims(self, token: str) -> dict[str, Any]:
@@ -72,11 +72,14 @@ class Tokens:
             raise invalid_credential() from error
 
     def create(self, caller: Caller, *, scopes: frozenset[Scope], lifetime_s: float) -> tuple[str, datetime]:
-        """Return a token with no more scopes than the caller has, and its end. It ends with the caller's key, too."""
+        """Return a new token and when it expires. It has no more scopes than the caller, expires no later than the
+        caller's credential, and ends with the caller's key."""
         if self.are_foreign:
             raise ForbiddenError("this server does not create tokens: they come from the identity provider")
         if not scopes <= caller.scopes:
-            raise ForbiddenError(f"a token cannot have more scopes than its maker: {', '.join(sorted(caller.scopes))}")
+            raise ForbiddenError(
+                f"a token cannot have more scopes than its creator: {', '.join(sorted(caller.scopes))}"
+            )
         now = datetime.now(UTC)
         expires = now + timedelta(seconds=min(lifetime_s, self.rules.max_lifetime_s))
         if caller.expires_at is not None:
@@ -106,19 +109,19 @@ def new_api_key() -> tuple[str, bytes, str]:
 
 
 def key_id_of(text: str) -> str | None:
-    """Return the id that a key claims to have, if it is the id of any key."""
+    """Return the id in the text of a key, or None if no key can have that id."""
     key_id = text.removeprefix(_PREFIX).partition("_")[0]
     return key_id if key_id.isalnum() and len(key_id) <= 32 else None
 
 
 def is_secret_of(text: str, key: ApiKey | None) -> bool:
-    """Whether the text holds the secret of that key. Takes the same time for a key that does not exist."""
+    """Whether the text contains the secret of this key. The check takes the same time for a key that does not exist."""
     secret = text.removeprefix(_PREFIX).partition("_")[2]
     return hmac.compare_digest(_hash(secret), key.hash if key is not None else bytes(32))
 
 
 def scopes_in(claims: dict[str, Any]) -> set[Scope]:
-    """Return the scopes of the claim `scope`; without it those of an ordinary user. Unknown words are ignored."""
+    """Return the scopes in the claim `scope`, or those of an ordinary user without it. Unknown scopes are ignored."""
     words = claims.get("scope")
     if not isinstance(words, str):
         return set(ORDINARY)
@@ -126,7 +129,7 @@ def scopes_in(claims: dict[str, Any]) -> set[Scope]:
 
 
 def identity_of(issuer: str, subject: str) -> str:
-    """Return one name for each user of each identity provider."""
+    """Return a name that is unique for each user of each identity provider."""
     identity = f"{issuer.replace('%', '%25').replace('|', '%7C')}|{subject}"
     return identity if len(identity) <= _MAX_IDENTITY and identity.isprintable() else digest(identity)
 

@@ -1,7 +1,7 @@
-"""The named ports of a sandbox that a server leads to: how they are kept, which variables they become, their URLs.
+"""Exposed ports of sandboxes: how they are stored, which variables they set, and their URLs.
 
-They are kept as labels of the sandbox, so that they are there from its first moment, survive a restart of the server
-and go along when it is forked.
+They are stored as labels of the sandbox, so that they exist from its first moment, survive a restart of the server and
+are copied when the sandbox is forked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atoll.service.models.exposed_port import ExposedPort, ExposedUrl, HealthChe
 PORT_LABEL = "exposed_port."
 MAX_PORTS = 64
 VSCODE = "VSCODE"
-"""The name of a port whose URL carries a token and the folder to open, as VS Code's own server wants them."""
+"""The name of a port whose URL contains a token and the folder to open, as VS Code's own server requires."""
 _PUBLIC = "/public"
 _RESERVED = frozenset(
     ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "PWD", "IFS", "ENV", "BASH_ENV", "PYTHONUNBUFFERED")
@@ -26,8 +26,8 @@ _PLACEHOLDERS = frozenset(("public_url", "sandbox_id", "port", "name"))
 
 
 def merged(*groups: Iterable[ExposedPort]) -> list[ExposedPort]:
-    """Ports of a later group replace those of the same name. ValueError if one group names two alike, or for too
-    many."""
+    """Merge groups of ports. A port replaces one of the same name in an earlier group. Raises ValueError if one group
+    contains a name twice, or if there are too many ports."""
     found: dict[str, ExposedPort] = {}
     for group in groups:
         ports = list(group)
@@ -41,7 +41,7 @@ def merged(*groups: Iterable[ExposedPort]) -> list[ExposedPort]:
 
 
 def port_of(check: HealthCheck, ports: Iterable[ExposedPort]) -> int:
-    """The number of the port that is checked. ValueError if no port has that name."""
+    """Return the number of the port to check. Raises ValueError if no port has that name."""
     if isinstance(check.port, int):
         return check.port
     named = {port.name: port.port for port in ports}
@@ -69,14 +69,14 @@ def numbers_of(labels: Mapping[str, str]) -> list[int]:
 
 
 def variables_of(ports: Iterable[ExposedPort], taken: Iterable[str] = ()) -> dict[str, str]:
-    """`NAME=PORT` for each, unless somebody gave a variable of that name or the system needs it."""
+    """Return `NAME=PORT` for each port, except for variables that are taken or that the system needs."""
     refused = _RESERVED | set(taken)
     named = ((port.name.replace("-", "_"), str(port.port)) for port in ports)
     return {name: port for name, port in named if name not in refused}
 
 
 def with_port(labels: Mapping[str, str], port: ExposedPort) -> dict[str, str]:
-    """The labels with this port too. LimitReachedError for one too many."""
+    """Return the labels with this port added. Raises LimitReachedError if there are too many ports."""
     changed = {**labels, **labels_of([port])}
     if len(ports_of(changed)) > MAX_PORTS:
         raise LimitReachedError(f"a sandbox has at most {MAX_PORTS} exposed ports", hint="Remove one of them.")
@@ -84,13 +84,13 @@ def with_port(labels: Mapping[str, str], port: ExposedPort) -> dict[str, str]:
 
 
 def without_port(labels: Mapping[str, str], port: int) -> dict[str, str]:
-    """The labels without any name for this port."""
+    """Return the labels without any name of this port."""
     names = {f"{PORT_LABEL}{each.name}" for each in ports_of(labels) if each.port == port}
     return {label: value for label, value in labels.items() if label not in names}
 
 
 def check_pattern(pattern: str) -> str:
-    """Raises ValueError for a URL pattern that cannot tell two ports apart."""
+    """Validate and return a URL pattern. Raises ValueError, for example if the pattern cannot tell two ports apart."""
     found = set(_PLACEHOLDER.findall(pattern))
     if found - _PLACEHOLDERS:
         raise ValueError(f"unknown placeholder {{{sorted(found - _PLACEHOLDERS)[0]}}}")
@@ -102,7 +102,7 @@ def check_pattern(pattern: str) -> str:
 
 
 class PortUrls:
-    """Where the ports of sandboxes are reached."""
+    """Builds the URLs of exposed ports."""
 
     def __init__(self, public_url: str, domain: str, pattern: str | None = None) -> None:
         self.public_url = public_url.rstrip("/")
@@ -141,8 +141,11 @@ class PortUrls:
 
 
 def _ports_hosts(public_url: str, domain: str) -> tuple[str, str] | None:
-    """What stands before and behind `PORT-ID.` in the URLs of exposed ports. Every name below `localhost` is the
-    client's own machine, so those lead here only if the server is there too."""
+    """Return the parts before and after `PORT-ID.` in the URLs of exposed ports, or None if there are no such URLs.
+
+    Every name below `localhost` is the client's own machine, so such URLs lead here only if the server is on that
+    machine.
+    """
     try:
         found = urlsplit(public_url)
         host, port = found.hostname or "", found.port

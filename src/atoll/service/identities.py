@@ -1,7 +1,7 @@
-"""Finding out who holds a credential.
+"""Find out who holds a credential.
 
-What was found out is remembered for some seconds, and forgotten when anything changes here. So a key that is revoked on
-this server is refused at once, and elsewhere within those seconds.
+Results are remembered for a few seconds, and forgotten when anything changes on this server. A key that is revoked on
+this server is therefore refused at once, and on other servers within those seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _MAX_LENGTH = 8192
 _MAX_USER_ID = 256
 _NO_ISSUER = "provider"
 ANY_ISSUER = "*"
-"""The issuer of users from before identities were stored: the first provider that knows the name takes them over."""
+"""The issuer of users that were created before identities were stored. The first provider that knows their name takes
+them over."""
 
 
 class Identities:
@@ -46,10 +47,10 @@ class Identities:
         self._standing: dict[tuple[str, str | None, bool], float] = {}
         self._checking = asyncio.Lock()
         self._changes = 0
-        """What was looked up before a change is not remembered after it."""
+        """The number of changes so far. A result that was looked up before a change is not remembered after it."""
 
     async def caller(self, credential: str) -> Caller:
-        """Return who holds a credential. Raises NotAuthenticatedError."""
+        """Return the caller who holds a credential. Raises NotAuthenticatedError."""
         if len(credential) > _MAX_LENGTH:
             raise invalid_credential()
         mark = hashlib.sha256(credential.encode(errors="surrogateescape")).digest()
@@ -65,11 +66,11 @@ class Identities:
         return caller
 
     async def check(self, caller: Caller) -> None:
-        """Raise NotAuthenticatedError if somebody who was let in earlier no longer would be."""
+        """Raise NotAuthenticatedError if a caller who was admitted earlier would be refused now."""
         if caller.expires_at is not None and caller.expires_at <= time.time():
             raise NotAuthenticatedError("the credential has expired")
         place, changes = (caller.user_id, caller.key_id, caller.sandbox_id is not None), self._changes
-        async with self._checking:  # one at a time: all streams of a user ask at once, and one answer is for all
+        async with self._checking:  # one at a time: all streams of a user ask at once, and share one answer
             if self._standing.get(place, 0.0) > time.monotonic():
                 return
             await self._check(caller)
@@ -90,8 +91,8 @@ class Identities:
         await self._of(caller.user_id, caller.scopes, caller.key_id)
 
     async def vouch(self, user_id: str | None, key_id: str | None = None) -> None:
-        """Check the right that a derived credential comes from: a user's, with their key or that of an administrator.
-        Raise NotAuthenticatedError if the user is locked out or the key has ended."""
+        """Check the credential that a derived one comes from: the user, and the key of that user or of an
+        administrator. Raise NotAuthenticatedError if the user is locked out or the key has ended."""
         place, changes = (user_id, key_id), self._changes
         if self._vouched.get(place, 0.0) > time.monotonic():
             return
@@ -162,8 +163,11 @@ class Identities:
         return user
 
     async def _welcome(self, issuer: str, subject: str) -> str:
-        """Return the id of the user whom the identity provider knows by that name. Somebody new becomes a user without
-        any role, whose id names the provider, so that it is never the id of one of this server's own users."""
+        """Return the id of the user whom the identity provider knows by this name.
+
+        An unknown name becomes a new user with the ordinary role. The new id contains the name of the provider, so it
+        is never the id of one of this server's own users.
+        """
         identity = identity_of(issuer, subject)
         found = await self._store.user_of(identity)
         if found is not None:
@@ -176,6 +180,6 @@ class Identities:
                 user_id = identity if len(identity) <= _MAX_USER_ID else digest(identity)
                 await self._store.add_user(User(id=user_id, created_at=datetime.now(UTC), identity=identity))
         found = await self._store.user_of(identity)
-        if found is None:  # somebody else here is called so
+        if found is None:  # another user has that id
             raise invalid_credential()
         return found.id

@@ -1,4 +1,4 @@
-"""Exposing the ports of sandboxes, and making links to exposed ones."""
+"""Expose ports of sandboxes, and create links to exposed ports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PortExposure:
             )
 
     async def expose(self, caller: Caller, sandbox_id: str, port: ExposedPort) -> ExposedUrl:
-        """Expose a port of a sandbox that exists. A port of the same name is replaced. Commands that are started
+        """Expose a port of an existing sandbox. A port of the same name is replaced. Commands that are started
         afterwards have the variable `NAME=PORT`."""
         await self._lookup.existing(caller, sandbox_id)
 
@@ -63,8 +63,8 @@ class PortExposure:
         return self._view.urls(caller, await self._lookup.existing(caller, sandbox_id))
 
     async def link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> tuple[str, str | None, int]:
-        """Return links to an exposed port that need no other credential, by path and, if there is one, by host name.
-        Also their expiry, which is no later than that of the caller's own credential."""
+        """Return links to an exposed port that need no other credential, by path and, if there is one, by host name,
+        and when they expire. They expire no later than the caller's own credential."""
         await self.need_exposed(caller, sandbox_id, port)
         until = until if caller.expires_at is None else min(until, int(caller.expires_at))
         mark = self._credentials.port_link(caller, sandbox_id, port, until)

@@ -1,8 +1,9 @@
-"""Reports ports that begin to be listened on, as events.
+"""Report ports on which programs begin to listen, as events.
 
-The kernel tells nobody when a program begins to listen, so somebody has to look. A sandbox is looked at only after it
-was used, a few times and ever more rarely: one that nobody uses costs nothing. All looks together have a rate, each is
-bounded in time and size, and a sandbox has only so many events, however many ports it opens.
+The kernel does not report that a program begins to listen, so sandboxes have to be polled. A sandbox is polled only
+after it was used, a few times and ever more rarely, so an unused sandbox costs nothing. All polls together are limited
+in rate, each is bounded in time and size, and a sandbox can cause only a limited number of events, however many ports
+it opens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from atoll.workers import Shares
 PORT = "port"
 """The kind of these events."""
 _PAUSES_S = (0.3, 0.7, 2.0, 4.0, 8.0, 16.0)
-"""Before each look after a use. A further use begins anew, but never sooner than the second of them."""
+"""Pauses before each poll after a use. A further use starts again, but never before the second pause."""
 _LOOKS_PER_S = 20.0
 _AT_ONCE, _OF_ONE = 8, 2
 _LOOK_S = 2.0
@@ -44,12 +45,12 @@ class PortWatch:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._used_again: set[str] = set()
         self._known: dict[str, frozenset[int]] = {}
-        """The ports that were listened on at the last look."""
+        """The listening ports at the last poll, by sandbox."""
         self._buckets: dict[str, TokenBucket] = {}
-        """How many more events a sandbox may have, and when that was counted."""
+        """How many more events each sandbox may cause."""
 
     def used(self, sandbox_id: str) -> None:
-        """A use of this sandbox has begun."""
+        """Note that a use of this sandbox has begun."""
         if sandbox_id in self._tasks:
             self._used_again.add(sandbox_id)
             return
@@ -68,7 +69,7 @@ class PortWatch:
         self._used_again.discard(sandbox_id)
 
     async def _follow(self, sandbox_id: str) -> None:
-        buffers.reservation.set(None)  # the request that began this is soon over, and its memory with it
+        buffers.reservation.set(None)  # the request that started this task ends soon, and its memory is released
         step = 0
         try:
             while step < len(_PAUSES_S):
@@ -81,7 +82,7 @@ class PortWatch:
             _log.debug("the ports of sandbox %s are not reported: %s", sandbox_id, error)
 
     async def _look(self, sandbox_id: str) -> bool:
-        """False: there is nothing more to be seen."""
+        """Poll a sandbox. Returns False if there is no sandbox to poll any more."""
         record = await self._manager.recall(sandbox_id)
         if record is None:
             self._known.pop(sandbox_id, None)
@@ -91,13 +92,13 @@ class PortWatch:
             await self._turn()
             try:
                 ports = await self._manager.observe(sandbox_id, _listening, _LOOK_S)
-                is_new = record.created_at >= self._since  # of any other nobody knows what it had before
+                is_new = record.created_at >= self._since  # for any other, the ports before are unknown
                 before = self._known.get(sandbox_id, frozenset() if is_new else ports)
                 new = sorted(ports - before)[:_MAX_AT_ONCE]
                 wanted = frozenset(new[: self._allowed(sandbox_id, len(new))])
                 found = await self._manager.observe(sandbox_id, lambda guest: _named(guest, wanted), _LOOK_S)
             except (SandboxError, OSError):
-                return True  # it sleeps, or does not answer
+                return True  # it is paused or does not answer
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
             self._buckets.clear()
@@ -123,7 +124,7 @@ async def _listening(guest: Guest) -> frozenset[int]:
 
 
 async def _named(guest: Guest, wanted: frozenset[int]) -> list[ListeningPort]:
-    """One for each port, with its process where that can be seen."""
+    """Return one entry for each port, with its process if that can be determined."""
     if not wanted:
         return []
     found = await listening_ports(guest, wanted=wanted, table_bytes=_TABLE_BYTES)

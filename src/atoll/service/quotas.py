@@ -1,6 +1,6 @@
-"""How much a user may ask for: for one sandbox, and for all sandboxes together.
+"""How much a user may request, for one sandbox and for all sandboxes together.
 
-Both are checked when a request arrives. The kernel enforces the limits of a sandbox that exists.
+Both are checked when a request arrives. The kernel enforces the limits of existing sandboxes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _NAMES = {
 
 
 class LimitCeilings:
-    """The most that users who are not administrators may ask for, for one sandbox."""
+    """The maximum limits that users who are not administrators may request for one sandbox."""
 
     def __init__(self, most: Limits) -> None:
         self._most = most
 
     def check(self, caller: Caller, asked: Limits) -> None:
-        """Raises ForbiddenError for a limit above the ceiling."""
+        """Raise ForbiddenError for a limit above the maximum."""
         if caller.is_admin:
             return
         for name, words in _NAMES.items():
             value, most = getattr(asked, name), getattr(self._most, name)
             if value is not None and most is not None and value > most:
                 raise ForbiddenError(
-                    f"only administrators may give a sandbox {value:g} {words}: this server's ceiling is {most:g}",
+                    f"only administrators may give a sandbox {value:g} {words}: this server's maximum is {most:g}",
                     hint="Ask for less, or leave it out to get the default.",
                 )
 
     def applied(self, caller: Caller, asked: Limits, defaults: Limits) -> Limits:
-        """What was asked for, and the ceiling in place of a default that is above it."""
+        """Return the requested limits. Where a default is above the maximum, the maximum is added."""
         if caller.is_admin:
             return asked
         lower = {
@@ -55,10 +55,11 @@ class LimitCeilings:
 
 
 class Reservations:
-    """What was granted and is not in the manager's records yet, by owner and idempotency key.
+    """Grants that are not in the manager's records yet, by owner and idempotency key.
 
-    Every creation has a key. Until it is over the reservation counts, and from then on the record of the same key does.
-    Nothing is awaited between looking and granting. A limit that nobody asked for counts too: the default that holds.
+    Every creation has a key. The reservation counts until the creation is over, and from then on the record with the
+    same key does. Nothing is awaited between checking and granting. A limit that was not requested counts with the
+    default that applies.
     """
 
     def __init__(self) -> None:
@@ -68,10 +69,11 @@ class Reservations:
 
     @contextmanager
     def reserve(self, caller: Caller, key: str, limits: Limits, records: list[Record]) -> Iterator[None]:
-        """`limits` are those that will hold, `records` are those of this user right now. Raises LimitReachedError."""
+        """Reserve limits while the block runs. `limits` are those that will apply, `records` are the user's present
+        records. Raises LimitReachedError."""
         place = (caller.user_id, key)
         if any(record.key == key for record in records) or place in self._pending:
-            yield  # the same request again: it was granted
+            yield  # a repeated request, which was granted
             return
         known = {record.key for record in records}
         waiting = [wanted for (user, other), wanted in self._pending.items() if user == place[0] and other not in known]

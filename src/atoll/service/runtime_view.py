@@ -11,18 +11,19 @@ from atoll.service.models.sandbox_info import CommandEndInfo, SandboxInfo
 from atoll.service.sandbox_credentials import SandboxCredentials
 
 UNMADE = "unmade."
-"""Precedes the session in the id of a runtime without a sandbox."""
+"""Prefix of the id of a runtime without a sandbox. The session id follows."""
 
 
 class RuntimeView:
     def __init__(self, credentials: SandboxCredentials, *, origin: str, by_host: bool) -> None:
-        """`origin` is that of the server's public URL. `by_host`: runtimes have host names that lead to this server."""
+        """`origin` is that of the server's public URL. `by_host` says that runtimes have host names that lead to this
+        server."""
         self._credentials = credentials
         self._origin = origin
         self._by_host = by_host
 
     def info(self, caller: Caller, info: SandboxInfo, session_id: str) -> RuntimeInfo:
-        # One whose agent server has ended answers nobody.
+        # A runtime whose agent server has ended has failed, even if its sandbox runs.
         at = SandboxStatus.ERROR if info.command_end is not None and info.status == "RUNNING" else info.status
         running = at is SandboxStatus.RUNNING
         status, pod_status = STATUSES[at]
@@ -44,7 +45,7 @@ class RuntimeView:
         )
 
     def _urls(self, info: SandboxInfo) -> dict[str, str]:
-        """As OpenHands derives them from that of the agent server, which has no slash at its end."""
+        """Return the URLs that OpenHands derives from that of the agent server, which has no trailing slash."""
         named = {each.name: each for each in info.exposed_urls or ()}
         agent = named.get("AGENT_SERVER")
         base = agent.host_url if agent is not None and self._by_host else None
@@ -60,7 +61,7 @@ class RuntimeView:
 
 
 def unmade(wanted: RuntimeStart, *, starting: bool, reason: str = "") -> RuntimeInfo:
-    """Return a runtime that has no sandbox yet, or could get none."""
+    """Return a runtime that has no sandbox yet, or could not get one."""
     status, pod_status = STATUSES[SandboxStatus.STARTING if starting else SandboxStatus.ERROR]
     return RuntimeInfo(
         runtime_id=UNMADE + wanted.session_id,

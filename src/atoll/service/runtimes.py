@@ -1,7 +1,7 @@
 """Runtimes, as OpenHands calls the sandboxes of its remote back end: one for each session of a user.
 
-A session's id is chosen by its user, so it is looked up among that user's sandboxes alone, whoever else has one of the
-same name. It is a label of the sandbox: nothing is stored twice, and what the manager recovers is found again.
+A session id is chosen by its user, so it is looked up among that user's sandboxes only, whatever ids other users have.
+It is a label of the sandbox, so nothing is stored twice and recovered sandboxes are found again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from atoll.workers import in_portions
 
 SESSION_LABEL = "runtime_session_id"
 _REQUEST_LABEL = f"{SESSION_LABEL}.request"
-"""Makes another command, say, another request: what is asked for beyond the sandbox itself."""
+"""Label with a hash of the request, so that a request with another command, for example, counts as a different one."""
 _PATIENCE_S = 8.0
-"""OpenHands waits 15 s for an answer; what takes longer, such as a pull, goes on without it."""
+"""OpenHands waits 15 s for an answer. What takes longer than this time, such as a pull, continues in the background."""
 _MAX_FAILURES = 32
-"""Of each user: why a session that somebody may still ask for could not be started."""
+"""How many failed starts of each user are remembered with their reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class RuntimeService:
         by_host: bool = False,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`origin` is that of the server's public URL. `by_host`: runtimes have host names that lead to this server."""
+        """`origin` is that of the server's public URL. `by_host` says that runtimes have host names that lead to this
+        server."""
         self._sandboxes = sandboxes
         self._network = network
         self._view = RuntimeView(sandboxes.credentials, origin=origin, by_host=by_host)
@@ -62,20 +63,21 @@ class RuntimeService:
         self._failed: dict[str, dict[str, tuple[RuntimeStart, str]]] = {}
 
     async def aclose(self) -> None:
-        """Give up what is being started."""
+        """Cancel all starts in progress."""
         going = [each.task for each in self._starting.values()]
         for task in going:
             task.cancel()
         await asyncio.gather(*going, return_exceptions=True)
 
     async def start(self, caller: Caller, wanted: RuntimeStart) -> RuntimeInfo:
-        """The runtime of that session, which is `starting` if it takes long. ConflictError if there is another one."""
+        """Return the runtime of a session, with status `starting` if that takes long. Raises ConflictError if a
+        different request started the session."""
         place = (caller.user_id, wanted.session_id)
         going = self._starting.get(place)
         if going is None:
             self._failed.get(caller.user_id, {}).pop(wanted.session_id, None)
             context = contextvars.copy_context()
-            context.run(buffers.reservation.set, None)  # it may outlast the request, whose memory is given back
+            context.run(buffers.reservation.set, None)  # it may outlive the request, whose memory is released
             task = asyncio.create_task(self._make(caller, wanted), name=f"start {wanted.session_id}", context=context)
             going = self._starting[place] = _Starting(wanted, task)
             task.add_done_callback(lambda task: self._over(place, wanted, task))
@@ -87,7 +89,7 @@ class RuntimeService:
         return await self.get(caller, wanted.session_id)
 
     async def get(self, caller: Caller, session_id: str) -> RuntimeInfo:
-        """SessionNotFoundError if the caller has none of that id."""
+        """Return the runtime of a session. Raises SessionNotFoundError if the caller has no such session."""
         record = await self._of_session(caller, session_id)
         info = await self._sandboxes.get_sandbox(caller, record.id) if record is not None else None
         if info is not None:
@@ -98,12 +100,12 @@ class RuntimeService:
         return unmade
 
     async def batch(self, caller: Caller, session_ids: list[str]) -> list[RuntimeInfo | None]:
-        """In the order asked for; None for what is not there."""
+        """Return runtimes in the order of the session ids, with None for each one that does not exist."""
         found = {info.session_id: info for info in reversed(await self._all(caller))}
         return [found.get(session_id) or self._without_sandbox(caller, session_id) for session_id in session_ids]
 
     async def running(self, caller: Caller) -> list[RuntimeInfo]:
-        """Those that run or are being started, the newest first: OpenHands counts all that it finds here."""
+        """Return the caller's running and starting runtimes, newest first. OpenHands counts all that it finds here."""
         return [info for info in await self._all(caller) if info.status in ("running", "starting")]
 
     async def describe(self, caller: Caller, runtime_id: str) -> RuntimeInfo:
@@ -111,7 +113,7 @@ class RuntimeService:
         return await self.get(caller, record.labels[SESSION_LABEL])
 
     async def pause(self, caller: Caller, runtime_id: str) -> RuntimeInfo:
-        """May be repeated. Its processes stay where they are, and its key is not good meanwhile."""
+        """Stop the processes of a runtime where they are. Its key is invalid meanwhile. May be repeated."""
         record = await self._runtime(caller, runtime_id)
         if not await self._sandboxes.pause_sandbox(caller, record.id):
             raise _no_runtime(runtime_id)
@@ -124,7 +126,7 @@ class RuntimeService:
         return await self.describe(caller, record.id)
 
     async def stop(self, caller: Caller, runtime_id: str) -> RuntimeInfo:
-        """Delete it: nothing of the session remains, and its id may be used again."""
+        """Delete a runtime. Nothing of the session remains, and its id may be used again."""
         if runtime_id.startswith(UNMADE):
             return await self._forget(caller, runtime_id.removeprefix(UNMADE))
         record = await self._runtime(caller, runtime_id)
@@ -141,7 +143,8 @@ class RuntimeService:
             command=wanted.command,
             user=wanted.user,
             variables=lambda sandbox_id: _variables(self._sandboxes.credentials.inside_key(sandbox_id, caller.user_id)),
-            # OpenHands opens their URLs without a credential of ours: what listens there asks for its own.
+            # OpenHands opens these URLs without a credential of this server. The programs that listen there ask for
+            # their own.
             ports=[ExposedPort(name=name, port=port, public=True) for name, port in PORTS.items()],
             labels={SESSION_LABEL: wanted.session_id, _REQUEST_LABEL: _mark(wanted)},
         )
@@ -149,7 +152,7 @@ class RuntimeService:
         try:
             return await self._sandboxes.creation.start(caller, start, key=_key(wanted.session_id), workload=workload)
         except (SandboxError, OSError):
-            # A session without its program would be in the way of the next try.
+            # A session whose command did not start would block the next attempt.
             made = await self._of_session(caller, wanted.session_id) if there is None else None
             if made is not None:
                 with suppress(SandboxError):
@@ -157,7 +160,8 @@ class RuntimeService:
             raise
 
     async def _described(self, caller: Caller, wanted: RuntimeStart) -> SandboxStart:
-        """The image is the name of a spec of the catalogue, which then says all else, or that of an image."""
+        """Return the sandbox to start. If `image` is the id of a spec of the catalogue, that spec defines everything
+        else."""
         if await self._sandboxes.specs.get_sandbox_spec(caller, wanted.image) is not None:
             if wanted.resource_factor != 1 or wanted.runtime_class is not None:
                 raise SpecError(
@@ -177,7 +181,7 @@ class RuntimeService:
         return SandboxStart(settings=settings, env=wanted.environment)
 
     async def _forget(self, caller: Caller, session_id: str) -> RuntimeInfo:
-        """Stop one that is being started, or could not be."""
+        """Stop a runtime that is being started, or that could not be started."""
         shown = self._without_sandbox(caller, session_id)
         if shown is None:
             raise _no_runtime(UNMADE + session_id)
@@ -211,7 +215,7 @@ class RuntimeService:
         )
 
     async def _of_session(self, caller: Caller, session_id: str) -> Record | None:
-        # Also of an administrator only the sessions of their own: an id means nothing beyond its user.
+        # Even an administrator finds only their own sessions, because a session id means nothing beyond its user.
         labels = {SESSION_LABEL: session_id}
         found = await self._sandboxes.manager.list_sandboxes(owner=caller.user_id, labels=labels)
         return next((record for record in found if _is_runtime(record)), None)
@@ -224,7 +228,7 @@ class RuntimeService:
         raise _no_runtime(runtime_id)
 
     def _without_sandbox(self, caller: Caller, session_id: str) -> RuntimeInfo | None:
-        """One that has no sandbox yet, or could get none."""
+        """Return a runtime that has no sandbox yet, or could not get one."""
         going = self._starting.get((caller.user_id, session_id))
         failed = self._failed.get(caller.user_id, {}).get(session_id)
         if going is None and failed is None:
@@ -241,7 +245,7 @@ def _key(session_id: str) -> str:
 
 
 def _is_runtime(record: Record) -> bool:
-    """A fork of one has its labels too, but was made by another request."""
+    """Whether the sandbox is a runtime. A fork of a runtime has its labels too, but was created by another request."""
     return SESSION_LABEL in record.labels and record.key == _key(record.labels[SESSION_LABEL])
 
 
@@ -250,7 +254,8 @@ def _mark(wanted: RuntimeStart) -> str:
 
 
 def _variables(key: str) -> dict[str, str]:
-    """By which an agent server knows who may use it: the name of today, and that of older releases."""
+    """Return the variables that tell an agent server its users' key: the current name, and the one in older
+    releases."""
     return {"OH_SESSION_API_KEYS_0": key, "SESSION_API_KEY": key}
 
 

@@ -1,4 +1,4 @@
-"""Making sandboxes and forks for users: within their quotas, and nothing is left of a request that was given up."""
+"""Create and fork sandboxes for users, within their quotas. Nothing is left of a request that was given up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atoll.service.snapshots import SnapshotService
 from atoll.service.specs import Recipe, SandboxSpecService
 
 _SPEC_COMMAND = "spec-command"
-"""The id of the command that a sandbox of a spec is started with."""
+"""The command id of the command that a spec starts."""
 
 
 def _none(_: str) -> Mapping[str, str]:
@@ -40,12 +40,12 @@ class Workload:
 
     command: list[str] | str | None = None
     user: str | None = None
-    """`UID:GID` of the command, to whom the work directory is given. Without effect where there is but one user."""
+    """`UID:GID` of the command. This user also gets the work directory. Ignored where the engine has only one user."""
     variables: Callable[[str], Mapping[str, str]] = _none
-    """The variables of the command alone, for the id of its sandbox."""
+    """Returns the variables of the command alone, given the id of its sandbox."""
     ports: list[ExposedPort] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
-    """The service's own, which users can neither set nor see."""
+    """Labels of the service itself, which users can neither set nor see."""
 
 
 class SandboxCreation:
@@ -116,7 +116,8 @@ class SandboxCreation:
     async def fork(
         self, caller: Caller, sandbox_id: str, wanted: ForkStart, *, key: str | None = None
     ) -> list[SandboxInfo]:
-        """Fork one of the caller's sandboxes: all of the forks are made, or none. They count like any others."""
+        """Fork one of the caller's sandboxes: either all forks are made or none. Forks count against quotas like other
+        sandboxes."""
         source = await self._lookup.existing(caller, sandbox_id)
         if any(len(each) not in (0, wanted.count) for each in (wanted.names, wanted.labels)):
             raise ValueError("names and labels must be empty or have one entry for each fork")
@@ -139,7 +140,7 @@ class SandboxCreation:
                 memory=wanted.memory,
                 drop_connections=wanted.drop_connections,
                 names=wanted.names,
-                # What its health check asks for is a process, which a fork may not have.
+                # The health check needs a process, which a fork may not have.
                 labels=[{**labels, **no_check} for labels in wanted.labels or [{}] * wanted.count],
                 lifetime=wanted.lifetime_s,
                 key=key,
@@ -151,8 +152,8 @@ class SandboxCreation:
 
     @contextlib.asynccontextmanager
     async def _kept_if_told(self, made: list[str], *, told: bool) -> AsyncIterator[None]:
-        """Delete what was made if the caller is gone before the answer: without an idempotency key they can never learn
-        its id."""
+        """Delete what was made if the caller is gone before the answer, unless `told`: without an idempotency key the
+        caller can never learn its id."""
         try:
             yield
         except asyncio.CancelledError:
@@ -191,7 +192,7 @@ class SandboxCreation:
             )
 
     async def _equip(self, sandbox_id: str) -> None:
-        """Give a new sandbox the variables that depend on its id, and begin its health check. May be repeated."""
+        """Set the variables that depend on the id of a new sandbox, and begin its health check. May be repeated."""
         record = await self._manager.recall(sandbox_id)
         if record is None:
             return
@@ -206,7 +207,7 @@ class SandboxCreation:
         sandbox = await self._manager.get_sandbox(sandbox_id)
         user = await sandbox.give_work_dir(workload.user) if workload.user is not None else None
         env = workload.variables(sandbox_id)
-        # The id makes it run once, however often the request is repeated.
+        # Because of its fixed id the command runs only once, however often the request is repeated.
         await (await sandbox.start(command, command_id=_SPEC_COMMAND, user=user, env=env)).detach()
         await self._manager.watch_command(sandbox_id, _SPEC_COMMAND)
 

@@ -1,4 +1,4 @@
-"""Callers who hold a credential for one sandbox: its session key, a link to one of its ports, or just a public port."""
+"""Credentials for one sandbox: its session key, links to its ports, and public ports, which need none."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class SandboxCredentials:
         self._identities = identities
 
     def session_key(self, caller: Caller, record: Record) -> str | None:
-        """Return a session key that is valid as long as the caller's own credential. None for callers who may not use
-        the sandbox without one."""
+        """Return a session key that is valid as long as the caller's own credential. Return None for callers who may
+        not use the sandbox without one."""
         if Scope.USE not in caller.scopes or (caller.user_id != record.owner and caller.key_id is None):
             return None
         until = None if caller.expires_at is None else int(caller.expires_at)
         return self._session_keys.key(record.id, record.owner, Grant(caller.key_id, until))
 
     def port_link(self, caller: Caller, sandbox_id: str, port: int, until: int) -> str:
-        """Return the part of a URL that lets whoever has it reach one port."""
+        """Return the part of a URL that gives access to one port."""
         return self._session_keys.link(sandbox_id, port, Grant(caller.key_id, until))
 
     def inside_key(self, sandbox_id: str, owner: str | None) -> str:
@@ -38,7 +38,8 @@ class SandboxCredentials:
         return self._session_keys.inside_key(sandbox_id, owner)
 
     async def by_session_key(self, key: str) -> Caller:
-        """Return who holds the session key of a running sandbox. Raise the same NotAuthenticatedError for any other."""
+        """Return the caller for the session key of a running sandbox. Raise the same NotAuthenticatedError for any
+        other text."""
         claims = self._session_keys.claims(key)
         with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
             record = await self._manager.describe(claims[0]) if claims is not None else None
@@ -55,7 +56,7 @@ class SandboxCredentials:
         )
 
     async def by_port_link(self, sandbox_id: str, port: int, mark: str) -> Caller:
-        """Return who holds such a link. Raise the same NotAuthenticatedError for any other text."""
+        """Return the caller for a port link. Raise the same NotAuthenticatedError for any other text."""
         with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
             grant = self._session_keys.link_grant(mark, sandbox_id, port, time.time())
             if grant is not None:
@@ -67,22 +68,23 @@ class SandboxCredentials:
         )
 
     async def by_public_port(self, sandbox_id: str, port: int) -> Caller | None:
-        """Return a caller for anybody who asks for a public port of a running sandbox. None if it is no such port."""
+        """Return a caller for requests to a public port of a running sandbox, or None if this is no such port."""
         with contextlib.suppress(SandboxNotFoundError, NotAuthenticatedError):
             record = await self._manager.describe(sandbox_id)
             if _answers(record) and any(each.public and each.port == port for each in ports_of(record.labels)):
                 await self._identities.vouch(record.owner)
-                # Strangers have a rate of their own: they cannot use up the owner's.
+                # Strangers have a request rate of their own, so they cannot use up the owner's.
                 return Caller(f"~{record.id}", SESSION, sandbox_id=record.id)
         return None
 
     async def _bearer(self, record: Record, grant: Grant) -> Caller:
-        """Raise NotAuthenticatedError if the owner is locked out, or the credential behind the grant has ended."""
+        """Return the caller. Raise NotAuthenticatedError if the owner is locked out, or the credential behind the grant
+        has ended."""
         await self._identities.vouch(record.owner, grant.key_id)
         return Caller(record.owner or "", SESSION, sandbox_id=record.id, key_id=grant.key_id, expires_at=grant.until)
 
 
 def _answers(record: Record) -> bool:
-    """Whether the sandbox runs, or will as soon as it is used."""
+    """Whether the sandbox runs, or will run as soon as it is used."""
     asleep = record.state is State.PAUSED and record.paused_by in (PausedBy.IDLE, PausedBy.ROOM)
     return record.state is State.RUNNING or asleep

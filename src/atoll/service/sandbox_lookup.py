@@ -1,4 +1,4 @@
-"""Finding the sandboxes of a caller. What belongs to somebody else is treated as if it did not exist."""
+"""Find the sandboxes of a caller. A sandbox of another user is treated as if it did not exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SandboxLookup:
         """The owner of a sandbox never changes, so it is looked up once."""
 
     async def sandbox(self, caller: Caller, sandbox_id: str) -> ManagedSandbox:
-        """Return a sandbox to work in. Any use wakes one that the server paused."""
+        """Return a sandbox to work in. Any use resumes a sandbox that the server paused."""
         sandbox_id = await self.resolve(caller, sandbox_id)
         if not await self._may_see(caller, sandbox_id):
             raise SandboxNotFoundError(f"Sandbox {sandbox_id[:128]} not found")
@@ -28,9 +28,10 @@ class SandboxLookup:
             raise
 
     async def resolve(self, caller: Caller, text: str) -> str:
-        """Return the id of the caller's sandbox with that id, name or task, in this order; else the text itself.
+        """Return the id of the caller's sandbox with this id, name or task, in this order; else the text itself.
 
-        Names are the caller's own, an administrator's too: a name that another user chose leads nowhere.
+        Only the caller's own names are looked up, even for administrators, so a name that another user chose is never
+        found.
         """
         if await self._may_see(caller, text):
             return text

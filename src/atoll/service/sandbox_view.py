@@ -1,4 +1,4 @@
-"""A sandbox as a caller may see it: what the service keeps for itself is left out."""
+"""What a caller may see of a sandbox. Labels of the service itself are left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.service.snapshots import shown_image
 
 SPEC_LABEL = "sandbox_spec_id"
 IN_PLACE = ""
-"""The spec id of a sandbox that was described by its request."""
+"""The spec id of a sandbox whose request described it directly."""
 _OWN_LABELS = (
     SPEC_LABEL,
     exposed_ports.PORT_LABEL,
@@ -66,7 +66,8 @@ class SandboxView:
         )
 
     def urls(self, caller: Caller, record: Record) -> list[ExposedUrl]:
-        """Whoever may use the sandbox sees the token of VS Code, which programs inside know as well."""
+        """Return the URLs of exposed ports. Callers who may use the sandbox see the token of VS Code, which programs
+        inside know too."""
         has_vscode = f"{exposed_ports.PORT_LABEL}{exposed_ports.VSCODE}" in record.labels
         may_use = has_vscode and self._credentials.session_key(caller, record) is not None
         return self._urls.of(record, self._credentials.inside_key(record.id, record.owner) if may_use else None)

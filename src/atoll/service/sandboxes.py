@@ -1,4 +1,4 @@
-"""Sandboxes as the users of a server see them: theirs, and nobody else's."""
+"""Sandboxes as the users of a server see them: each user sees only their own."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from atoll.workers import in_portions
 
 
 class SandboxService:
-    """Finding sandboxes and changing their lives; its parts make sandboxes, expose ports and keep snapshots.
+    """Finds sandboxes and changes their state. Its parts create sandboxes, expose ports and keep snapshots.
 
-    Every call takes the caller. A sandbox that is not the caller's does not exist for them: SandboxNotFoundError.
+    Every call takes the caller. For a caller, a sandbox of another user does not exist: SandboxNotFoundError.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class SandboxService:
         labels: dict[str, str] | None = None,
         ended: bool = False,
     ) -> SandboxPage:
-        """Return the newest first. `page_id` says where the previous page ended; ValueError if it is invalid."""
+        """Return one page of sandboxes, newest first. `page_id` says where the previous page ended; ValueError if it is
+        invalid."""
         after = _cursor(page_id) if page_id is not None else None
         if ended:
             records = []
@@ -109,7 +110,8 @@ class SandboxService:
         return await asyncio.gather(*(self.get_sandbox(caller, sandbox_id) for sandbox_id in sandbox_ids))
 
     async def describe(self, caller: Caller, sandbox_id: str, *, resources: bool = False) -> SandboxInfo:
-        """Raises SandboxNotFoundError, or SandboxGoneError with the cause if the sandbox has ended."""
+        """Return a sandbox. Raises SandboxNotFoundError, or SandboxGoneError with the cause if the sandbox has
+        ended."""
         record = await self._lookup.existing(caller, sandbox_id)
         info = self.view.info(caller, record)
         if resources and record.state is State.RUNNING:
@@ -124,7 +126,7 @@ class SandboxService:
         return made.model_copy(update={"image": shown_image(made.image, record.owner)})
 
     async def sandbox(self, caller: Caller, sandbox_id: str) -> ManagedSandbox:
-        """Return a sandbox to work in. Any use wakes one that the server paused."""
+        """Return a sandbox to work in. Any use resumes a sandbox that the server paused."""
         return await self._lookup.sandbox(caller, sandbox_id)
 
     async def resolve(self, caller: Caller, text: str) -> str:
@@ -141,7 +143,7 @@ class SandboxService:
         memory: Literal["ram", "disk"] = "ram",
         drop_connections: bool = False,
     ) -> bool:
-        """Return False if there is no such sandbox."""
+        """Pause a sandbox. Return False if there is no such sandbox."""
         if await self._lookup.is_gone(caller, sandbox_id):
             return False
         await self.manager.pause_sandbox(sandbox_id, memory=memory, drop_connections=drop_connections)
@@ -169,7 +171,7 @@ class SandboxService:
         return self.view.info(caller, await self.manager.keep_alive(sandbox_id, seconds))
 
     async def pause_old_sandboxes(self, caller: Caller, max_num_sandboxes: int) -> list[str]:
-        """Pause the oldest running sandboxes until so many are left. Return the ids of those paused."""
+        """Pause the oldest running sandboxes until only `max_num_sandboxes` run. Return the ids of those paused."""
         if max_num_sandboxes <= 0:
             raise ValueError("max_num_sandboxes must be greater than 0")
         running = await self.manager.list_sandboxes(owner=caller.owner, state=State.RUNNING)
@@ -183,7 +185,8 @@ class SandboxService:
         return paused
 
     async def wait_for_sandbox_running(self, caller: Caller, sandbox_id: str, timeout: float = 120) -> SandboxInfo:
-        """Raises SandboxGoneError if the sandbox ends instead, SandboxTimeoutError if it takes longer."""
+        """Wait until the sandbox is running. Raises SandboxGoneError if it ends instead, SandboxTimeoutError if it
+        takes longer."""
         deadline = time.monotonic() + timeout
         while True:
             record = await self._lookup.existing(caller, sandbox_id)

@@ -1,8 +1,8 @@
-"""The session key of a sandbox: made from its id and the server's secret, so that nothing of it needs to be stored.
+"""The session key of a sandbox, derived from its id and the server's secret, so that nothing needs to be stored.
 
-Whoever has the key may use that one sandbox while it runs. It can be shown again at any time, it is the same after a
-restart, and a stolen database holds none. A key, like a link to a port, says which credential it was shown to, and ends
-with it.
+A session key allows the use of that one sandbox while it runs. It can be shown again at any time, it is the same after
+a restart, and a stolen database contains none. A key, like a link to a port, names the credential that it was shown to,
+and ends with that credential.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SessionKeys:
 
     @staticmethod
     def claims(key: str) -> tuple[str, Grant] | None:
-        """The sandbox and the credential that it claims to be for. Only `is_valid` verifies that."""
+        """Return the sandbox and the credential that the key claims to be for. Only `is_valid` verifies them."""
         found = _KEY.fullmatch(key.removeprefix(_PREFIX)) if len(key) <= _MAX_LENGTH else None
         if found is None or not key.startswith(_PREFIX):
             return None
@@ -52,20 +52,20 @@ class SessionKeys:
         return hmac.compare_digest(key.encode(), self.key(claims[0], owner, claims[1]).encode())
 
     def inside_key(self, sandbox_id: str, owner: str | None) -> str:
-        """The key that programs inside a sandbox have. It is good for messages to the server about that sandbox and for
-        nothing else, so it is of no use to whoever gets hold of it."""
+        """Return the key for programs inside a sandbox. It is valid only for messages to the server about that sandbox,
+        so it is of no other use if it is stolen."""
         return f"{_INSIDE_PREFIX}{sandbox_id}_{self._mark('inside', sandbox_id, owner or '')}"
 
     def is_inside_key(self, key: str, sandbox_id: str, owner: str | None) -> bool:
         return hmac.compare_digest(key.encode(), self.inside_key(sandbox_id, owner).encode())
 
     def link(self, sandbox_id: str, port: int, grant: Grant) -> str:
-        """What stands in a link to one port of one sandbox. It always has an end."""
+        """Return the signed part of a link to one port of one sandbox. A link always expires."""
         head = f"{grant.until or 0}.{grant.key_id or ''}"
         return f"{head}.{self._mark('link', sandbox_id, str(port), head)}"
 
     def link_grant(self, text: str, sandbox_id: str, port: int, now: float) -> Grant | None:
-        """Whom the link was given to; None if it is invalid or has expired."""
+        """Return the credential that a link was given to, or None if the link is invalid or has expired."""
         found = _LINK.fullmatch(text)
         if found is None or int(found["until"]) < now:
             return None

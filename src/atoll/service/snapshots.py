@@ -1,6 +1,6 @@
-"""Snapshots as the users of a server see them: each user has names of their own.
+"""Snapshots as the users of a server see them. Each user has separate names.
 
-An engine knows a user's snapshot as `OWNER/NAME`. So whose it is is written down with it, at once and nowhere else.
+An engine knows a user's snapshot as `OWNER/NAME`, so the owner is stored together with the snapshot and nowhere else.
 """
 
 from __future__ import annotations
@@ -59,17 +59,18 @@ class SnapshotInfo(BaseModel):
 
 
 class SnapshotService:
-    """What is not the caller's is as if it were not there: SnapshotNotFoundError. Administrators may name an owner."""
+    """The snapshots of users. For a caller, a snapshot of another user does not exist: SnapshotNotFoundError.
+    Administrators may name an owner."""
 
     def __init__(self, manager: SandboxManager, *, most: int, most_bytes: int | None = None) -> None:
-        """`most` and `most_bytes` hold for each user who has no quota of their own."""
+        """`most` and `most_bytes` apply to each user who has no quota of their own."""
         self._manager = manager
         self._most = most
         self._most_bytes = most_bytes
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def list(self, caller: Caller, owner: str | None = None) -> list[SnapshotInfo]:
-        """The caller's, oldest first; an administrator's also everybody else's."""
+        """Return the caller's snapshots, oldest first. Administrators also see those of all other users."""
         found = await (await self._manager.saved_states()).snapshots()
         mine = caller.owner if owner is None else owner
         if not caller.is_admin and mine != caller.user_id:
@@ -98,7 +99,8 @@ class SnapshotService:
         memory: bool = False,
         drop_connections: bool = False,
     ) -> SnapshotInfo:
-        """Of a sandbox that the caller may use; it belongs to the caller. LimitReachedError, ConflictError."""
+        """Save a snapshot of a sandbox that the caller may use. It belongs to the caller. Raises LimitReachedError,
+        ConflictError."""
         async with self._turn(caller) as room:
             room.check((await sandbox.stats()).disk_bytes or 0)
             made = await sandbox.snapshot(
@@ -116,7 +118,8 @@ class SnapshotService:
         await (await self._manager.saved_states()).export_snapshot(self._full_name(caller, name, owner), file)
 
     async def take_in(self, caller: Caller, name: str, file: Path) -> SnapshotInfo:
-        """A file that `export` wrote, here or elsewhere. It is a stranger's: nothing in it is believed."""
+        """Import a file that `export` wrote, on this server or another. The file is untrusted, so nothing in it is
+        believed."""
         async with self._turn(caller) as room:
             room.check(0)
             states = await self._manager.saved_states()
@@ -125,7 +128,8 @@ class SnapshotService:
         return SnapshotInfo.of(made, caller.user_id)
 
     async def resolved(self, caller: Caller, settings: SandboxSettings) -> SandboxSettings:
-        """`snapshot:NAME` means the caller's own; for administrators, if there is none, that of the machine."""
+        """Return the settings with the full name of a snapshot. `snapshot:NAME` means the caller's own; for
+        administrators, if there is none, that of the machine."""
         if not settings.image.startswith(_IMAGE):
             return settings
         name = settings.image.removeprefix(_IMAGE)
@@ -147,7 +151,7 @@ class SnapshotService:
 
     @asynccontextmanager
     async def _turn(self, caller: Caller) -> AsyncIterator[_Room]:
-        """One after another for each user, so that the limits are exact."""
+        """Let the snapshots of each user be saved one after another, so that the limits are exact."""
         lock = self._turns.setdefault(caller.user_id, asyncio.Lock())
         async with lock:
             mine = await self.list(caller, caller.user_id)
@@ -157,7 +161,7 @@ class SnapshotService:
             yield _Room(caller.user_id, len(mine), sum(each.size_bytes for each in mine), most, most_bytes)
 
     async def _keep_within(self, room: _Room, made: Snapshot) -> None:
-        """Only now is it known how large it really is."""
+        """Delete the snapshot again if it exceeds the limits, because its real size is known only now."""
         try:
             room.check(made.size_bytes)
         except LimitReachedError:
@@ -171,7 +175,7 @@ class _Room:
         self.bytes_left = None if most_bytes is None else max(0, most_bytes - used_bytes)
 
     def check(self, size_bytes: int) -> None:
-        """Raises LimitReachedError if one more of that size is too much."""
+        """Raise LimitReachedError if one more snapshot of this size is too much."""
         if self._count >= self._most:
             raise LimitReachedError(
                 f"user {self._user_id!r} has {self._count} snapshots, which is the limit", hint="Delete one first."
@@ -184,18 +188,19 @@ class _Room:
 
 
 def shown_image(image: str, owner: str | None) -> str:
-    """As its owner says it."""
+    """Return the image under the name that its owner uses."""
     return image.replace(f"{_IMAGE}{_part(owner)}/", _IMAGE, 1) if owner is not None else image
 
 
 def _part(user_id: str) -> str:
-    """A user's id as the first part of a name: legible, and never two users alike."""
+    """Return a user's id as the first part of a snapshot's name: legible, and different for every user."""
     if _DIGEST.fullmatch(user_id):
-        return user_id  # as an administrator was shown it
+        return user_id  # an administrator may send it back in the form in which it was shown
     quoted = urllib.parse.quote(user_id, safe="@|:+")
     return quoted if len(quoted) <= _MAX_OWNER else f"~{hashlib.sha256(user_id.encode()).hexdigest()}"
 
 
 def _owner_of(snapshot: Snapshot) -> str:
-    """Whose it is. Empty: the machine's own. Of an id that is too long for a name only the digest is known."""
+    """Return the owner's id, or an empty text for the machine's own snapshots. Of an id that is too long for a name,
+    only the digest is known."""
     return urllib.parse.unquote(snapshot.name.rpartition("/")[0])

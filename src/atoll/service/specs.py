@@ -1,4 +1,4 @@
-"""The catalogue of specs: those that come with the server, those that users made, and their images fetched ahead."""
+"""The catalogue of specs: the default spec and those of users. Their images are fetched in advance."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FETCHES = 16
 _FETCHES_OF_ONE = 2
 _AHEAD = 1000
 _OF_THE_MACHINE = ("tar:", "docker:")
-"""What images begin with that come from the server's own machine and not from a registry."""
+"""Prefixes of images that come from the server's own machine and not from a registry."""
 
 
 _Fetch = tuple[str | None, str]
-"""Whose spec it is for, and the image."""
+"""The owner of the spec, and the image."""
 _PUBLIC_ONLY = Access(guarded=True)
 
 
@@ -48,7 +48,7 @@ class Recipe(BaseModel):
     callback: bool = False
 
     def ports(self) -> list[ExposedPort]:
-        """By name: of two that are named alike, which older servers stored, the last one counts."""
+        """Return the ports by name. If two have the same name, as older servers allowed, the last one counts."""
         return list({port.name: port for port in self.exposed_ports}.values())
 
 
@@ -63,8 +63,8 @@ class SandboxSpecService:
         ceilings: LimitCeilings | None = None,
         access: Access = _PUBLIC_ONLY,
     ) -> None:
-        """`max_specs` holds for each user who has no quota of their own, `access` for pulls of those who do not
-        administrate the server."""
+        """`max_specs` applies to each user who has no quota of their own, and `access` to pulls for users who are not
+        administrators."""
         self._max_specs = max_specs
         self._access = access
         self._store = store
@@ -73,15 +73,19 @@ class SandboxSpecService:
         self._default_id = default_spec_id
         self._default_image = _HOST
         self._images: dict[_Fetch, tuple[str, str]] = {}
-        """By whose spec it is: what one may have says nothing about another."""
+        """Status and detail of each fetched image, kept by owner, because one owner's access says nothing about
+        another's."""
         self._progress: dict[_Fetch, ImageProgress] = {}
         self._fetching: dict[_Fetch, asyncio.Task[None]] = {}
         self._slots = Shares(_FETCHES, _FETCHES_OF_ONE)
 
     async def prepare(self) -> None:
-        """A catalogue is never empty: `default` is a sandbox over this machine's own /usr, or of the engine's default
-        image where the machine has none. Images of its specs
-        are fetched in the background, which is quick if they are here."""
+        """Add the default spec if it is missing, so that the catalogue is never empty, and fetch the images of all
+        specs in the background.
+
+        The default spec is a sandbox over this machine's own /usr, or of the engine's default image where the machine
+        has none. Fetching an image that is already present is quick.
+        """
         self._default_image = await self._manager.default_image()
         if await self._store.spec(self._default_id, None) is None:
             body = Recipe().model_dump_json()
@@ -98,7 +102,7 @@ class SandboxSpecService:
     async def search_sandbox_specs(
         self, caller: Caller, page_id: str | None = None, limit: int = 100
     ) -> SandboxSpecInfoPage:
-        """By id. `page_id` is where the page before ended."""
+        """Return specs sorted by id. `page_id` says where the previous page ended."""
         spec_id, _, owner = (page_id or "").partition("~")
         found = await self._store.specs(
             owner_id=caller.user_id, everybodys=caller.is_admin, after=(spec_id, owner), limit=limit + 1
@@ -117,12 +121,12 @@ class SandboxSpecService:
         return found
 
     async def batch_get_sandbox_specs(self, caller: Caller, spec_ids: list[str]) -> list[SandboxSpecInfo | None]:
-        """In the order asked for; None for what is not there."""
+        """Return specs in the order of the ids, with None for each one that does not exist."""
         return [await self.get_sandbox_spec(caller, spec_id) for spec_id in spec_ids]
 
     async def create_sandbox_spec(self, caller: Caller, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
-        """AlreadyThereError if the caller or everybody has one of that id, LimitReachedError for one too many.
-        Its image is fetched in the background."""
+        """Add a spec to the catalogue and fetch its image in the background. Raises AlreadyThereError if the caller has
+        a spec of this id or a shared spec has it, and LimitReachedError if there are too many."""
         self.check(caller, wanted.settings)
         if wanted.shared and not caller.is_admin:
             raise ForbiddenError("only administrators may share a spec with everybody")
@@ -155,7 +159,8 @@ class SandboxSpecService:
     async def pull_sandbox_spec(
         self, caller: Caller, spec_id: str, login: RegistryLogin | None = None
     ) -> SandboxSpecInfo:
-        """Fetch its image now, or again after a failure. Returns at once: `image_progress` says how far it is."""
+        """Fetch the image of a spec now, or again after a failure. Returns at once; `image_progress` shows the
+        progress."""
         found = await self._visible(caller, spec_id)
         if found is None:
             raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {spec_id[:128]!r}")
@@ -163,7 +168,7 @@ class SandboxSpecService:
         return self._info(found)
 
     async def delete_sandbox_spec(self, caller: Caller, spec_id: str) -> bool:
-        """False: there is none that this caller can see. Sandboxes that were made from it stay."""
+        """Delete a spec. Returns False if the caller can see no such spec. Sandboxes that were made from it stay."""
         found = await self._visible(caller, spec_id)
         if found is None:
             return False
@@ -174,31 +179,32 @@ class SandboxSpecService:
         return removed
 
     async def recipe(self, caller: Caller, spec_id: str | None) -> tuple[StoredSpec, Recipe]:
-        """What to make a sandbox from. Raises SandboxSpecNotFoundError, and ForbiddenError if it is one of the caller's
-        own with more than the server's ceilings allow."""
+        """Return the spec to make a sandbox from. Raises SandboxSpecNotFoundError, and ForbiddenError if it is one of
+        the caller's own and exceeds the server's maximum limits."""
         wanted = spec_id or self._default_id
         found = await self._visible(caller, wanted)
         if found is None:
             raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {wanted[:128]!r}")
         recipe = Recipe.model_validate_json(found.body)
-        if found.owner_id is not None:  # what administrators share with everybody may have more
+        if found.owner_id is not None:  # specs that administrators share may have more
             self.ceilings.check(caller, recipe.settings.limits)
         return found, recipe
 
     def access(self, caller: Caller, login: RegistryLogin | None = None, spec: StoredSpec | None = None) -> Access:
-        """How images are pulled for this caller. An administrator who shares a spec answers for its image."""
+        """Return how images are pulled for this caller. A shared spec comes from an administrator, who answers for its
+        image."""
         vouched = caller.is_admin or (spec is not None and spec.owner_id is None)
         own = Credentials(login.username, login.password) if login is not None else None
         return dataclasses.replace(OPERATOR if vouched else self._access, login=own)
 
     async def _access_of(self, spec: StoredSpec) -> Access:
-        """When nobody asks but the server itself, which starts."""
+        """Return how the image of a spec is pulled when the server itself fetches it at its start."""
         owner = await self._store.user(spec.owner_id) if spec.owner_id is not None else None
         is_admin = spec.owner_id is None or (owner is not None and owner.role is Role.ADMIN)
         return OPERATOR if is_admin else self._access
 
     async def _forget(self, spec: StoredSpec) -> None:
-        """What is known of its image, unless another spec of the same owner has it too."""
+        """Forget the state of the spec's image, unless another spec of the same owner has it too."""
         place = self._fetch_of(spec)
         mine = await self._store.specs(owner_id=spec.owner_id or "", everybodys=False, limit=_AHEAD)
         if place in {self._fetch_of(each) for each in mine}:
@@ -208,7 +214,7 @@ class SandboxSpecService:
             task.cancel()
 
     def check(self, caller: Caller, settings: SandboxSettings) -> None:
-        """Raises ForbiddenError for what only administrators may ask for."""
+        """Raise ForbiddenError for settings that only administrators may use."""
         if settings.volumes and not caller.is_admin:
             raise ForbiddenError("only administrators may mount directories of the server's machine")
         if settings.image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
@@ -223,7 +229,7 @@ class SandboxSpecService:
             raise ForbiddenError("only administrators may open private address ranges: the server's own network is one")
 
     async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
-        """The caller's own, else everybody's; administrators see any other as well."""
+        """Return the caller's own spec, else the shared one. Administrators also see any other."""
         found = await self._store.spec(spec_id, caller.user_id) or await self._store.spec(spec_id, None)
         if found is None and caller.is_admin:
             return next(iter(await self._store.specs_named(spec_id)), None)
@@ -262,7 +268,7 @@ class SandboxSpecService:
     def _fetch(self, spec: StoredSpec, access: Access) -> None:
         place = self._fetch_of(spec)
         if place[1] == _HOST or place[1].startswith("snapshot:"):
-            return  # whose a snapshot is, and whether it is there, is seen when somebody asks for a sandbox
+            return  # the owner and existence of a snapshot are checked when a sandbox is requested
         if place in self._fetching or self._images.get(place, ("",))[0] == "ready":
             return
         self._images[place] = ("pulling", "")

@@ -1,8 +1,8 @@
-"""Whether what a sandbox was started for answers: STARTING until it does, ERROR with the reason if it does not in time.
+"""Health checks of new sandboxes: a sandbox is STARTING until it answers, and in ERROR if it does not answer in time.
 
 A check is one short HTTP request to a port inside, of which only the status line is read. It is not a use of the
-sandbox. Few run at a time, and fewer of one user, so sandboxes that answer slowly or never delay nobody else's. After
-the grace period checks go on, ever more rarely, and a sandbox that answers late is RUNNING after all.
+sandbox. Few checks run at a time, and fewer of one user, so sandboxes that answer slowly or never delay no other
+user's. After the grace period checks continue ever more rarely, and a sandbox that answers late is RUNNING after all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEALTH_LABEL = "sandbox_health_check"
 _RESULT_LABEL = "sandbox_health_result"
 HEALTH_LABELS = (HEALTH_LABEL, _RESULT_LABEL)
 HEALTH = "health"
-"""The kind of events about it."""
+"""The kind of events about health checks."""
 _HEALTHY = "healthy"
 _CHECK_S = 2.0
 _FIRST_PAUSE_S, _PAUSE_S, _LATE_PAUSE_S = 0.1, 1.0, 30.0
@@ -42,7 +42,7 @@ def label_of(check: HealthCheck, port: int) -> dict[str, str]:
 
 
 def status_of(record: Record) -> tuple[SandboxStatus, str]:
-    """As users see it, and the reason if it is an error."""
+    """Return the status that users see, and the reason if it is an error."""
     status = STATUS[record.state]
     if status is not SandboxStatus.RUNNING or not record.labels.get(HEALTH_LABEL):
         return status, record.reason
@@ -66,20 +66,20 @@ class Startups:
         self._changed = EventSignal()
 
     async def go_on(self) -> None:
-        """With those that an earlier server waited for."""
+        """Continue the checks that an earlier server began."""
         for record in await self._manager.list_sandboxes():
             if is_waited_for(record):
                 self.begin(record.id)
 
     def begin(self, sandbox_id: str) -> None:
-        """Check it until it answers. May be repeated."""
+        """Check the sandbox until it answers. May be repeated."""
         if sandbox_id not in self._tasks:
             task = asyncio.create_task(self._watch(sandbox_id), name=f"health of {sandbox_id}")
             self._tasks[sandbox_id] = task
             task.add_done_callback(lambda _: self._tasks.pop(sandbox_id, None))
 
     async def changed(self, seconds: float) -> None:
-        """Return when something was found out about any of them, or after so long."""
+        """Return when a check of any sandbox had a result, or after this many seconds."""
         await happens_within(self._changed.next, seconds)
 
     async def aclose(self) -> None:
@@ -89,7 +89,7 @@ class Startups:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, sandbox_id: str) -> None:
-        buffers.reservation.set(None)  # the request that began this is soon over, and its memory with it
+        buffers.reservation.set(None)  # the request that started this task ends soon, and its memory is released
         try:
             await self._until_healthy(sandbox_id)
         except SandboxError as error:
@@ -103,7 +103,7 @@ class Startups:
                 await self._decide(record, record.command_end.reason)
                 return
             if record.state is not State.RUNNING:
-                deadline = None  # the time that it was paused does not count
+                deadline = None  # time while it is paused does not count
             else:
                 deadline = time.monotonic() + grace_s if deadline is None else deadline
                 failure = await self._check(record, port, path)
@@ -120,7 +120,7 @@ class Startups:
             await asyncio.sleep(pause_s if is_late or deadline is None else min(pause_s, deadline - time.monotonic()))
 
     async def _check(self, record: Record, port: int, path: str) -> str | None:
-        """None: it is healthy. Otherwise why it is not; empty if nobody can say."""
+        """Return None if the sandbox is healthy, otherwise why it is not, or an empty text if that is unknown."""
         async with self._slots.slot(record.owner or ""):
             try:
                 status = await self._manager.observe(record.id, lambda guest: _asked(guest, port, path), _CHECK_S)
@@ -139,7 +139,7 @@ class Startups:
         return None if 200 <= status < 300 else f"it answered {status}"
 
     async def _decide(self, record: Record, result: str) -> None:
-        """Write it down and report it, if it is news."""
+        """Store and report the result if it differs from the last one."""
         before = record.labels.get(_RESULT_LABEL)
         if before is None or (before == _HEALTHY) != (result == _HEALTHY):
             labels = {_RESULT_LABEL: result[:_MAX_SAID]}

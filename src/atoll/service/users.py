@@ -1,4 +1,4 @@
-"""Users and their API keys: made, changed, locked out, revoked."""
+"""Manage users and their API keys."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ ADMIN_USER = "admin"
 
 
 class UserService:
-    """Every change takes effect at once on this server: what its identities remember is forgotten."""
+    """Manages users and keys. Every change takes effect at once on this server, because remembered identities are
+    cleared."""
 
     def __init__(self, store: Store, identities: Identities, *, max_keys: int | None = None) -> None:
-        """`max_keys` holds for each user who has no quota of their own."""
+        """`max_keys` applies to each user who has no quota of their own."""
         self._store = store
         self._identities = identities
         self._max_keys = max_keys
 
     async def first_run(self) -> str | None:
-        """Make an administrator and a key if there is no user at all. The key is shown this once."""
+        """Create an administrator and a key if there are no users at all. The key is shown only this once."""
         if await self._store.users(limit=1):
             return None
         await self._store.add_user(User(id=ADMIN_USER, role=Role.ADMIN, created_at=datetime.now(UTC)))
@@ -33,13 +34,13 @@ class UserService:
     async def create_key(
         self, caller: Caller, *, user_id: str | None, name: str, scopes: frozenset[Scope], expires_at: datetime | None
     ) -> tuple[ApiKey, str]:
-        """Return the key and its text, which is shown this once. It can do no more than the caller, and ends no later
-        than the caller's credential. Raises LimitReachedError if there are too many."""
+        """Return a new key and its text, which is shown only this once. The key has no more scopes than the caller, and
+        expires no later than the caller's credential. Raises LimitReachedError if there are too many."""
         whose = user_id or caller.user_id
         if whose != caller.user_id and not caller.is_admin:
-            raise ForbiddenError("only administrators may make keys for others")
+            raise ForbiddenError("only administrators may create keys for others")
         if not scopes <= caller.scopes:
-            raise ForbiddenError(f"a key cannot have more scopes than its maker: {', '.join(sorted(caller.scopes))}")
+            raise ForbiddenError(f"a key cannot have more scopes than its creator: {', '.join(sorted(caller.scopes))}")
         if expires_at is not None and expires_at <= datetime.now(UTC):
             raise ValueError("expires_at must be in the future")
         if caller.expires_at is not None:
@@ -73,7 +74,7 @@ class UserService:
         return user
 
     async def link(self, user_id: str, identity: str) -> None:
-        """From now on, whoever the identity provider knows by that name is this user."""
+        """From now on, treat whoever logs in with this identity as this user."""
         if not await self._store.link_user(user_id, identity):
             raise UserNotFoundError(f"there is no user {user_id[:128]!r}")
         self._identities.forget()

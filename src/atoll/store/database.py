@@ -1,4 +1,4 @@
-"""One database, opened and brought up to date, and how statements are run on it."""
+"""Open one database, migrate it, and run statements on it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from atoll.errors import SandboxError
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 LATEST = "0002"
-"""The last of the migrations."""
+"""The revision of the last migration."""
 _THREAD_S = 0.2
 _LOCK = 0x61746F6C6C
-"""Two servers that start at once on one database take turns with the migrations."""
+"""Advisory lock for the migrations. Servers that start at the same time on one database take turns."""
 _TURN = 0x61746F6C
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
 
 
 class StoreError(SandboxError):
-    """The database cannot be used. Errors of SQLAlchemy and the drivers become this one, with their words."""
+    """The database cannot be used. Errors of SQLAlchemy and the drivers are converted to this one and keep their
+    message."""
 
     code = "store_unavailable"
 
@@ -37,14 +38,14 @@ class AlreadyThereError(StoreError):
 
 
 class Database:
-    """Belongs to one event loop. Every write is committed when its call returns."""
+    """One database. An object belongs to one event loop, and every write is committed when its call returns."""
 
     def __init__(self, url: str) -> None:
         try:
             address = make_url(url)
             backend = address.get_backend_name()
         except (ArgumentError, SQLAlchemyError) as error:
-            raise StoreError(f"'{url}' is not a database", hint="Write postgresql://USER@HOST/NAME.") from error
+            raise StoreError(f"'{url}' is not a database URL", hint="Write postgresql://USER@HOST/NAME.") from error
         if backend not in _DRIVERS:
             raise StoreError(f"a database of kind '{backend}' is not supported", hint="Use SQLite or PostgreSQL.")
         self._is_sqlite = backend == "sqlite"
@@ -55,11 +56,11 @@ class Database:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """In a file of SQLite."""
+        """Return the SQLite database in this file."""
         return cls(f"sqlite:///{path}")
 
     async def open(self) -> None:
-        """Bring the tables up to date. Raises StoreError if the database cannot be used."""
+        """Migrate the tables to the latest version. Raises StoreError if the database cannot be used."""
         async with self._begin() as connection:
             if self._is_sqlite:
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -73,13 +74,14 @@ class Database:
             await _ended_threads()
 
     async def ping(self) -> None:
-        """Raises StoreError if the database does not answer."""
+        """Check that the database answers. Raises StoreError if it does not."""
         async with self._begin() as connection:
             await connection.execute(text("SELECT 1"))
 
     @asynccontextmanager
     async def _begin(self) -> AsyncIterator[AsyncConnection]:
-        """Until its end it is nobody's in particular: others may wait for it, so it does not wait for a turn."""
+        """Run a transaction outside of any account. Other users may wait for it, so it must not wait for its turn on
+        the event loop."""
         who = workers.account.get()
         workers.account.set("")
         try:
@@ -92,7 +94,7 @@ class Database:
 
     @asynccontextmanager
     async def _turn(self, user_id: str) -> AsyncIterator[AsyncConnection]:
-        """A transaction in which nobody else counts or changes what this user has."""
+        """Run a transaction during which no other one counts or changes what this user has."""
         async with self._begin() as connection:
             if self._is_sqlite:
                 await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -133,7 +135,7 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 def _migrate(connection: Connection) -> None:
     if _version(connection) == LATEST:
         return
-    # Loading it takes longer than everything else here, and it is needed only when there is something to do.
+    # Importing alembic takes longer than everything else here, and is needed only if there is something to migrate.
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
@@ -161,7 +163,8 @@ def _words(error: BaseException) -> str:
 
 
 async def _ended_threads() -> None:
-    """A connection of SQLite that could not be opened has a thread that still reports to this event loop."""
+    """Wait for threads of SQLite connections. If a connection could not be opened, its thread still reports to the
+    event loop."""
     for thread in threading.enumerate():
         if "_connection_worker_thread" in thread.name:
             await workers.run(workers.ENGINE, thread.join, _THREAD_S)

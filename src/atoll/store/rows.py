@@ -73,15 +73,15 @@ class ApiKey(BaseModel):
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     parent_id: str | None = None
-    """The key that it was made with. It ends no later than that one, if both belong to the same user."""
+    """The key that this one was created with. If both belong to the same user, this one ends no later."""
 
 
 class StoredSpec(BaseModel):
-    """A spec of the catalogue. `body` is as its service wrote it."""
+    """A spec of the catalogue. `body` is as the service wrote it."""
 
     model_config = ConfigDict(frozen=True)
     id: str
     owner_id: str | None
-    """Whose it is; None: everybody's."""
+    """The owner's id, or None if the spec is shared with everybody."""
     body: str
     created_at: datetime

@@ -1,4 +1,4 @@
-"""The store: the few questions that the service asks its database."""
+"""The store: the queries and changes that the service needs of its database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Store(Database):
     # --- users --------------------------------------------------------------------------------------------------------
 
     async def add_user(self, user: User) -> None:
-        """Raise AlreadyThereError if the id is taken."""
+        """Add a user. Raise AlreadyThereError if the id is taken."""
         values = {**user.model_dump(exclude={"quotas"}), "role": user.role.value}
         await self._insert(users, {**values, "quotas": user.quotas.model_dump_json()}, f"user {user.id!r}")
 
@@ -38,7 +38,8 @@ class Store(Database):
         return _user(found) if found is not None else None
 
     async def link_user(self, user_id: str, identity: str) -> bool:
-        """Raise AlreadyThereError if another user has that identity. Return False if there is no such user."""
+        """Link a user to an identity. Raise AlreadyThereError if another user has it. Return False if there is no such
+        user."""
         try:
             return await self._write(update(users).where(users.c.id == user_id).values(identity=identity))
         except StoreError as error:
@@ -69,8 +70,11 @@ class Store(Database):
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     async def add_key(self, key: ApiKey, *, most: int | None = None) -> None:
-        """Raise LimitReachedError if the user has so many valid keys, StoreError if the key that it is made with was
-        revoked meanwhile. Of revoked and expired keys only the newest are kept."""
+        """Store a new key. Of the user's revoked and expired keys, only the newest are kept.
+
+        Raise LimitReachedError if the user already has `most` valid keys, and StoreError if the parent key was revoked
+        meanwhile.
+        """
         now = datetime.now(UTC)
         values = {**key.model_dump(), "scopes": " ".join(key.scopes)}
         async with self._turn(key.user_id) as connection:
@@ -102,7 +106,8 @@ class Store(Database):
         return [_key(row) for row in rows]
 
     async def revoke_key(self, key_id: str, user_id: str | None) -> bool:
-        """Revoke a key of this user, or of any, with all that was made with it. Return False if it was not valid."""
+        """Revoke a key of this user, or of any user, and all keys that were created with it. Return False if it was not
+        valid."""
         found = await self.key(key_id)
         if found is None or found.revoked_at is not None or user_id not in (None, found.user_id):
             return False
@@ -120,8 +125,11 @@ class Store(Database):
     # --- specs --------------------------------------------------------------------------------------------------------
 
     async def add_spec(self, spec: StoredSpec, *, most: int | None = None) -> None:
-        """Raise AlreadyThereError if its owner or everybody has one of that id, LimitReachedError if the owner has so
-        many."""
+        """Add a spec to the catalogue.
+
+        Raise AlreadyThereError if the owner already has a spec of this id or a shared spec has it, and
+        LimitReachedError if the owner already has `most` specs.
+        """
         owner = spec.owner_id or ""
         async with self._turn(owner) as connection:
             same = select(specs.c.id).where(specs.c.id == spec.id, specs.c.owner_id.in_(("", owner)))
@@ -135,19 +143,19 @@ class Store(Database):
             await connection.execute(insert(specs).values(**{**spec.model_dump(), "owner_id": owner}))
 
     async def spec(self, spec_id: str, owner_id: str | None) -> StoredSpec | None:
-        """Return the spec of this owner, or the one that is shared with everybody."""
+        """Return this owner's spec of this id, or the shared one if the owner is None."""
         found = await self._one(select(specs).where(specs.c.id == spec_id, specs.c.owner_id == (owner_id or "")))
         return _spec(found) if found is not None else None
 
     async def specs_named(self, spec_id: str) -> list[StoredSpec]:
-        """Return the specs of that id of all owners."""
+        """Return the specs of all owners that have this id."""
         query = select(specs).where(specs.c.id == spec_id).order_by(specs.c.owner_id).limit(_SAME_NAME)
         return [_spec(row) for row in await self._all(query)]
 
     async def specs(
         self, *, owner_id: str | None, everybodys: bool, after: tuple[str, str] = ("", ""), limit: int
     ) -> list[StoredSpec]:
-        """Return specs by id and owner: those of this owner and shared ones, or with `everybodys` all."""
+        """Return specs sorted by id and owner: this owner's and the shared ones, or all of them with `everybodys`."""
         place = tuple_(specs.c.id, specs.c.owner_id)
         query = select(specs).order_by(specs.c.id, specs.c.owner_id).limit(limit)
         if after != ("", ""):
@@ -161,7 +169,7 @@ class Store(Database):
 
 
 def _utc(moment: datetime | None) -> datetime | None:
-    """SQLite gives back what it was given, without the zone."""
+    """Add the time zone, which SQLite does not store."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
 
 

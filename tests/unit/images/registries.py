@@ -223,7 +223,8 @@ class Front:
         elif self.mode == "stalled" and self.blobs > 1:
             _send(request, status, data[: len(data) // 2], headers, length=len(data), close=False)
             self.stalled.set()
-            self.over.wait(60)
+            if self.over.wait(60) and not self.mode:
+                request.wfile.write(data[len(data) // 2 :])
         elif self.mode == "redirect":
             _send(request, 307, b"", {"Location": f"http://{self.storage}{request.path}"})
         elif self.mode == "redirect to a file":

@@ -1,4 +1,4 @@
-"""OpenHands's settings of its sandboxes. Each has its effect, or is refused with the reason if it asks for more."""
+"""OpenHands's settings of its sandboxes. Each has its effect, or is refused with a reason if it asks for more."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _PREFIX = "SANDBOX_"
 _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
 
 REFUSED: dict[str, tuple[object, str]] = {
-    "enable_auto_lint": (False, "nothing here edits files by itself; run the linter in the sandbox"),
-    "use_host_network": (False, "a sandbox on the network of the host is none; expose the ports that it needs"),
-    "additional_networks": ([], "what a sandbox may reach is said by its network policy, not by networks of Docker"),
-    "runtime_extra_build_args": (None, "images are not built with Docker; build yours, and name it"),
+    "enable_auto_lint": (False, "Atoll does not edit files by itself; run the linter in the sandbox"),
+    "use_host_network": (False, "a sandbox on the host's network is not isolated; expose the ports that it needs"),
+    "additional_networks": ([], "a network policy, and not Docker's networks, decides what a sandbox may reach"),
+    "runtime_extra_build_args": (
+        None,
+        "Atoll does not build images for sandboxes; build the image yourself, and name it",
+    ),
     "force_rebuild_runtime": (False, "no image is built for a sandbox: its files are those of the image itself"),
     "browsergym_eval_env": (None, "there is no BrowserGym here; run it in the sandbox"),
     "enable_gpu": (False, "no engine can share a GPU between isolated sandboxes"),
@@ -28,53 +31,53 @@ REFUSED: dict[str, tuple[object, str]] = {
     "docker_runtime_kwargs": (None, "options of Docker could undo the isolation"),
     "selected_repo": (None, "clone it in the sandbox, with the credentials that you give it"),
     "trusted_dirs": ([], "no directory of this machine is used but those in `volumes`"),
-    "remote_runtime_enable_retries": (True, "a request that may be repeated is; there is no switch for it"),
+    "remote_runtime_enable_retries": (True, "requests that may be repeated always are; this cannot be turned off"),
 }
-"""The only value that each may have, and why."""
+"""The only accepted value of each of these settings, and the reason."""
 
 
 class SandboxConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
     remote_runtime_api_url: str | None = "http://localhost:8000"
     local_runtime_url: str = "http://localhost"
-    """What exposed URLs begin with."""
+    """The first part of exposed URLs."""
     keep_runtime_alive: bool = False
     """Whether sandboxes outlive the service."""
     pause_closed_runtimes: bool = True
-    """Whether those that outlive it are paused meanwhile."""
+    """Whether sandboxes that outlive the service are paused meanwhile."""
     rm_all_containers: bool = False
-    """Delete all of the user's sandboxes when the service ends, whatever else is said."""
+    """Whether all of the user's sandboxes are deleted when the service ends, whatever the other settings."""
     api_key: str | None = None
     base_container_image: str | None = _IMAGE
     runtime_container_image: str | None = None
-    """The image of the default spec; without it the base image."""
+    """The image of the default spec; by default the base image."""
     user_id: int = Field(default_factory=os.getuid, ge=0)
-    """Of commands, where the engine has more than one user."""
+    """The user id for commands, where the engine has more than one user."""
     timeout: int = Field(default=120, gt=0)
-    """Seconds that a command may take by default."""
+    """The default timeout of a command in seconds."""
     remote_runtime_init_timeout: int = Field(default=180, gt=0)
     remote_runtime_api_timeout: int = Field(default=180, gt=0)
-    """The start of a remote sandbox may take as long as the shorter of the two."""
+    """Timeouts in seconds. The start of a remote sandbox may take as long as the shorter of the two."""
     remote_runtime_enable_retries: bool = True
     remote_runtime_class: str | None = None
-    """`gvisor`, or the default isolation."""
+    """`gvisor`; by default the default isolation level."""
     enable_auto_lint: bool = False
     use_host_network: bool = False
     additional_networks: list[str] = []
     runtime_binding_address: str = "127.0.0.1"
-    """Where exposed ports listen on this machine. Upstream's default is every interface."""
+    """The address where exposed ports listen on this machine. The default in OpenHands is every interface."""
     runtime_extra_build_args: list[str] | None = None
     initialize_plugins: bool = True
-    """There are none, so either way is the same."""
+    """Without effect: there are no plugins."""
     force_rebuild_runtime: bool = False
     runtime_extra_deps: str | None = None
-    """Shell commands that are run in each new sandbox before anything else."""
+    """Shell commands that run in each new sandbox before anything else."""
     runtime_startup_env_vars: dict[str, str] = {}
     browsergym_eval_env: str | None = None
     platform: str | None = None
-    """Only that of this machine."""
+    """The platform of images; only that of this machine is accepted."""
     close_delay: int = Field(default=3600, gt=0)
-    """Seconds without use after which a sandbox ends."""
+    """Seconds without use after which a sandbox is ended."""
     remote_runtime_resource_factor: int = 1
     enable_gpu: bool = False
     docker_runtime_kwargs: dict[str, Any] | None = None
@@ -83,7 +86,7 @@ class SandboxConfig(BaseModel):
     vscode_port: int | None = Field(default=None, ge=1, le=65535)
     """The port of this machine that leads to the editor of the first sandbox."""
     volumes: str | None = None
-    """`HOST:INSIDE[:MODE]`, several with commas."""
+    """Volumes as `HOST:INSIDE[:MODE]`, separated by commas."""
     cuda_visible_devices: str | None = None
 
     @field_validator(*REFUSED)
@@ -110,7 +113,7 @@ class SandboxConfig(BaseModel):
     @classmethod
     def _factor(cls, value: int) -> int:
         if value not in (1, 2, 4, 8):
-            raise ValueError("it is one of 1, 2, 4 and 8")
+            raise ValueError("it must be 1, 2, 4 or 8")
         return value
 
     @field_validator("platform")
@@ -133,7 +136,7 @@ class SandboxConfig(BaseModel):
 
     @classmethod
     def from_toml_section(cls, data: dict[str, Any]) -> dict[str, Self]:
-        """Under the name `sandbox`. ValueError for what is misspelt or cannot be."""
+        """Return the settings under the name `sandbox`. Raises ValueError if a name or value is invalid."""
         try:
             return {"sandbox": cls.model_validate(data)}
         except ValidationError as error:
@@ -141,7 +144,7 @@ class SandboxConfig(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """From SANDBOX_NAME of the environment. Lists and tables are JSON."""
+        """Read the settings from variables SANDBOX_NAME of the environment. Lists and tables are JSON."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for name, field in cls.model_fields.items():
@@ -158,6 +161,6 @@ def _mounts(volumes: str | None) -> list[VolumeMount]:
         host, _, rest = part.partition(":")
         inside, _, mode = rest.partition(":")
         if not host or not inside.startswith("/") or mode not in ("", "rw", "ro"):
-            raise ValueError(f"{part!r} is no volume: write HOST:INSIDE, HOST:INSIDE:ro or HOST:INSIDE:rw")
+            raise ValueError(f"{part!r} is not a volume: write HOST:INSIDE, HOST:INSIDE:ro or HOST:INSIDE:rw")
         found.append(VolumeMount(host_path=host, container_path=inside, mode="ro" if mode == "ro" else "rw"))
     return found

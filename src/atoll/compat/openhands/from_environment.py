@@ -1,4 +1,4 @@
-"""Which service a program gets, from the variables that OpenHands reads: `RUNTIME`, `OH_SANDBOX_…` and `SANDBOX_…`."""
+"""Choose a service by the variables that OpenHands reads: `RUNTIME`, `OH_SANDBOX_…` and `SANDBOX_…`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _NOT_FROM_ENV = ("sandbox_spec_service", "config", "settings", "manager", "user_
 
 
 def sandbox_service(environ: Mapping[str, str] | None = None, **given: Any) -> ManagedSandboxService:
-    """The service that the environment chooses, with what is given besides. Raises SpecError for invalid settings."""
+    """Return the service that the environment chooses. `given` overrides its settings. Raises SpecError for invalid
+    settings."""
     environ = os.environ if environ is None else environ
     kind = _kind(environ)
     values = _values(environ, kind)

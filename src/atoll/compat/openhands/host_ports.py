@@ -1,4 +1,4 @@
-"""The exposed ports of sandboxes as ports of this machine, open as long as their sandbox runs."""
+"""The exposed ports of sandboxes as ports of this machine, open while their sandbox runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEALTH_S = 2.0
 class Ports:
     def __init__(self, ports: Sequence[ExposedPort], pattern: str, host: str, vscode_port: int | None) -> None:
         if "{port}" not in pattern:
-            raise ValueError(f"a URL pattern has {{port}} in it, unlike {pattern!r}")
+            raise ValueError(f"a URL pattern must contain {{port}}, unlike {pattern!r}")
         self._ports = ports
         self._pattern = pattern
         self._host = host
@@ -41,7 +41,7 @@ class Ports:
         return found
 
     async def is_well(self, sandbox: ManagedSandbox, path: str) -> bool:
-        """Whether the agent server says so. Where none is exposed nobody is asked."""
+        """Return whether the agent server reports that it is healthy; True if none is exposed."""
         port = next((each.container_port for each in self._ports if each.name == AGENT_SERVER), None)
         if port is None:
             return True
@@ -71,7 +71,8 @@ class Ports:
             return forwards
 
     def _local_port(self, port: ExposedPort) -> int:
-        """The port that was chosen for the editor is that of the first sandbox which has it."""
+        """Return the local port of an exposed port. The first sandbox with an editor gets the port chosen for
+        editors."""
         wanted = self._vscode_port if port.name == VSCODE else None
         taken = {forward.address[1] for each in self._open.values() for forward in each.values()}
         return wanted if wanted is not None and wanted not in taken else 0

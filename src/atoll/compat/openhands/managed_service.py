@@ -1,4 +1,4 @@
-"""What OpenHands's three services share: each works on a manager of Atoll's."""
+"""The common part of OpenHands's three services: each works on an Atoll manager."""
 
 from __future__ import annotations
 
@@ -41,27 +41,28 @@ _COMMAND = "spec-command"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _DEPS_S = 1800.0
 _MAX_SANDBOXES = 10_000
-"""Sandboxes of one manager, paused ones included: the cap is that of each user."""
+"""Maximum number of sandboxes in one manager, including paused ones. The effective cap, `max_num_sandboxes`, is per
+user."""
 
 
 @dataclass(kw_only=True)
 class ManagedSandboxService(SandboxService):
-    """The sandboxes of one user, or of all if there is none. A manager that is given is shared and stays open."""
+    """The sandboxes of one user, or of all users if none is given. A given manager is shared and stays open."""
 
     engine: ClassVar[str]
     default_image: ClassVar[str] = "host"
     sandbox_spec_service: SandboxSpecService | None = None
     user_id: str | None = None
     web_url: str | None = None
-    """Where the agent server inside reports to, and whose pages may read its answers."""
+    """The URL that the agent server inside reports to, and whose pages may read its answers."""
     mounts: list[VolumeMount] = field(default_factory=list)
     exposed_ports: list[ExposedPort] = field(default_factory=default_ports)
     container_url_pattern: str | None = None
-    """With `{port}`, of this machine. Default: that of `config.local_runtime_url`."""
+    """A URL pattern with `{port}`, a port of this machine. The default is that of `config.local_runtime_url`."""
     health_check_path: str | None = None
-    """What the agent server answers when it is well. None: it is not asked."""
+    """The path that answers 200 while the agent server is healthy; None for no health check."""
     startup_grace_seconds: float = 15
-    """Until then a sandbox that is not well is STARTING, and later in ERROR."""
+    """How long after its creation an unhealthy sandbox is STARTING; later it is in ERROR."""
     max_num_sandboxes: int = 5
     network: NetworkPolicy = "all"
     config: SandboxConfig = field(default_factory=SandboxConfig)
@@ -73,9 +74,9 @@ class ManagedSandboxService(SandboxService):
             raise ValueError("max_num_sandboxes must be greater than 0")
         self._own: SandboxManager | None = None
         self._chosen: str | Engine = self.engine
-        """An engine that was made for the manager is not the manager's to close."""
+        """The engine, or its name. An engine object that was created here must be closed here, not by the manager."""
         self._room = asyncio.Lock()
-        """Whoever starts or resumes one counts and pauses alone, so that there are never too many."""
+        """Held while sandboxes are counted, paused, and one is started or resumed, so that there are never too many."""
         pattern = self.container_url_pattern or f"{self.config.local_runtime_url.rstrip('/')}:{{port}}"
         self._ports = Ports(self.exposed_ports, pattern, self.config.runtime_binding_address, self.config.vscode_port)
         image = self.config.runtime_container_image or self.default_image
@@ -112,7 +113,8 @@ class ManagedSandboxService(SandboxService):
         sandbox_id: str | None = None,
         extra_env: dict[str, str] | None = None,
     ) -> SandboxInfo:
-        """The oldest that run are paused if there are too many. ConflictError if the id is taken."""
+        """Start a sandbox. If there are too many, the oldest running ones are paused. Raises ConflictError if the id is
+        taken."""
         sandbox_id = sandbox_id or f"oh-agent-server-{secrets.token_hex(12)}"
         if not _ID.fullmatch(sandbox_id):
             raise ValueError(
@@ -167,7 +169,7 @@ class ManagedSandboxService(SandboxService):
         return await self._manager().delete_sandbox(record.id)
 
     async def aclose(self) -> None:
-        """Sandboxes end with the service, unless `config` or the manager that was given keeps them."""
+        """End the service and its sandboxes, unless `config` or the given manager keeps them."""
         await self._ports.close_all()
         if self.config.rm_all_containers and (self._own or self.manager) is not None:
             for record in await self._manager().list_sandboxes(owner=self.user_id):

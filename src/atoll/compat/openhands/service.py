@@ -28,15 +28,15 @@ _ALIVE_S = 5.0
 class SandboxService(ABC):
     @abstractmethod
     async def search_sandboxes(self, page_id: str | None = None, limit: int = 100) -> SandboxPage:
-        """The newest first."""
+        """List the user's sandboxes, newest first."""
 
     @abstractmethod
     async def get_sandbox(self, sandbox_id: str) -> SandboxInfo | None:
-        """None: there is none."""
+        """Return a sandbox; None if there is none."""
 
     @abstractmethod
     async def get_sandbox_by_session_api_key(self, session_api_key: str) -> SandboxInfo | None:
-        """Which running sandbox this key is of; None for any other key."""
+        """Return the running sandbox that has this key; None if there is none."""
 
     @abstractmethod
     async def start_sandbox(
@@ -45,22 +45,22 @@ class SandboxService(ABC):
         sandbox_id: str | None = None,
         extra_env: dict[str, str] | None = None,
     ) -> SandboxInfo:
-        """A sandbox of that spec, or of the default one, under the id that was chosen, or under a new one."""
+        """Start a sandbox from that spec, or from the default one, under the given id or a new one."""
 
     @abstractmethod
     async def resume_sandbox(self, sandbox_id: str) -> bool:
-        """False: there is none. True also if it runs already."""
+        """Resume a sandbox. Returns False if there is none, True also if it already runs."""
 
     @abstractmethod
     async def pause_sandbox(self, sandbox_id: str) -> bool:
-        """False: there is none. True also if it is paused already."""
+        """Pause a sandbox. Returns False if there is none, True also if it is already paused."""
 
     @abstractmethod
     async def delete_sandbox(self, sandbox_id: str) -> bool:
-        """False: there is none."""
+        """Delete a sandbox. Returns False if there is none."""
 
     async def aclose(self) -> None:  # noqa: B027
-        """Let go of what it holds. May be repeated."""
+        """Release everything that the service holds. May be repeated."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,11 +71,11 @@ class SandboxService(ABC):
         await self.aclose()
 
     async def batch_get_sandboxes(self, sandbox_ids: list[str]) -> list[SandboxInfo | None]:
-        """In the order asked for; None for what is not there."""
+        """Return sandboxes in the given order; None for those that do not exist."""
         return await asyncio.gather(*(self.get_sandbox(sandbox_id) for sandbox_id in sandbox_ids))
 
     async def pause_old_sandboxes(self, max_num_sandboxes: int) -> list[str]:
-        """Pause the oldest that run until so many are left; the ids of those paused."""
+        """Pause the oldest running sandboxes until `max_num_sandboxes` are left. Returns the ids of the paused ones."""
         if max_num_sandboxes <= 0:
             raise ValueError("max_num_sandboxes must be greater than 0")
         return await self._pause_down_to(max_num_sandboxes)
@@ -87,7 +87,8 @@ class SandboxService(ABC):
         poll_interval: float = 2,
         httpx_client: httpx.AsyncClient | None = None,
     ) -> SandboxInfo:
-        """With a client, also until its agent server answers at /alive. SandboxError if it fails, or takes longer."""
+        """Wait until a sandbox runs; with a client, also until its agent server answers at /alive. Raises SandboxError
+        if it fails or takes longer."""
         deadline = time.monotonic() + timeout
         while True:
             found = await self.get_sandbox(sandbox_id)
@@ -116,32 +117,32 @@ class SandboxService(ABC):
                 if await self.pause_sandbox(info.id):
                     paused.append(info.id)
             except SandboxError:
-                continue  # the next oldest makes room just as well
+                continue  # then the next oldest is paused
         return paused
 
 
 class SandboxSpecService(ABC):
     @abstractmethod
     async def search_sandbox_specs(self, page_id: str | None = None, limit: int = 100) -> SandboxSpecInfoPage:
-        """`page_id` is where the page before ended."""
+        """List the specs. `page_id` is the end of the previous page."""
 
     @abstractmethod
     async def get_sandbox_spec(self, sandbox_spec_id: str) -> SandboxSpecInfo | None: ...
 
     async def get_default_sandbox_spec(self) -> SandboxSpecInfo:
-        """The first. Raises SandboxError if there is none."""
+        """Return the first spec. Raises SandboxError if there is none."""
         page = await self.search_sandbox_specs(limit=1)
         if not page.items:
             raise SandboxError("No sandbox specs available!")
         return page.items[0]
 
     async def batch_get_sandbox_specs(self, sandbox_spec_ids: list[str]) -> list[SandboxSpecInfo | None]:
-        """In the order asked for; None for what is not there."""
+        """Return specs in the given order; None for those that do not exist."""
         return await asyncio.gather(*(self.get_sandbox_spec(spec_id) for spec_id in sandbox_spec_ids))
 
 
 class PresetSandboxSpecService(SandboxSpecService):
-    """Specs that are known from the start."""
+    """A fixed list of specs."""
 
     def __init__(self, specs: Sequence[SandboxSpecInfo]) -> None:
         self.specs = list(specs)
@@ -156,7 +157,7 @@ class PresetSandboxSpecService(SandboxSpecService):
 
 
 def offset(page_id: str | None) -> int:
-    """As upstream has it: what is no number means the beginning."""
+    """Return the start of a page. As in OpenHands, anything that is no number means the beginning."""
     return int(page_id) if page_id is not None and page_id.isdecimal() and len(page_id) < 16 else 0
 
 
@@ -166,5 +167,5 @@ async def _alive(info: SandboxInfo, client: httpx.AsyncClient) -> bool:
         return True
     try:
         return (await client.get(f"{url.rstrip('/')}/alive", timeout=_ALIVE_S)).is_success
-    except Exception:  # whatever keeps it from answering, it does not answer yet
+    except Exception:  # whatever the reason, it does not answer yet
         return False

@@ -35,7 +35,7 @@ class ExposedUrl(BaseModel):
     name: str
     url: str
     port: int
-    """Inside."""
+    """The port inside the sandbox."""
 
 
 class SandboxInfo(BaseModel):
@@ -44,11 +44,11 @@ class SandboxInfo(BaseModel):
     sandbox_spec_id: str
     status: SandboxStatus
     session_api_key: str | None
-    """Only while it is RUNNING."""
+    """Present only while the sandbox is RUNNING."""
     exposed_urls: list[ExposedUrl] | None = Field(default_factory=list)
     created_at: datetime = Field(default_factory=utc_now)
     status_detail: str | None = None
-    """Why it is in ERROR."""
+    """The reason if the sandbox is in ERROR."""
 
 
 class SandboxPage(BaseModel):
@@ -57,7 +57,7 @@ class SandboxPage(BaseModel):
 
 
 class SandboxSpecInfo(BaseModel):
-    """What sandboxes are made from. Its id is the image."""
+    """The source of sandboxes. Its id is the image."""
 
     id: str
     command: list[str] | None

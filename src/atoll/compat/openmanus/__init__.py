@@ -1,7 +1,7 @@
-"""The names of OpenManus's `app.sandbox`, for programs written for it: change the imports and they run.
+"""The names of OpenManus's `app.sandbox`, for programs written for it: only their imports have to change.
 
-Each is a thin face of what the rest of Atoll offers, with the engine `docker` chosen; nothing is implemented twice.
-`docs/guides/openmanus.md` has a table of what is better.
+Each is a thin layer over the rest of Atoll with the engine `docker`; nothing is implemented twice.
+`docs/guides/openmanus.md` has a table of improvements.
 """
 
 from atoll.compat.openmanus.configuration import Config, config

@@ -32,7 +32,7 @@ _KILLED = 128 + 9
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The container of a sandbox, as it was when the sandbox was made."""
+    """The container of a sandbox, as it was when the sandbox was created."""
 
     id: str
     name: str
@@ -47,8 +47,8 @@ class Container:
 class DockerSandbox:
     """A sandbox in a container. Use it as an async context manager, or call `create` and `cleanup`.
 
-    `container` and `terminal` are None before `create` and after `cleanup`. It may be used from one event loop after
-    another.
+    `container` and `terminal` are None before `create` and after `cleanup`. It may be used from several event loops,
+    one after another.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DockerSandbox:
     # --- life ------------------------------------------------------------------------------------------------------
 
     async def create(self) -> Self:
-        """Make it. If that fails nothing is left, and `__cause__` of the error says what the matter is."""
+        """Create the sandbox. If that fails nothing is left, and the `__cause__` of the error is its reason."""
         if self._sandbox is not None:
             raise OperationError("Failed to create sandbox: it was already created")
         with failing_to("create sandbox"):
@@ -92,7 +92,7 @@ class DockerSandbox:
         return self
 
     async def cleanup(self) -> None:
-        """Remove it. May be repeated. OperationError if it is still there afterwards; call it again then."""
+        """Delete the sandbox. May be repeated. Raises OperationError if it still exists; then call `cleanup` again."""
         if self._sandbox is None:
             return
         with failing_to("clean up sandbox"):
@@ -109,7 +109,7 @@ class DockerSandbox:
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """The whole of what Atoll offers for this sandbox. OperationError before `create`."""
+        """The sandbox with everything that Atoll offers. Raises OperationError before `create`."""
         if self._sandbox is None:
             raise OperationError(NOT_INITIALIZED)
         return self._sandbox
@@ -117,10 +117,10 @@ class DockerSandbox:
     # --- commands --------------------------------------------------------------------------------------------------
 
     async def run_command(self, cmd: str, timeout: float | None = None) -> str:
-        """Type a command into the sandbox's one persistent shell; returns what a person would see.
+        """Type a command into the sandbox's one persistent shell. Returns what a person would see.
 
-        SandboxTimeoutError kills the command and keeps the shell. SandboxResourceError: a limit of the sandbox ended
-        it.
+        A timeout kills the command, keeps the shell and raises SandboxTimeoutError. SandboxResourceError means that a
+        limit of the sandbox ended the command.
         """
         if self.terminal is None or self.terminal.session is None:
             raise OperationError(NOT_INITIALIZED)
@@ -132,7 +132,7 @@ class DockerSandbox:
             return result.stdout.rstrip("\n")
 
     async def exec(self, cmd: CommandLine, timeout: float | None = None) -> ExecutionResult:
-        """Run one command in a process of its own: exit code, stdout and stderr."""
+        """Run one command in a process of its own. Returns exit code, stdout and stderr."""
         sandbox = self.sandbox
         await self._may_run(cmd if isinstance(cmd, str) else shlex.join(cmd))
         started = time.time()
@@ -145,7 +145,7 @@ class DockerSandbox:
     # --- files -----------------------------------------------------------------------------------------------------
 
     async def read_file(self, path: str) -> str:
-        """The text of a file. FileNotFoundError if there is none."""
+        """Return the text of a file. Raises FileNotFoundError if there is none."""
         with failing_to("read file", tells_missing=True):
             try:
                 return await self.sandbox.read_file(path)
@@ -153,12 +153,13 @@ class DockerSandbox:
                 raise FileNotFoundError(f"File not found: {path}") from error
 
     async def write_file(self, path: str, content: str | bytes) -> None:
-        """Write a file at once; parents are made."""
+        """Write a file atomically. Missing parent directories are created."""
         with failing_to("write file"):
             await self.sandbox.write_file(path, content)
 
     async def copy_from(self, src_path: str, dst_path: str | Path) -> None:
-        """Copy a file or a directory to the host; parents are made. A directory goes into a directory that exists."""
+        """Copy a file or a directory to the host. Missing parent directories are created. A directory is copied into an
+        existing directory."""
         sandbox, target = self.sandbox, Path(dst_path)
         with failing_to("copy file", tells_missing=True):
             try:
@@ -171,7 +172,8 @@ class DockerSandbox:
             await sandbox.copy_from(src_path, target)
 
     async def copy_to(self, src_path: str | Path, dst_path: str) -> None:
-        """Copy a file or a directory from the host; a directory becomes `dst_path`. FileNotFoundError if missing."""
+        """Copy a file or a directory from the host; a directory becomes `dst_path`. Raises FileNotFoundError if it is
+        missing."""
         sandbox = self.sandbox
         if not os.path.exists(src_path):
             raise FileNotFoundError(f"Source file not found: {src_path}")
@@ -193,7 +195,7 @@ class DockerSandbox:
 
     @staticmethod
     async def _create_tar_stream(name: str, content: bytes) -> io.BytesIO:
-        """An archive of one file."""
+        """Return an archive of one file."""
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as archive:
             entry = tarfile.TarInfo(name)
@@ -204,7 +206,8 @@ class DockerSandbox:
 
     @staticmethod
     async def _read_from_tar(tar_stream: Iterable[bytes]) -> bytes:
-        """The content of the first file in an archive that comes in pieces. OperationError if there is none."""
+        """Return the content of the first file in an archive that comes in pieces. Raises OperationError if there is
+        none."""
         with tempfile.TemporaryFile() as file:
             for piece in tar_stream:
                 file.write(piece)
@@ -236,10 +239,10 @@ class DockerSandbox:
 
 
 class ManagedDockerSandbox(DockerSandbox):
-    """A sandbox that a manager has, and that is ended through it."""
+    """A sandbox of a manager, which also ends it."""
 
     def __init__(self, sandbox: AsyncSandbox, client: DockerEngine, container_id: str, config: SandboxSettings) -> None:
-        # Nothing of what a `DockerSandbox` makes for itself: all of it is here already.
+        # `DockerSandbox.__init__` is not called: everything that it creates exists already.
         self.config, self.volume_bindings, self.client = config, {}, client
         self._policy = self._asker = self._settings = None
         self._sandbox = sandbox
@@ -247,7 +250,8 @@ class ManagedDockerSandbox(DockerSandbox):
 
 
 async def spec_of(config: SandboxSettings, volume_bindings: dict[str, str], engine: DockerEngine) -> SandboxSpec:
-    """A limit on processes that nobody asked for is left out where the engine has none, as under gVisor."""
+    """Return the spec of a sandbox. The default limit of processes is left out where the engine has none, as under
+    gVisor."""
     spec = config.spec(volume_bindings)
     if "pids_limit" in config.model_fields_set or await engine.can(Capability.PIDS):
         return spec

@@ -18,11 +18,11 @@ from atoll.sandbox.shell import AsyncShell
 from atoll.settings import Settings
 
 Before = Callable[[str], Awaitable[None]]
-"""Called with each command before it runs; what it raises keeps the command from running."""
+"""A function that is called with each command before it runs. If it raises, the command does not run."""
 
 
 class HasId(Protocol):
-    """A container of whatever library."""
+    """A container object of any library."""
 
     @property
     def id(self) -> str | None: ...
@@ -30,7 +30,7 @@ class HasId(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ContainerId:
-    """A container of which nothing but its name or id is known yet."""
+    """A container of which only the name or id is known."""
 
     id: str
     name: str = ""
@@ -44,7 +44,7 @@ class Session:
         self._before = before
 
     async def run(self, command: str, timeout_s: float) -> ExecutionResult:
-        """As `AsyncShell.run`, but a timeout is a SandboxTimeoutError."""
+        """Run a command like `AsyncShell.run`, but raise SandboxTimeoutError for a timeout."""
         if self._before is not None:
             await self._before(command)
         result = await self._shell.run(command, timeout_s)
@@ -57,7 +57,7 @@ class Session:
         return result
 
     async def execute(self, command: str, timeout: float) -> str:
-        """What a person would see."""
+        """Run a command. Returns what a person would see."""
         return (await self.run(command, timeout)).stdout.rstrip("\n")
 
     async def close(self) -> None:
@@ -65,7 +65,7 @@ class Session:
 
 
 class AsyncDockerizedTerminal:
-    """A persistent shell in a running container, also in one that Atoll did not make.
+    """A persistent shell in a running container, which Atoll need not have created.
 
     Use it as an async context manager, or call `init` and `close`. Commands run as the container's own user, with no
     more rights than its other processes. Concurrent callers take turns.
@@ -91,13 +91,13 @@ class AsyncDockerizedTerminal:
     def of_sandbox(
         cls, container: HasId, working_dir: str, default_timeout: float, shell: AsyncShell, before: Before
     ) -> Self:
-        """The terminal of a sandbox, which has an agent already."""
+        """Return a terminal for a sandbox, which already has an agent."""
         terminal = cls(container, working_dir, None, default_timeout)
         terminal.session = Session(shell, before)
         return terminal
 
     async def init(self) -> None:
-        """Enter the container. The working directory is made if it is missing."""
+        """Enter the container. The work directory is created if it is missing."""
         if self.session is not None:
             return
         if not self.container.id:
@@ -111,14 +111,15 @@ class AsyncDockerizedTerminal:
             self.session = Session(shell)
 
     async def run_command(self, cmd: str, timeout: float | None = None) -> str:
-        """What a person would see. A TimeoutError kills the command and keeps the shell."""
+        """Run a command. Returns what a person would see. A timeout kills the command, keeps the shell and raises
+        TimeoutError."""
         if self.session is None:
             raise OperationError("Terminal not initialized")
         with failing_to("execute command"):
             return await self.session.execute(cmd, self.default_timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """End the shell, what it started, and our agent in the container. May be repeated."""
+        """End the shell, what it started, and Atoll's agent in the container. May be repeated."""
         with failing_to("close session"):
             if self.session is not None:
                 await self.session.close()

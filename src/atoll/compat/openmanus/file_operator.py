@@ -35,19 +35,19 @@ class FileOperator(Protocol):
 
 
 class LocalFileOperator:
-    """A `FileOperator` on this machine, without any sandbox: for programs that choose between both."""
+    """A `FileOperator` on this machine, without any sandbox, for programs that choose between the two."""
 
     encoding: str = "utf-8"
 
     async def read_file(self, path: PathLike) -> str:
-        """The text of a file."""
+        """Return the text of a file."""
         try:
             return await workers.run(workers.TRANSFER, Path(path).read_text, self.encoding)
         except (OSError, ValueError) as error:
             raise ToolError(f"Failed to read {path}: {error}") from error
 
     async def write_file(self, path: PathLike, content: str) -> None:
-        """Write a file; its directory must be there."""
+        """Write a file, whose directory must exist."""
         try:
             await workers.run(workers.TRANSFER, Path(path).write_text, content, self.encoding)
         except (OSError, ValueError) as error:
@@ -60,8 +60,10 @@ class LocalFileOperator:
         return await workers.run(workers.TRANSFER, Path(path).exists)
 
     async def run_command(self, cmd: str, timeout: float | None = _COMMAND_S) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr. When its time is up the command and all that it started in its session are
-        killed: TimeoutError."""
+        """Return exit code, stdout and stderr of a command.
+
+        At the timeout, the command and everything it started in its session are killed, and TimeoutError is raised.
+        """
         process = await asyncio.create_subprocess_shell(
             cmd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -76,19 +78,19 @@ class LocalFileOperator:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         code = process.returncode or 0
-        code = 128 - code if code < 0 else code  # as a shell reports it, and the sandbox too
+        code = 128 - code if code < 0 else code  # as a shell reports it, and a sandbox too
         return code, stdout.decode(self.encoding, "replace"), stderr.decode(self.encoding, "replace")
 
 
 class SandboxFileOperator:
-    """A `FileOperator` on a client's sandbox, which is made with `config` when it is first needed."""
+    """A `FileOperator` on a client's sandbox, which is created with `config` when it is first needed."""
 
     def __init__(self, config: SandboxSettings | None = None, client: LocalSandboxClient | None = None) -> None:
         self.config = config or SandboxSettings()
         self.sandbox_client = SANDBOX_CLIENT if client is None else client
 
     async def read_file(self, path: PathLike) -> str:
-        """The text of a file."""
+        """Return the text of a file."""
         client = await self._ready()
         try:
             return await client.read_file(str(path))
@@ -96,7 +98,7 @@ class SandboxFileOperator:
             raise ToolError.because(f"Failed to read {path} in sandbox", error) from error
 
     async def write_file(self, path: PathLike, content: str) -> None:
-        """Write a file; parents are made."""
+        """Write a file. Missing parent directories are created."""
         client = await self._ready()
         try:
             await client.write_file(str(path), content)
@@ -111,7 +113,8 @@ class SandboxFileOperator:
         return await self._stat(path) is not None
 
     async def run_command(self, cmd: str, timeout: float | None = _COMMAND_S) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of a command in a process of its own. TimeoutError when its time is up."""
+        """Run a command in a process of its own. Returns exit code, stdout and stderr. Raises TimeoutError at the
+        timeout."""
         client = await self._ready()
         try:
             result = await client.exec(cmd, timeout)

@@ -1,4 +1,4 @@
-"""`SandboxManager` with the engine, the types and the words that OpenManus's has."""
+"""`SandboxManager` with the engine, the types and the terms of OpenManus."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class SandboxManager(manager.SandboxManager):
-    """The manager of `atoll.manager` on a Docker engine. It takes `SandboxSettings` and gives `DockerSandbox`es.
+    """The manager of `atoll.manager` on a Docker engine. It accepts `SandboxSettings` and returns `DockerSandbox`es.
 
-    What OpenManus's programs and tests read of its inner state are views of the real one: `_sandboxes`, `_last_used`,
-    `_locks`, `_active_operations`, `_cleanup_task`. They change with it and cannot be written to.
+    OpenManus's programs and tests read parts of its inner state. These are views of the real state: `_sandboxes`,
+    `_last_used`, `_locks`, `_active_operations`, `_cleanup_task`. They change with it and are read-only.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class SandboxManager(manager.SandboxManager):
         self._locks: Mapping[str, asyncio.Lock] = _View(self._members, lambda member: member.exclusive)
         self._active_operations: Set[str] = _View(self._active, lambda member: member.id).keys()
 
-    async def create_sandbox(  # type: ignore[override]  # a volume's path may be relative, as there
+    async def create_sandbox(  # type: ignore[override]  # a volume's path may be relative, as in OpenManus
         self, config: Config = None, volume_bindings: dict[str, str] | None = None, **more: Any
     ) -> str:
-        """As in `atoll.manager`; what goes wrong is a RuntimeError, as there, and its `__cause__` says what it was.
-        Without a `config` the sandbox is one of `SandboxSettings()`."""
+        """Create a sandbox, as in `atoll.manager`, by default with `SandboxSettings()`. As in OpenManus, a failure
+        raises RuntimeError; its `__cause__` is the error of Atoll."""
         config = SandboxSettings() if config is None else config
         try:
             if isinstance(config, SandboxSettings):
@@ -66,14 +66,15 @@ class SandboxManager(manager.SandboxManager):
             raise OperationError(f"Failed to create sandbox: {said}", hint=error.hint) from error
 
     async def get_sandbox(self, sandbox_id: str) -> DockerSandbox:  # type: ignore[override]
-        """The sandbox of that id. SandboxNotFoundError (a KeyError) if there is none."""
+        """Return the sandbox with that id. Raises SandboxNotFoundError (a KeyError) if there is none."""
         return self._face(await self._member(sandbox_id))
 
     @contextlib.asynccontextmanager
     async def sandbox_operation(  # type: ignore[override]
         self, sandbox_id: str, *, exclusive: bool = False
     ) -> AsyncIterator[DockerSandbox]:
-        """The sandbox, in use until the block ends. Blocks may overlap, but for those that are `exclusive`."""
+        """Yield the sandbox, which counts as in use until the block ends. Blocks may overlap unless they are
+        `exclusive`."""
         async with super().sandbox_operation(sandbox_id, exclusive=exclusive):
             yield await self.get_sandbox(sandbox_id)
 
@@ -82,7 +83,7 @@ class SandboxManager(manager.SandboxManager):
 
     @property
     def _cleanup_task(self) -> asyncio.Task[None] | None:
-        """None before the first use."""
+        """The task that ends idle sandboxes; None before the first use."""
         return self._reaping
 
     @property
@@ -90,7 +91,7 @@ class SandboxManager(manager.SandboxManager):
         return self._closing is not None
 
     def _members(self) -> dict[str, Member]:
-        """Those that somebody can get; none after the end of the manager."""
+        """Return the sandboxes that callers can get; none after the manager has ended."""
         if self._wiring is None or (self._closing is not None and self._closing.done()):
             return {}
         found = {each.id: each for each in self._wiring.context.members if each.available}
@@ -111,13 +112,13 @@ class SandboxManager(manager.SandboxManager):
         return face
 
     def _used_at(self, member: Member) -> float:
-        """By the clock of the event loop."""
+        """Return the time of the last use, by the clock of the event loop."""
         assert self._wiring is not None
         return asyncio.get_running_loop().time() - (self._wiring.context.clock.now() - member.usage.last)
 
 
 class _View(Mapping[str, T]):
-    """What a manager has right now, whenever somebody looks."""
+    """A read-only view of what a manager has at the moment it is read."""
 
     def __init__(self, members: Callable[[], dict[str, Member]], value: Callable[[Member], T]) -> None:
         self._members, self._value = members, value

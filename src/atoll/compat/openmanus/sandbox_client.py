@@ -1,4 +1,4 @@
-"""Clients: one object that makes a sandbox when told to, and passes everything on to it."""
+"""Clients: objects that create a sandbox on request and pass all calls on to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.sandbox.execution import CommandLine
 
 
 class SandboxFileOperations(Protocol):
-    """What can be done with files of a sandbox."""
+    """The file operations of a sandbox."""
 
     async def copy_from(self, container_path: str, local_path: str) -> None: ...
 
@@ -29,7 +29,7 @@ class SandboxFileOperations(Protocol):
 
 
 class BaseSandboxClient(ABC):
-    """What a client can do."""
+    """The interface of a client."""
 
     @abstractmethod
     async def create(
@@ -56,7 +56,7 @@ class BaseSandboxClient(ABC):
 
 
 class LocalSandboxClient(BaseSandboxClient):
-    """Passes everything on to one `DockerSandbox`. Before `create` every call is an OperationError (a RuntimeError)."""
+    """Passes all calls on to one `DockerSandbox`. Before `create` every call raises OperationError (a RuntimeError)."""
 
     def __init__(self) -> None:
         self.sandbox: DockerSandbox | None = None
@@ -64,7 +64,7 @@ class LocalSandboxClient(BaseSandboxClient):
     async def create(
         self, config: SandboxSettings | None = None, volume_bindings: dict[str, str] | None = None
     ) -> None:
-        """Make the sandbox. One that there was before is cleaned up first."""
+        """Create the sandbox. A previous one is cleaned up first."""
         await self._end()
         sandbox = DockerSandbox(config, volume_bindings)
         await sandbox.create()
@@ -74,7 +74,7 @@ class LocalSandboxClient(BaseSandboxClient):
         return await self._made().run_command(command, timeout)
 
     async def exec(self, command: CommandLine, timeout: float | None = None) -> ExecutionResult:
-        """One command in a process of its own: exit code, stdout and stderr."""
+        """Run one command in a process of its own. Returns exit code, stdout and stderr."""
         return await self._made().exec(command, timeout)
 
     async def copy_from(self, container_path: str, local_path: str | Path) -> None:
@@ -90,7 +90,7 @@ class LocalSandboxClient(BaseSandboxClient):
         await self._made().write_file(path, content)
 
     async def cleanup(self) -> None:
-        """Remove the sandbox. May be repeated, also without `create`."""
+        """Delete the sandbox. May be repeated, also without `create`."""
         await self._end()
 
     async def __aenter__(self) -> Self:
@@ -115,8 +115,8 @@ class LocalSandboxClient(BaseSandboxClient):
 class SharedSandboxClient(LocalSandboxClient):
     """A client that several tasks share without knowing of each other.
 
-    Who uses it is noted. `cleanup` of one task takes nothing from another that still runs and has used the sandbox: it
-    goes with the last of them. A `create` while others use it gives them all the one that is there.
+    The client keeps track of the tasks that use it. `cleanup` in one task keeps the sandbox as long as another running
+    task has used it; the last of them deletes it. A `create` while others use the sandbox leaves it to all of them.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,8 @@ class SharedSandboxClient(LocalSandboxClient):
         self._users: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __deepcopy__(self, _: dict[int, object]) -> Self:
-        """Itself: tools are pydantic models, which copy their attributes, and a copy's sandbox would be nobody's."""
+        """Return the client itself. Tools are pydantic models, which copy their attributes, and nothing would end a
+        copy's sandbox."""
         return self
 
     async def create(
@@ -160,9 +161,9 @@ class SharedSandboxClient(LocalSandboxClient):
 
 
 def create_sandbox_client() -> LocalSandboxClient:
-    """A client of your own."""
+    """Return a client that is not shared."""
     return LocalSandboxClient()
 
 
 SANDBOX_CLIENT = SharedSandboxClient()
-"""The one of this process, for programs that expect a global one."""
+"""The client of this process, for programs that expect a global one."""

@@ -13,11 +13,11 @@ from atoll.errors import SpecError
 from atoll.model import Limits, SandboxSpec, parse_size
 
 _LEAST_MEMORY = 6 << 20
-"""What the Docker engine accepts."""
+"""The minimum that the Docker engine accepts."""
 
 
 class SandboxSettings(BaseModel):
-    """Checked when they are made and when they are changed: a misspelt or impossible value is an error."""
+    """Settings that are validated when they are created and when they are changed."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
     use_sandbox: Annotated[bool, Field(description="whether tools use the sandbox")] = False
@@ -33,7 +33,7 @@ class SandboxSettings(BaseModel):
     @classmethod
     def _memory(cls, value: str) -> str:
         if parse_size(value) < _LEAST_MEMORY:
-            raise ValueError("less than 6 MiB is not enough")
+            raise ValueError("the minimum is 6 MiB")
         return value
 
     @field_validator("work_dir")
@@ -43,7 +43,8 @@ class SandboxSettings(BaseModel):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """From the section `[sandbox]` of a TOML file; the defaults if it has none. SpecError if it is invalid."""
+        """Read the section `[sandbox]` of a TOML file; without it the defaults apply. Raises SpecError if it is
+        invalid."""
         try:
             section = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("sandbox", {})
             return cls.model_validate(section)
@@ -56,7 +57,7 @@ class SandboxSettings(BaseModel):
 
     @classmethod
     def of_spec(cls, spec: SandboxSpec, timeout_s: float | None = None) -> Self:
-        """Of a sandbox that is there. What its spec says nothing about is as by default."""
+        """Return the settings of an existing sandbox, with defaults for everything that its spec does not contain."""
         limits = spec.limits
         given = {
             "image": spec.image,
@@ -72,7 +73,7 @@ class SandboxSettings(BaseModel):
         )
 
     def spec(self, volume_bindings: dict[str, str] | None = None) -> SandboxSpec:
-        """What an engine is asked for. `volume_bindings` are `{host: inside}` or `{host: "inside:ro"}`."""
+        """Return the spec for these settings. `volume_bindings` are `{host: inside}` or `{host: "inside:ro"}`."""
         return SandboxSpec.of(
             image=self.image,
             work_dir=self.work_dir,

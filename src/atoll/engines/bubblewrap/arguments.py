@@ -1,18 +1,18 @@
-"""What bubblewrap is told, as a pure function of the spec.
+"""The command line of bubblewrap, as a pure function of the spec.
 
-Theory of operation. The sandbox's root is an empty, read-only tmpfs of bubblewrap's. On it lie, read-only, the host's
-`/usr` (with the links that lead into it), a small `/etc` and the agent; writable are only the sandbox's own three
-directories, its volumes and a bounded `/dev/shm`. Every namespace is new, so there is no network but a loopback, no
-process, no message queue and no host name of others to see. The one user inside is an ordinary one, who has no
-capability and cannot get any: `no_new_privs` is set by bubblewrap, file systems are mounted `nosuid`, and further user
-namespaces are disabled. It has the filter of system calls of the other engines. Where it may write to a volume, it
-cannot make a file set-uid, because that would be a program of the host.
+The sandbox's root is an empty, read-only tmpfs of bubblewrap's. On it are mounted, read-only, the host's `/usr` (with
+the links that lead into it), a small `/etc` and the agent. Only the sandbox's own three directories, its volumes and a
+`/dev/shm` of limited size are writable. Every namespace is new: there is no network but loopback, and processes,
+message queues and host names of others are not visible. The only user inside is an ordinary one, who has no Linux
+capability and cannot get any: bubblewrap sets `no_new_privs`, file systems are mounted `nosuid`, and further user
+namespaces are disabled. The system call filter is that of the other engines. Code that may write to a volume cannot
+make a file there set-uid, because that would be a set-uid program of the host.
 
-bubblewrap itself is started by the agent's `--as`, which leaves the keys of the session behind, turns core dumps off
-and gives `/usr` and `/etc` inodes of their own (`native/agent/fresh.c`).
+bubblewrap itself is started by the agent's `--as`, which leaves the session keyring, disables core dumps and gives
+`/usr` and `/etc` inodes of their own (`native/agent/fresh.c`).
 
-The environment may hold secrets, and the command line of a process can be read by everybody on the host. So all but the
-agent's own words goes through a descriptor (`hidden_arguments`).
+The environment may hold secrets, and every user of the host can read the command line of a process. So everything but
+the agent's own arguments is passed through a descriptor (`hidden_arguments`).
 """
 
 from __future__ import annotations
@@ -56,38 +56,39 @@ class Descriptors:
     listener: int
     """The socket that the agent serves."""
     info: int
-    """Where bubblewrap writes which process is the first one inside."""
+    """Where bubblewrap writes the id of the first process inside."""
     hidden: int
-    """Where it reads the hidden arguments."""
+    """Where bubblewrap reads the hidden arguments."""
     hosts: int | None
-    """Where it reads an /etc/hosts, if the usual one does not fit."""
+    """Where bubblewrap reads an /etc/hosts, if the sandbox has a host name of its own."""
     filter: int
-    """Where it reads the filter of system calls."""
+    """Where bubblewrap reads the system call filter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the plan depends on besides the spec."""
+    """Everything besides the spec that the command line depends on."""
 
     home: Path
     """The sandbox's directory, with `work`, `home` and `tmp`."""
     base: Path
-    """The directory with `etc` and `agent`, and with the host's `/usr` for whom it is started by."""
+    """The directory with `etc` and `agent`, and with the host's `/usr` for processes started with `--own-files`."""
     links: Mapping[str, str]
     """Top-level links of the host that lead into /usr, such as /lib → usr/lib."""
     directories: tuple[str, ...]
-    """Those of the same names that are directories, on hosts where /usr is not merged."""
+    """The other top-level directories of these names, on hosts where /usr is not merged."""
     fds: Descriptors
     covered: tuple[str, ...] = ()
-    """Files of /proc that tell about the machine, as far as it has them: an empty one is shown."""
+    """Files of /proc that reveal facts about the machine and exist here. An empty file is mounted over each."""
 
 
 TELLING = ("buddyinfo", "cmdline", "config.gz", "diskstats", "interrupts", "key-users", "keys", "partitions")
-"""What is worth covering in /proc, of what every user of the machine may read."""
+"""Files of /proc that are worth hiding although every user of the machine may read them."""
 
 
 def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
-    """For bubblewrap, without its own name. The command in the sandbox is the agent, as process 1."""
+    """Return the arguments for bubblewrap, without its own name. The command in the sandbox is the agent, as process
+    1."""
     agent = [AGENT, "--listen-fd", str(around.fds.listener), "--work-dir", spec.work_dir]
     if spec.limits.open_files is not None:
         agent += ["--rlimit-nofile", str(spec.limits.open_files)]
@@ -105,7 +106,8 @@ def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
 
 
 def hidden_arguments(before: Iterable[str], environment: Mapping[str, str]) -> bytes:
-    """Those that bubblewrap reads from a descriptor: what comes before that descriptor, and the environment."""
+    """Return the arguments that bubblewrap reads from a descriptor: those before that descriptor, and the
+    environment."""
     words = [*before, "--clearenv"]
     for name, value in environment.items():
         words += ["--setenv", name, value]
@@ -121,7 +123,7 @@ def _system(around: Surroundings) -> list[str]:
     words += ["--ro-bind", f"{around.base}/etc", "/etc", "--ro-bind", f"{around.base}/agent", AGENT]
     if around.fds.hosts is not None:
         words += ["--perms", "0644", "--ro-bind-data", str(around.fds.hosts), "/etc/hosts"]
-    # bubblewrap's /dev is a tmpfs that would take any amount of memory; only /dev/shm has to be written to.
+    # bubblewrap's /dev is a tmpfs without a size limit; only /dev/shm has to be writable.
     words += ["--proc", "/proc"]
     for name in around.covered:
         words += ["--ro-bind", f"{around.base}/nothing", f"/proc/{name}"]
@@ -135,7 +137,7 @@ def _own_directories(spec: SandboxSpec, around: Surroundings) -> list[Mount]:
 
 
 def _binds(mounts: Iterable[Mount]) -> list[str]:
-    """What is mounted inside another must come after it."""
+    """Return the arguments for mounts. A mount inside another one has to come after it."""
     words: list[str] = []
     for mount in sorted(mounts, key=lambda mount: mount.target.count("/")):
         words += ["--ro-bind" if mount.read_only else "--bind", mount.source, mount.target]
@@ -143,7 +145,7 @@ def _binds(mounts: Iterable[Mount]) -> list[str]:
 
 
 def check_targets(spec: SandboxSpec) -> None:
-    """Refuse to cover what the sandbox's own walls and programs stand on."""
+    """Raise SpecError for paths that would cover what the sandbox's isolation and programs depend on."""
     targets = [volume.path for volume in spec.volumes]
     for target in [spec.work_dir, *targets]:
         if target == "/" or any(is_inside(target, reserved) or is_inside(reserved, target) for reserved in _RESERVED):
@@ -155,7 +157,7 @@ def check_targets(spec: SandboxSpec) -> None:
 
 
 def volumes(spec: SandboxSpec) -> list[Mount]:
-    """The volumes with their sources as they really are. Raises SpecError for one that does not exist."""
+    """Return the volumes with their resolved sources. Raises SpecError for a source that does not exist."""
     mounts = []
     for volume in spec.volumes:
         try:

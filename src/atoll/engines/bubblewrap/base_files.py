@@ -1,8 +1,8 @@
 """The few files of the host that every sandbox of this engine sees besides /usr: an /etc, and the agent.
 
-They are copied into a directory named after their state: one mount per sandbox instead of a dozen, nothing but what is
-listed here can be seen, and a user that may not read where the package is installed can still run the agent. A sandbox
-keeps the directory it started with; those of earlier boots are removed when a new one is made.
+They are copied into a directory named after their state. So one mount per sandbox is enough, only the files listed here
+are visible, and a user who may not read the installed package can still run the agent. A sandbox keeps the directory
+that it started with; directories of earlier boots are removed when a new one is created.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _COPIED = (
     "ssl/openssl.cnf",
     "timezone",
 )
-"""In /etc. Programs need them to start, to know the time zone and the authorities; none can hold a secret."""
+"""Paths in /etc. Programs need them to start, for the time zone and for certificate authorities. None can hold a
+secret."""
 
 _WRITTEN = {
     "passwd": (
@@ -54,9 +55,9 @@ _WRITTEN = {
     "shells": "/bin/sh\n/bin/bash\n",
 }
 _LAYOUT = 3
-"""Counted up with what else is made."""
+"""To be increased whenever other files are created."""
 _LINKED = {"ssl/cert.pem": "certs/ca-certificates.crt"}
-"""Where OpenSSL looks first. The directory of single certificates is left out: hundreds of links to copy."""
+"""Where OpenSSL looks first. The directory of single certificates is left out, as it has hundreds of links."""
 
 
 def hosts(hostname: str) -> str:
@@ -64,8 +65,8 @@ def hosts(hostname: str) -> str:
 
 
 def base_files(engine_dir: Path, agent: Path, host_etc: Path = Path("/etc")) -> Path:
-    """A directory with `etc` and `agent` as they are on this host now, and with an empty `usr` where the agent's
-    `--own-files` shows the host's. Made if there is none yet."""
+    """Return a directory with `etc` and `agent` as they are on this host now, which is created if needed. Its empty
+    `usr` is where the agent's `--own-files` mounts the host's."""
     parent = engine_dir / ".base"
     path = parent / f"{boot_id()[:8]}-{_state(agent, host_etc)}"
     if not path.is_dir():
@@ -76,12 +77,12 @@ def base_files(engine_dir: Path, agent: Path, host_etc: Path = Path("/etc")) -> 
 
 
 def sweep(engine_dir: Path) -> None:
-    """Remove what was being copied when a process of ours died."""
+    """Remove unfinished copies of processes that died."""
     durable.remove_abandoned(engine_dir / ".base", remove_tree)
 
 
 def _state(agent: Path, host_etc: Path) -> str:
-    """Differs whenever one of the originals was changed, or this module was."""
+    """Return a digest that changes whenever one of the originals or this module changes."""
     digest = hashlib.blake2b(repr((_LAYOUT, _COPIED, _WRITTEN, _LINKED)).encode(), digest_size=8)
     for path in [agent, *(host_etc / name for name in _COPIED)]:
         with suppress(OSError):
@@ -119,7 +120,7 @@ def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
         target.mkdir()
         for child in os.scandir(source):
-            # In /etc/alternatives links are the content; they lead into /usr, which the sandbox has too.
+            # In /etc/alternatives the links are the content. They lead into /usr, which the sandbox has too.
             if child.is_symlink() and not child.name.endswith(".gz"):
                 os.symlink(os.readlink(child), target / child.name)
             elif child.is_file(follow_symlinks=False):
@@ -129,7 +130,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _remove_those_of_earlier_boots(parent: Path) -> None:
-    """No sandbox of an earlier boot can be using them."""
+    """Remove directories of earlier boots, which no sandbox can be using."""
     for path in parent.iterdir():
         if not path.name.startswith((f"{boot_id()[:8]}-", ".")):
             remove_tree(path)

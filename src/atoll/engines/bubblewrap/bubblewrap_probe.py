@@ -21,7 +21,7 @@ _SWITCHES = {
     "/proc/sys/user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
     "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
 }
-"""Files whose content turns user namespaces off, and the remedy."""
+"""Files, the value that disables user namespaces, and the remedy."""
 _APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 _TRIAL_S = 10
 
@@ -47,7 +47,7 @@ def probe(name: str, *, thorough: bool) -> Availability:
 
 
 def _try(name: str, bubblewrap: str, agent: Path) -> Availability:
-    """Ask for its version, and let it make a small sandbox."""
+    """Check bubblewrap's version, and create a small sandbox with it."""
     try:
         said = subprocess.run([bubblewrap, "--version"], capture_output=True, text=True, timeout=_TRIAL_S)
         version = said.stdout.strip().removeprefix("bubblewrap ")

@@ -1,4 +1,4 @@
-"""The `process` engine: bubblewrap over this machine's own programs."""
+"""The `bubblewrap` engine: bubblewrap with this machine's own programs."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
 class BubblewrapEngine(ProcessTreeEngine):
-    """Sandboxes made by bubblewrap. When we are root, each runs as a user of its own on the host too."""
+    """Sandboxes created by bubblewrap. If Atoll runs as root, each runs as a user id of its own on the host too."""
 
     name = "bubblewrap"
-    directory = "process"  # the name of the engine when its first sandboxes were made
+    directory = "process"  # the former name of the engine, under which directories of existing sandboxes were created
     capabilities = frozenset({Capability.OPEN_FILES, Capability.VOLUMES, Capability.PAUSE, Capability.ISOLATION})
     isolation = "namespaces"
 
@@ -50,7 +50,7 @@ class BubblewrapEngine(ProcessTreeEngine):
         super().__init__(settings)
         self._exclusion = Exclusion(self._records.home)
         self._kept: dict[str, float] = {}
-        """When paused sandboxes were last looked through, which costs something for each of their processes."""
+        """When each paused sandbox was last checked. A check takes time for each of its processes."""
         machine = Claims("users", settings.data_dir) if os.geteuid() == 0 else None
         self._users = Users(settings.data_dir / self.directory / ".users", machine)
 
@@ -65,7 +65,7 @@ class BubblewrapEngine(ProcessTreeEngine):
             return seen
         now = time.monotonic()
         late = now >= self._kept.get(handle.sandbox_id, 0.0) + _KEEP_S
-        if late and not self._exclusion.is_busy(handle.sandbox_id):  # else somebody lets it go on just now
+        if late and not self._exclusion.is_busy(handle.sandbox_id):  # otherwise it is being resumed
             self._kept = {id: at for id, at in self._kept.items() if at + _KEEP_S > now} | {handle.sandbox_id: now}
             await still.keep()
         return Observation(State.PAUSED)
@@ -180,7 +180,7 @@ def _covered() -> tuple[str, ...]:
 
 @functools.cache
 def _top_level() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Which of /bin, /lib and so on are links into /usr on this host, and which are directories."""
+    """Return which of /bin, /lib and so on are links into /usr on this host, and which are directories."""
     links = {path: os.readlink(path) for path in _TOP_LEVEL if os.path.islink(path)}
     links = {path: target for path, target in links.items() if target.lstrip("/").startswith("usr/")}
     return links, tuple(path for path in _TOP_LEVEL if os.path.isdir(path) and not os.path.islink(path))

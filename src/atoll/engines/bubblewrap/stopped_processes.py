@@ -1,10 +1,10 @@
-"""Standing still and going on without a control group: each process of the sandbox is stopped by a signal from outside.
+"""Pausing without a control group: each process of the sandbox is stopped by a signal from outside.
 
-Theory of operation. SIGSTOP cannot be caught, and inside nobody can send it to the agent, process 1; but a process that
-still runs may let another one go on. So the agent is stopped first, which is whom orphans fall to, and then all others
-again and again until several looks in a row find nobody who runs. What was stopped before, by a debugger or a shell, is
-noted and stays so afterwards. The note is written first and removed last: if we die in between the sandbox counts as
-paused, and whoever looks at it next stops what runs.
+SIGSTOP cannot be caught, and no process inside can send it to the agent, process 1. But a process that still runs may
+continue another one. So the agent is stopped first, because orphans become its children; then all others are stopped
+again and again until several checks in a row find no running process. Processes that were already stopped, by a
+debugger or a shell, are written down and stay stopped afterwards. That note is written first and removed last. If this
+process dies in between, the sandbox counts as paused, and the next process that looks at it stops what still runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STANDS = "TtZXx"
 
 
 class StoppedProcesses:
-    """Of one sandbox, whose directory is `home` and whose first process is `init`."""
+    """The processes of one sandbox, whose directory is `home` and whose first process is `init`."""
 
     def __init__(self, home: Path, init: ProcessRef) -> None:
         self._note = home / _NOTE
@@ -40,7 +40,7 @@ class StoppedProcesses:
         return self._note.exists()
 
     async def stop(self, deadline: Deadline) -> None:
-        """When it returns, nothing inside runs. Raises EngineError, and then it goes on. Safe to repeat."""
+        """Stop all processes inside. May be repeated. Raises EngineError if that fails; then they continue."""
         if not self.is_noted:
             before = [
                 (each.pid, each.started)
@@ -55,13 +55,13 @@ class StoppedProcesses:
             raise
 
     async def let_go(self) -> None:
-        """Let everybody go on who ran before. Safe to repeat."""
+        """Continue the processes that ran before. May be repeated."""
         if self.is_noted:
             await workers.run(workers.ENGINE, self._continue)
             self._note.unlink(missing_ok=True)
 
     async def keep(self) -> None:
-        """Stop again what runs although it should not."""
+        """Stop processes that were continued although the sandbox is paused."""
         await workers.run(workers.ENGINE, self._stop_once)
 
     async def _stop_all(self, deadline: Deadline) -> None:
@@ -73,12 +73,12 @@ class StoppedProcesses:
             await asyncio.sleep(_RETRY_S)
 
     def _everybody(self) -> list[ProcessRef]:
-        """Parents before their children."""
+        """Return all processes of the sandbox, parents before their children."""
         found = [self._init, *(ProcessRef.of(pid) for pid in descendants(self._init.pid))]
         return [each for each in found if each is not None]
 
     def _stop_once(self) -> bool:
-        """Whether anybody ran."""
+        """Stop every running process. Returns whether there was any."""
         running = [each for each in self._everybody() if runs(each.pid)]
         for each in running:
             _send(each, signal.SIGSTOP)
@@ -89,7 +89,7 @@ class StoppedProcesses:
             before = {(int(pid), int(started)) for pid, started in json.loads(self._note.read_text())}
         except (OSError, ValueError):
             before = set()
-        # Children first: a shell must not find that one of its jobs has stopped.
+        # Children first: a shell must not notice that one of its jobs has stopped.
         for each in reversed(self._everybody()):
             if (each.pid, each.started) not in before:
                 _send(each, signal.SIGCONT)
@@ -107,7 +107,7 @@ def _send(process: ProcessRef, number: signal.Signals) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether any of its threads does, or waits for something."""
+    """Return whether any of the process's threads runs or waits for something."""
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):

@@ -1,8 +1,8 @@
-"""Users for sandboxes, when we are root: each sandbox runs as one that nobody else on this machine has.
+"""Users for sandboxes, when Atoll runs as root: each sandbox runs as a user id that nothing else on this machine has.
 
-A user is claimed by making a link of its number to the sandbox's name, which only one process can do, and which is done
-as a whole or not at all. It leads nowhere. Before that it is claimed for this installation on the machine
-(`claims.py`).
+A user id is claimed by creating a symbolic link from its number to the sandbox's id, which is atomic and which only one
+process can do. The link's target does not exist. Before that, the user id is claimed for this installation on the
+machine (`atoll.claims`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from atoll.errors import EngineError
 from atoll.settings import owned_directory
 
 FIRST = 0x4000_0000
-"""Far above what distributions and directory services give to people and services."""
+"""This is far above what distributions and directory services assign to people and services."""
 COUNT = 0x1000_0000
 _ATTEMPTS = 64
 
@@ -28,10 +28,10 @@ _ATTEMPTS = 64
 class Users:
     directory: Path
     machine: Claims | None = None
-    """The claims of all installations on this machine. None: there are no others."""
+    """The claims of all installations on this machine; None if there are no others."""
 
     def claim(self, sandbox_id: str) -> int:
-        """A user that is free. The sandbox's directory must exist already, or `sweep` would take it back."""
+        """Claim a free user id. The sandbox's directory must exist already, or `sweep` would release the id again."""
         owned_directory(self.directory, 0o700)
         for _ in range(_ATTEMPTS):
             uid = FIRST + secrets.randbelow(COUNT)
@@ -51,7 +51,7 @@ class Users:
                 self.machine.release(str(uid), sandbox_id)
 
     def sweep(self, records: Records) -> None:
-        """Give back the users of sandboxes that do not exist."""
+        """Release the users of sandboxes that do not exist any more."""
         if not self.directory.is_dir():
             return
         for path in self.directory.iterdir():

@@ -1,12 +1,12 @@
-"""The control groups of accounts for containers, as far as they are available.
+"""The control groups of accounts for containers, where they are available.
 
-A Docker engine puts a container below any control group that it is told, if it makes them itself (its driver is
-`cgroupfs`) and is on this machine. With the driver `systemd` groups are units of its own, and on another machine they
-are out of reach: then only the limits of each container hold.
+A Docker engine creates a container below any given control group, if it manages the groups itself (its driver is
+`cgroupfs`) and is on this machine. With the driver `systemd` groups are units of systemd, and on another machine they
+are out of reach; then only the limits of each container apply.
 
-The engine removes a container's own group in its own time: it waits two seconds for that at most, and reports the
-container as removed even if processes are still dying there. So whoever deletes a container waits for its group too,
-and whatever is found empty later goes with the groups above it.
+The Docker engine removes a container's own group asynchronously: it waits at most two seconds for that, and reports the
+container as removed even if processes are still dying there. So a deletion waits for the group too, and a later cleanup
+removes empty groups together with those above them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ContainerAccounts:
 
     @asynccontextmanager
     async def claimed(self) -> AsyncIterator[None]:
-        """Nobody removes the groups above a container meanwhile. What is not needed in the end is removed."""
+        """Keep the groups above a container from being removed. If the context fails, unused groups are removed."""
         if not self._local:
             yield
             return
@@ -56,11 +56,13 @@ class ContainerAccounts:
             raise
 
     def parent(self, facts: Facts, account: str) -> str:
-        """The group to make a container in, which the caller has claimed; empty: the engine's own choice."""
+        """Return the control group for a container, which the caller has claimed; empty to leave the choice to the
+        Docker engine."""
         return self._groups.ensure(account) if self.enforced(facts) else ""
 
     def renew(self, parent: str) -> None:
-        """Make the group again in which a container was made, before it is started. The caller has claimed it."""
+        """Create the group of an existing container again, before the container is started. The caller has claimed
+        it."""
         name = parent.rpartition("/")[2].removeprefix(ACCOUNT)
         for account in ("", name) if self._local and name else ():
             if self._groups.path(account) == parent:
@@ -72,16 +74,16 @@ class ContainerAccounts:
             self._groups.balance()
 
     async def clear(self, container_ids: Collection[str]) -> None:
-        """These containers are gone: wait until their groups are too, and remove those above them that are empty."""
+        """Wait until the groups of removed containers are gone, then remove the empty groups above them."""
         deadline = Deadline.after(_DYING_S)
         while not await self._do(self._clear, container_ids):
             if not deadline.left():
-                break  # something does not die: whoever tidies up next removes it
+                break  # some process does not die: the next cleanup removes its group
             await asyncio.sleep(_PAUSE_S)
         await self._do(self._remove_empty)
 
     async def remove_empty(self) -> None:
-        """All that nothing is in, also what another process or the engine left."""
+        """Remove all empty groups, also those left by another process or by the Docker engine."""
         await self._do(self._remove_empty, sweep=True)
 
     async def _do(self, work: Callable[P, bool], *args: P.args, **kwargs: P.kwargs) -> bool:
@@ -89,7 +91,7 @@ class ContainerAccounts:
             return True
         try:
             return await workers.run(workers.ENGINE, work, *args, **kwargs)
-        except RuntimeError:  # the program is ending, and starts no threads any more
+        except RuntimeError:  # the program is ending and starts no more threads
             return work(*args, **kwargs)
 
     def _clear(self, container_ids: Collection[str]) -> bool:
@@ -98,7 +100,8 @@ class ContainerAccounts:
         return [_remove(group) for group in found].count(False) == 0
 
     def _remove_empty(self, *, sweep: bool = False) -> bool:
-        """With `sweep` also the groups of containers. To look at all of them takes too long for each deletion."""
+        """Remove empty groups; with `sweep` also those of containers. Looking at all of them takes too long for each
+        deletion."""
         with self._lock.unclaimed() as nobody:
             if nobody:
                 for group in self._groups.containers() if sweep else ():
@@ -117,10 +120,11 @@ class ContainerAccounts:
 
 
 def _remove(group: Group) -> bool:
-    """Whether it is gone. Not while anything is in it in any hierarchy: some runtimes do not use all of them."""
+    """Remove a group that is empty in every hierarchy (some OCI runtimes do not use all). Returns whether it is
+    gone."""
     try:
         if not group.pids():
             group.remove()
-    except OSError:  # what was in it is not quite dead
+    except OSError:  # its processes are not quite dead
         return False
     return not group.exists()

@@ -1,4 +1,4 @@
-"""Making a container whose agent answers. Whatever fails is undone before it is reported."""
+"""Creates a container and waits until its agent answers. A failure is undone before it is reported."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ class ContainerMaker:
     async def make(
         self, name: str, body: dict[str, Any], agent: Agent, spec: SandboxSpec, prepare: Prepare | None = None
     ) -> Target:
-        """Not to be cancelled: the engine goes on making what we no longer wait for. `prepare` is called with the
-        container's name before that is started."""
+        """Create and start a container. `prepare` is called with its name before it is started.
+
+        Must not be cancelled: the Docker engine would go on creating the container.
+        """
         try:
             await self._start(name, body, prepare)
         except RefusedError as error:
             if agent_volume.HOME not in error.message:
                 raise _refusal(spec, error) from error
-            # Somebody removed the volume with the agent, and the engine made an empty one in its place.
+            # Somebody removed the volume with the agent, and the engine created an empty one in its place.
             agent_volume.forget(self._http, agent)
             await agent_volume.fill(self._http, agent, body["Image"])
             await self._start_again(name, body, spec, prepare)
@@ -64,7 +66,7 @@ class ContainerMaker:
         try:
             await self._containers.make(name, body)
         except RefusedError:
-            raise  # nothing was made, and what has this name already is not ours to remove
+            raise  # nothing was created, and a container that already has this name must not be removed
         except BaseException as error:
             await self._undo(name, error)
             raise
@@ -77,7 +79,8 @@ class ContainerMaker:
             raise
 
     async def _undo(self, name: str, error: BaseException) -> None:
-        """An engine that hangs is not waited for once more. It reads the request when it goes on."""
+        """Remove the container. An engine that hangs is not waited for again; it reads the request when it
+        continues."""
         hangs = isinstance(error, EngineUnavailableError)
         try:
             async with asyncio.timeout(_LAST_REQUEST_S if hangs else None):
@@ -114,7 +117,7 @@ class ContainerMaker:
 
 
 def _refusal(spec: SandboxSpec, error: RefusedError) -> SandboxError:
-    """What it means that the engine does not make or start a container."""
+    """Translate the Docker engine's refusal to create or start a container."""
     said = error.message
     if error.status == 409 and "already in use" in said:
         return SpecError("there is already a sandbox of that name")

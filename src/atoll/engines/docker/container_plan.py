@@ -1,21 +1,21 @@
-"""What the container of a sandbox is: a pure function from a spec to the request that makes it.
+"""The container of a sandbox, as a pure function from a spec to the request that creates the container.
 
-Theory of operation. Docker's own walls stay: its namespaces, its read-only parts of /proc, its device list, and its
-user namespace where the engine has one (`userns-remap`, rootless). On top of them, and why:
+Docker's own barriers stay in place: its namespaces, its read-only parts of /proc, its device list, and its user
+namespace where the Docker engine has one (`userns-remap`, rootless). Atoll adds the following:
 
-* All capabilities are dropped but those that package managers and `su` inside need on the sandbox's own files,
+* All Linux capabilities are dropped except those that package managers and `su` inside need on the sandbox's own files,
   processes and ports. None of them reaches outside the container's namespaces. No program gets more, set-uid or not.
-* Our own system call filter, which refuses more than Docker's, and our own list of what is covered in /proc and /sys,
-  which tells less about the machine. With a writable volume no file can become set-uid or set-gid: root inside may be
-  root of the host, and nobody could tell a file of the volume from another.
-* Swap is closed, because memory that may be swapped is not limited. Core dumps are off.
-* No network but loopback. If a policy allows more, a link to our gateway is put in (`links.py`); the name server that
-  it answers as is named from the start, and without a link it is not there.
-* The agent is PID 1, from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and with it
-  everything inside, whether anybody of ours still runs or not. Its socket is in a tmpfs of 64 KiB that only root inside
-  can look into, so nothing of the host is mounted for it.
-* The image's own entry point, user and health check are not used: nothing of it runs unless asked for.
-* The log, which only the agent could write to, is bounded.
+* Atoll's own system call filter refuses more than Docker's, and its own list of hidden paths in /proc and /sys reveals
+  less about the machine. With a writable volume, no file can become set-uid or set-gid: root inside may be root of the
+  host, and a file of the volume could not be told from another.
+* Swap is disabled, because memory that may be swapped is not limited. Core dumps are off.
+* The only network is loopback. If the policy allows more, a link to Atoll's gateway is added (`container_link.py`). The
+  name server of that link is configured from the start; without a link it cannot be reached.
+* The agent is PID 1 and runs from a volume that is read-only inside. It ends when the sandbox's lifetime is over, and
+  everything inside ends with it, even if no process of Atoll is running any more. Its socket is in a tmpfs of 64 KiB
+  that only root inside can open, so nothing of the host is mounted for it.
+* The image's own entry point, user and health check are ignored: nothing of the image runs unless it is requested.
+* The log, which only the agent could write to, has a maximum size.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose sandbox it is, and what it is called."""
+    """The installation and the id of a sandbox, from which its container gets its name."""
 
     installation: str
     sandbox_id: str
 
     @property
     def container(self) -> str:
-        """The name of its container. The same name twice is refused by the engine."""
+        """The name of the sandbox's container. The Docker engine refuses to use a name twice."""
         return f"atoll-{self.installation[:8]}-{self.sandbox_id}"
 
 
 def identity(installation: str, sandbox_id: str) -> Identity:
-    """Raises SpecError for an id that cannot be part of a name."""
+    """Return the identity of a sandbox. Raises SpecError if the id cannot be part of a container's name."""
     if not _ID.fullmatch(sandbox_id):
         raise SpecError(
             f"{sandbox_id[:80]!r} cannot be the name of a sandbox",
@@ -72,7 +72,7 @@ def identity(installation: str, sandbox_id: str) -> Identity:
 
 
 def check(spec: SandboxSpec, private: list[str]) -> None:
-    """Raise SpecError for paths that would open or cover the walls. `private` are paths of the host."""
+    """Raise SpecError for paths that would weaken the isolation. `private` are paths of the host."""
     targets = [volume.path for volume in spec.volumes]
     for target in [spec.work_dir, *targets]:
         if target == "/" or any(_is_inside(target, place) or _is_inside(place, target) for place in _RESERVED):
@@ -91,7 +91,8 @@ def check(spec: SandboxSpec, private: list[str]) -> None:
 
 
 def check_set_id(spec: SandboxSpec, runtime: str) -> None:
-    """Raise SpecError for a writable volume where our filter, which keeps set-uid programs off it, has no effect."""
+    """Raise SpecError for a writable volume where the system call filter, which prevents set-uid files on it, has no
+    effect."""
     if spec.has_writable_volume and has_own_kernel(runtime):
         raise SpecError(
             f"under {runtime} the Docker engine cannot keep set-uid programs off a writable volume",
@@ -111,8 +112,8 @@ def container(
     defaults: EffectiveLimits | None = None,
     cgroup_parent: str = "",
 ) -> dict[str, Any]:
-    """The body of the request that makes it. `trusted` are the certificates that it has to trust, if not its own;
-    `defaults` are limits that nobody asked for."""
+    """Return the body of the request that creates the container. `trusted` is a file with the certificates that the
+    container has to trust, if not those of its image; `defaults` are limits that the spec does not name."""
     asked, defaults = spec, defaults or EffectiveLimits(Limits())
     spec = spec.model_copy(update={"limits": spec.limits.over(defaults.limits)})
     argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
@@ -146,7 +147,8 @@ def container(
 
 
 def defaults_of(labels: Mapping[str, str]) -> EffectiveLimits | None:
-    """Those that a container was made with. None: it was made before there were any."""
+    """Return the default limits that a container was created with; None if it was created before default limits
+    existed."""
     try:
         return EffectiveLimits(Limits.model_validate_json(labels[GIVEN]), tuple(labels.get(LEFT_OUT, "").split()))
     except (KeyError, ValueError):
@@ -159,7 +161,7 @@ def _host_config(
     limits = spec.limits
     config: dict[str, Any] = {
         "Runtime": facts.runtime(spec),
-        "NetworkMode": "none",  # a bridge reaches the host and its private networks
+        "NetworkMode": "none",  # a bridge would reach the host and its private networks
         "Dns": [NAME_SERVER],
         "DnsOptions": ["timeout:5", "attempts:2"],
         "IpcMode": "private",
@@ -203,7 +205,7 @@ def _trusted_mount(path: Path | None) -> list[dict[str, Any]]:
 
 
 def _mount(volume: Volume) -> dict[str, Any]:
-    # Older engines leave what is mounted below a read-only directory writable: then it is better not to show it.
+    # Older engines leave mounts below a read-only directory writable, so such mounts are not shown at all.
     options = {"Propagation": "rprivate", "NonRecursive": volume.read_only}
     return {
         "Type": "bind",
@@ -215,7 +217,7 @@ def _mount(volume: Volume) -> dict[str, Any]:
 
 
 def _environment(who: Identity, spec: SandboxSpec, image: Image, trusted: Path | None) -> dict[str, str]:
-    """Our defaults, over them the image's own, over them the spec's."""
+    """Return Atoll's defaults, overridden by the image's variables, overridden by the spec's."""
     ours = clean_environment(who.sandbox_id, spec, "/root", "root")
     trust = VARIABLES if trusted is not None else {}
     return {**ours, **image.env, **trust, **spec.env, "ATOLL_SANDBOX_ID": who.sandbox_id}

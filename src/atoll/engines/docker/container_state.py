@@ -1,4 +1,4 @@
-"""What the engine's account of a container means for the sandbox."""
+"""The state of a sandbox, according to the Docker engine's description of its container."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _unfinished(container: dict[str, Any]) -> Observation:
 
 def _ending(container: dict[str, Any], state: dict[str, Any]) -> Observation:
     code = int(state.get("ExitCode") or 0)
-    if code == _LIFETIME_OVER:  # nobody inside can make the first process end like this
+    if code == _LIFETIME_OVER:  # code inside cannot make the first process exit with this status
         return Observation(State.STOPPED, Cause.TIMEOUT, "its lifetime was over")
     if state.get("OOMKilled") and code == _KILLED:
         limit = (container.get("HostConfig") or {}).get("Memory")
@@ -66,7 +66,7 @@ def usage(answer: dict[str, Any]) -> Stats:
 
 
 def _moment(text: object) -> float:
-    """Docker writes nanoseconds, Python reads microseconds."""
+    """Parse a time. Docker writes nanoseconds, Python reads microseconds."""
     try:
         return datetime.fromisoformat(str(text)[:19] + "+00:00").timestamp()
     except ValueError:

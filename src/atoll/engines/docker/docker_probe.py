@@ -1,7 +1,7 @@
-"""Whether there is a Docker engine that sandboxes can run on.
+"""Checks whether there is a Docker engine that sandboxes can run on.
 
-A probe is synchronous: it is asked from threads and from programs without an event loop, never from one. So it may wait
-for the engine, in an event loop of its own.
+A probe is synchronous: it is called from threads and from programs without an event loop, never from an event loop. So
+it may wait for the Docker engine, in an event loop of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONTROLS = (Capability.MEMORY, Capability.CPUS, Capability.PIDS, Capability.DIS
 
 
 def probe(name: str, *, thorough: bool) -> Availability:
-    """Find out, thoroughly, what the engine can do, or only whether it answers."""
+    """Find out what the Docker engine can do or, unless `thorough`, only whether it answers."""
     try:
         agent_binary.path()
         http = Http(endpoint.find())

@@ -1,7 +1,7 @@
-"""The life cycle of a sandbox that is a container.
+"""The engine `docker`: the life cycle of a sandbox that is a container.
 
-Everything that must survive us is with the engine: the container's name and labels say whose it is and what was asked
-for, so another process of the same installation finds and understands all of its sandboxes, and only those.
+Everything that must outlive this process is kept by the Docker engine. The container's name and labels contain its
+installation and its spec, so another process of the same installation finds all of its sandboxes, and only those.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ _SILENT_S = 5.0
 _DELETE_S = 60.0
 _LAST_REQUEST_S = 0.5
 _PATIENCE_S = 2.0
-"""How long a deletion waits for what is being done to the sandbox before it takes the container away."""
+"""How long a deletion waits for an operation in progress before it removes the container anyway."""
 _UNKNOWN = EngineDescription(frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS}), "namespaces")
 
 
 class DockerEngine(DockerSnapshots):
     """An `Engine`, `Pausable`, `NetworkPolicies` and `Checkpointing` over the Docker API.
 
-    `where` is its endpoint; by default it is found as the `docker` program finds it. `direct` False speaks to agents
-    only through the API, as is done anyway when the containers' processes cannot be seen from here.
+    `where` is the address of the Docker engine; by default it is found as the `docker` program finds it. With
+    `direct=False` agents are reached only through the API, as always when the containers' processes are not visible
+    from here.
     """
 
     name = "docker"
@@ -77,7 +78,8 @@ class DockerEngine(DockerSnapshots):
         return docker_probe.probe(cls.name, thorough=thorough)
 
     async def describe(self) -> EngineDescription:
-        """As the engine behind the API says, which is asked once. While it does not answer it limits nothing."""
+        """Return what the Docker engine reports, which is requested once. While it does not answer, it has no
+        limits."""
         if self._description is None:
             if time.monotonic() < self._silent_until:
                 return _UNKNOWN
@@ -94,7 +96,7 @@ class DockerEngine(DockerSnapshots):
         return await self._make(sandbox_id, spec, None)
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, image: image_pull.Image | None) -> Handle:
-        """From its own image, or from a saved one."""
+        """Create a sandbox from `image`, a saved state, or from the image of its spec."""
         who, created_at = self._who(sandbox_id), time.time()
         spec = spec.model_copy(update={"image": self._image_name(spec.image)})
         known = await self._checked(spec)
@@ -160,7 +162,8 @@ class DockerEngine(DockerSnapshots):
         return container_plan.container(who, spec, known, image, agent, created_at, trusted, labels, defaults, parent)
 
     async def _size_of_base(self, spec: SandboxSpec, saved: image_pull.Image) -> int:
-        """Of the image that a saved state was made from: what was written since counts against the limit again."""
+        """Return the size of the image that a saved state was made from: all later writes count against the limit
+        again."""
         name = spec.image if snapshot_of(spec.image) is None else saved.id
         base = await image_pull.find(self._http, name) or await image_pull.find(self._http, saved.id)
         return base.size_bytes if base is not None else 0
@@ -193,7 +196,8 @@ class DockerEngine(DockerSnapshots):
         installation = self._settings.installation_id()
         found = await self._containers.labelled(f"{container_plan.INSTALLATION}={installation}")
         handles = [handle for entry in found if (handle := self._handle(entry)) is not None]
-        return [*{handle.sandbox_id: handle for handle in handles}.values()]  # one that goes back has two for a moment
+        # during a rollback a sandbox has two containers for a moment
+        return [*{handle.sandbox_id: handle for handle in handles}.values()]
 
     async def stats(self, handle: Handle) -> Stats:
         found = await self._containers.stats(self._who(handle.sandbox_id).container)
@@ -203,7 +207,7 @@ class DockerEngine(DockerSnapshots):
         await finish(self._delete(self._who(handle.sandbox_id)))
 
     async def _delete(self, who: Identity) -> None:
-        """Whatever else is being done to it is given up, after a moment."""
+        """Delete a sandbox. Other operations on it are given up after `_PATIENCE_S`."""
         began, deadline = time.monotonic(), Deadline.after(_DELETE_S)
         taken: set[str] = set()
 
@@ -215,7 +219,7 @@ class DockerEngine(DockerSnapshots):
             await self._remove(who, taken)
 
     async def gc(self, *, shared: bool = True) -> Sequence[str]:
-        """Remove what processes of this installation that died left with the engine. Says what it removed."""
+        """Remove what dead processes of this installation left in the Docker engine. Returns what was removed."""
         try:
             return await finish(self._collect())
         finally:
@@ -229,7 +233,7 @@ class DockerEngine(DockerSnapshots):
     # --- pausing, and more -----------------------------------------------------------------------------------------
 
     async def pause(self, handle: Handle) -> None:
-        """With the engine's freezer. Safe to repeat."""
+        """Pause with the Docker engine's freezer. May be repeated."""
         await self._switch(handle, "pause", State.PAUSED)
 
     async def resume(self, handle: Handle) -> None:
@@ -250,26 +254,28 @@ class DockerEngine(DockerSnapshots):
         return await self._links.refusals(handle.sandbox_id)
 
     async def pull(self, image: str, on_progress: image_pull.OnProgress | None = None) -> None:
-        """Get an image before it is needed, or anew. Raises ImageNotFoundError with the reason."""
+        """Pull an image before it is needed, or pull it anew. Raises ImageNotFoundError with the reason."""
         image = self._image_name(image)
         image_pull.check_name(image)
         await image_pull.pull(self._http, image, on_progress)
 
     async def can(self, capability: Capability) -> bool:
-        """As `describe` says, of the engine as it is now. Raises EngineUnavailableError if it does not answer."""
+        """Return whether the Docker engine has a capability now. Raises EngineUnavailableError if it does not
+        answer."""
         return capability in self._description_from(await facts.learn(self._http)).capabilities
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
-        """Get an image unless the engine has it. Raises ImageNotFoundError with the reason."""
+        """Pull an image unless the Docker engine has it. Raises ImageNotFoundError with the reason."""
         image = self._image_name(image)
         await image_pull.ensure(self._http, image, image_pull.summed(on_progress) if on_progress is not None else None)
 
     async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
-        """Whether anything in it was killed for its memory limit since that moment, as `time.time()` gives it."""
+        """Return whether anything in the sandbox was killed for its memory limit since `since`, a `time.time()`."""
         return await self._containers.ran_out_of_memory(self._who(sandbox_id).container, since)
 
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
-        """From the kernel, or from what the engine remembers where its containers cannot be seen from here."""
+        """Return the counters of the kernel, or what the Docker engine remembers if its containers are not visible from
+        here."""
         noted = Target.noted(handle.details)
         if noted is not None and self._streams.reaches(noted) and (seen := limit_counters.read(noted)) is not None:
             return seen
@@ -292,18 +298,19 @@ class DockerEngine(DockerSnapshots):
             raise
 
     async def _remove(self, who: Identity, taken: AbstractSet[str] = frozenset()) -> None:
-        """`taken` are ids of its containers that are gone already."""
+        """Remove all containers of a sandbox, and all records of it. `taken` are ids of its containers that are already
+        gone."""
         removed = {await self._take_away(name) for name in (who.container + NEXT, who.container)}
         await self._links.remove(who.sandbox_id)
         await self._forget_states(who.sandbox_id)
         await self._accounts.clear((taken | removed) - {""})
 
     async def _take_away(self, name: str) -> str:
-        """Remove a container. Its id; empty: there was none, or the engine cannot say."""
+        """Remove a container. Returns its id; empty if there was none or the Docker engine cannot tell."""
         try:
             found = await self._containers.inspect(name)
         except EngineUnavailableError:
-            # One that hangs is not waited for once more. It reads the request when it goes on.
+            # An engine that hangs is not waited for again. It reads the request when it continues.
             with suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(_LAST_REQUEST_S):
                     await self._containers.remove(name)
@@ -318,19 +325,19 @@ class DockerEngine(DockerSnapshots):
             try:
                 stream = await self._streams.direct(noted)
             except (NotVisibleError, FileNotFoundError):
-                pass  # it has ended, or it never could be seen from here: the engine knows
+                pass  # the container has ended or was never visible from here; the Docker engine knows which
             else:
                 return await self._linked(handle, noted, stream)
         found = await self._completed(self._who(handle.sandbox_id).container)
         if found is None or not found["State"]["Running"]:
-            raise AgentUnreachableError("it does not run")
+            raise AgentUnreachableError("its container is not running")
         target = Target.of(found)
         return await self._linked(handle, target, await self._streams.open(target))
 
     async def _linked(self, handle: Handle, target: Target, stream: ByteStream) -> ByteStream:
         try:
             if self._links.may_be_linked(handle.sandbox_id, handle.spec.network):
-                async with self._alone(handle):  # nothing gives a link to one that is being deleted
+                async with self._alone(handle):  # a sandbox that is being deleted must not get a link
                     await self._links.renew(handle.sandbox_id, target, handle.spec.network)
         except BaseException:
             stream.close()
@@ -338,7 +345,7 @@ class DockerEngine(DockerSnapshots):
         return stream
 
     async def _let_end(self, name: str) -> Observation:
-        """Its lifetime passed while it was paused: it ends as soon as it goes on."""
+        """End a sandbox whose lifetime passed while it was paused, by resuming it."""
         with suppress(RefusedError):
             await self._containers.switch(name, "unpause")
         deadline = time.monotonic() + _ENDING_S

@@ -1,4 +1,4 @@
-"""What the parts of a Docker engine are, and what it calls a sandbox's container, image and private directories."""
+"""Base class of the Docker engine: its parts, and the names of a sandbox's container, image and private directories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST_IMAGE = "host"
 
 
 class DockerParts:
-    """Each part is made when it is first needed."""
+    """Creates each part when it is first needed."""
 
     def __init__(self, settings: Settings, where: endpoint.Endpoint | None = None, *, direct: bool = True) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class DockerParts:
         return self._who(sandbox_id).container
 
     async def container(self, sandbox_id: str) -> dict[str, Any]:
-        """The engine's own account of a sandbox's container."""
+        """Return the container of a sandbox as the Docker API describes it."""
         found = await self._containers.inspect(self._who(sandbox_id).container)
         if found is None:
             raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
@@ -79,14 +79,15 @@ class DockerParts:
         return Commits(self._http, self._settings.installation_id())
 
     def _image_name(self, image: str) -> str:
-        """A container has no view of this machine's own /usr: `host` is the default image."""
+        """Replace `host` by the default image: a container has no view of this machine's own /usr."""
         return self.default_image if image == HOST_IMAGE else image
 
     def _who(self, sandbox_id: str) -> Identity:
         return container_plan.identity(self._settings.installation_id(), sandbox_id)
 
     def _private(self, known: facts.Facts) -> list[str]:
-        """What no sandbox may get as a volume: with any of these it owns the machine or its neighbours."""
+        """Return the directories that no sandbox may get as a volume, because they give control of the machine or of
+        other sandboxes."""
         paths = [str(self._settings.data_dir), str(self._settings.run_dir), known.root_dir, self._http.endpoint.path]
         return [os.path.realpath(path) for path in paths if path]
 
@@ -96,5 +97,5 @@ class DockerParts:
     async def _base_image(self, spec: SandboxSpec, image_id: str) -> image_pull.Image:
         found = await image_pull.find(self._http, image_id)
         if found is None:
-            raise ImageError(f"the image that the sandbox began with, '{spec.image}', is gone from the Docker engine")
+            raise ImageError(f"the Docker engine no longer has '{spec.image}', the image that the sandbox started from")
         return found

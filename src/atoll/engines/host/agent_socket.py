@@ -1,4 +1,4 @@
-"""The unix socket between us and an agent. We make it listen, the agent inherits it and accepts, we connect."""
+"""The unix socket between the host and an agent. The host creates it, the agent inherits it and accepts connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSE_S = 0.01
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at a path that must be free. Raises OSError."""
+    """Return a listening socket at a path that must be free. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
@@ -25,12 +25,12 @@ def listen(path: Path) -> socket.socket:
 
 
 async def connect(path: Path, deadline: Deadline) -> socket.socket:
-    """A connected, non-blocking socket. Raises OSError, TimeoutError among them."""
+    """Return a connected, non-blocking socket. Raises OSError, including TimeoutError."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         stream.setblocking(False)
         while not _try_connect(stream, path):
-            # The agent is behind with accepting. The kernel tells nobody when there is room again.
+            # The agent's backlog is full, and the kernel does not report when there is room again.
             if not deadline.left():
                 raise TimeoutError("the agent accepts no connection")
             await asyncio.sleep(_PAUSE_S)
@@ -49,7 +49,8 @@ def _try_connect(stream: socket.socket, path: Path) -> bool:
 
 
 async def knock(path: Path, process: int, deadline: Deadline) -> bool:
-    """Wait until an agent serves the socket. False: the process (a pidfd) ended before. Raises TimeoutError."""
+    """Wait until an agent serves the socket. Returns False if the process (a pidfd) ended before. Raises
+    TimeoutError."""
     try:
         with await connect(path, deadline) as stream:
             hang_up(stream)
@@ -62,14 +63,16 @@ async def knock(path: Path, process: int, deadline: Deadline) -> bool:
 
 
 def hang_up(stream: socket.socket) -> None:
-    """Connecting succeeds as soon as the socket listens, which says nothing about the agent. So we hang up at once: an
-    agent that accepts sees the end and closes its side in order, while the kernel resets a connection that nobody will
-    ever accept."""
+    """Close the sending side at once, to find out whether an agent accepts the connection.
+
+    Connecting succeeds as soon as the socket listens, which says nothing about the agent. An agent that accepts sees
+    the end of the stream and closes its side in order, while the kernel resets a connection that is never accepted.
+    """
     stream.shutdown(socket.SHUT_WR)
 
 
 def was_answered(stream: socket.socket) -> bool:
-    """Of a stream that can be read: whether it was an agent who closed it, and not the kernel."""
+    """Return whether a readable stream was closed by an agent, and not reset by the kernel."""
     try:
         stream.recv(1)
     except (ConnectionResetError, BrokenPipeError):

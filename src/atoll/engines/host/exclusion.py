@@ -1,10 +1,10 @@
-"""One change of a sandbox's life at a time, in all processes of an installation; and deleting wins.
+"""One change of a sandbox's life at a time, in all processes of an installation; and deletions win.
 
-Theory of operation. A sandbox has a directory of its own, its home, which goes last when the sandbox is deleted.
-Whoever makes, restarts, pauses, saves or deletes the sandbox holds a lock on that directory, which the kernel frees if
-the holder dies. Whoever deletes the sandbox first leaves a mark in its home: from then on nobody else gets the lock,
-those who wait for it give up, and what the holder is doing is interrupted. The mark outlives its writer, so a deletion
-that was killed is never taken for a living sandbox, and whoever comes next completes it.
+A sandbox has a directory of its own, its home, which is removed last when the sandbox is deleted. Every process that
+creates, restarts, pauses, saves or deletes the sandbox holds a lock on that directory, which the kernel releases if the
+holder dies. A deletion first leaves a mark in the home. From then on no other operation gets the lock, those that wait
+for it give up, and the operation of the current holder is interrupted. The mark outlives its writer, so a deletion that
+was killed is never taken for a living sandbox, and the next process completes it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 @dataclass(frozen=True, slots=True)
 class Exclusion:
     home: Callable[[str], Path]
-    """The directory of a sandbox."""
+    """Returns the home directory of a sandbox."""
     lasting: bool = True
-    """Without, a home is there only while somebody is at work on the sandbox: it is made and removed as needed."""
+    """If False, a home exists only during operations on the sandbox: it is created and removed as needed."""
 
     @asynccontextmanager
     async def alone(self, sandbox_id: str, seconds: float = _WAIT_S) -> AsyncIterator[None]:
-        """Nobody else changes this sandbox meanwhile. SandboxGoneError if it is deleted before or during that."""
+        """Hold off other changes of this sandbox. Raises SandboxGoneError if it is deleted before or meanwhile."""
         deadline = Deadline.after(seconds)
 
         async def wait() -> None:
@@ -57,7 +57,7 @@ class Exclusion:
 
     @contextmanager
     def explaining(self, sandbox_id: str) -> Iterator[None]:
-        """What fails because the sandbox is being deleted, or is gone already, says so."""
+        """Turn errors into SandboxGoneError if the sandbox is being deleted or is already gone."""
         try:
             yield
         except SandboxGoneError:
@@ -70,7 +70,7 @@ class Exclusion:
 
     @contextmanager
     def at_once(self, sandbox_id: str) -> Iterator[bool]:
-        """As `alone`, without waiting. False: somebody else changes it, or it is gone."""
+        """Like `alone`, without waiting. Yields False if another change is in progress or the sandbox is gone."""
         fd = _open(self.home(sandbox_id))
         try:
             yield fd is not None and _lock(fd) and _is_at(fd, self.home(sandbox_id))
@@ -79,7 +79,7 @@ class Exclusion:
                 os.close(fd)
 
     def is_busy(self, sandbox_id: str) -> bool:
-        """Whether somebody changes it right now."""
+        """Return whether a change of the sandbox is in progress."""
         fd = _open(self.home(sandbox_id))
         if fd is None:
             return False
@@ -92,13 +92,13 @@ class Exclusion:
     async def deleting(
         self, sandbox_id: str, deadline: Deadline, interrupt: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[bool]:
-        """Alone, after all others have given up. False: somebody else has deleted it meanwhile.
+        """Hold the lock after all other changes were given up. Yields False if the sandbox was deleted meanwhile.
 
-        `interrupt` is called again and again while somebody still changes the sandbox. Raises EngineError when the
-        time is up; nobody can use the sandbox even then.
+        `interrupt` is called repeatedly while another change is in progress. Raises EngineError at the deadline; the
+        sandbox cannot be used even then.
         """
         home = self.home(sandbox_id)
-        if self.lasting and not home.is_dir():  # only parts of it are left, which nobody can be at work on
+        if self.lasting and not home.is_dir():  # only parts of it are left, and no change can be in progress
             yield True
             return
 
@@ -124,7 +124,7 @@ class Exclusion:
             self._leave(sandbox_id, fd)
 
     async def _enter(self, sandbox_id: str, wait: Callable[[], Awaitable[None]]) -> int | None:
-        """The lock, after waiting for it. None: the home is gone, and the sandbox with it."""
+        """Wait for the lock and return its descriptor; None if the home is gone, and the sandbox with it."""
         home = self.home(sandbox_id)
         while True:
             if not self.lasting:
@@ -148,12 +148,12 @@ class Exclusion:
 
     def _leave(self, sandbox_id: str, fd: int) -> None:
         if not self.lasting:
-            with suppress(OSError):  # not if somebody has begun to delete it
+            with suppress(OSError):  # its deletion may have begun
                 self.home(sandbox_id).rmdir()
         os.close(fd)
 
     def _mark(self, home: Path) -> None:
-        with suppress(OSError):  # it is gone, or the disk is full: deleting has to work then too
+        with suppress(OSError):  # the home is gone or the disk is full; a deletion has to work then too
             os.close(os.open(home / MARK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def is_being_deleted(self, sandbox_id: str) -> bool:
@@ -169,7 +169,8 @@ def deleted(sandbox_id: str) -> SandboxGoneError:
 
 
 def lock_new(home: Path) -> int | None:
-    """Lock a home before anybody else can see it. To be closed by the caller. None: somebody else has it."""
+    """Lock a home before it becomes visible to others. The caller closes the descriptor. None: another process holds
+    the lock."""
     fd = os.open(home, _OPEN)
     if _lock(fd):
         return fd
@@ -193,7 +194,7 @@ def _lock(fd: int) -> bool:
 
 
 def _is_at(fd: int, home: Path) -> bool:
-    """Whether this is still the directory of that name, and not one that was removed."""
+    """Return whether this is still the directory of that name, and not one that was removed."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(home))
     except FileNotFoundError:

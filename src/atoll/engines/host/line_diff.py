@@ -1,9 +1,9 @@
-"""Unified differences of two texts, in time that grows with their length and not with its square.
+"""Unified diffs of two texts, in time that grows with their length and not with its square.
 
-Lines that both sides have exactly once are the anchors, as in a patience diff. What lies between two of them is
-compared by Myers' algorithm as long as few lines differ; otherwise it is shown as replaced. The result is always a
-correct difference, if not always the shortest one. `difflib` compares each line with each other: two files of 15 KB
-can take it minutes.
+Lines that occur exactly once on both sides are the anchors, as in a patience diff. What lies between two anchors is
+compared by Myers' algorithm if few lines differ; otherwise it is shown as replaced. The result is always a correct
+diff, if not always the shortest one. `difflib` compares every line with every other: two files of 15 KB can take it
+minutes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
 _MAX_EDITS = 128
-"""More different lines than this between two anchors are shown as replaced."""
+"""If more lines than this differ between two anchors, all of them are shown as replaced."""
 _MAX_DEPTH = 8
-"""So often anchors are looked for between anchors: each time costs one look at every line."""
+"""How many times anchors are searched between anchors. Each time looks at every line once."""
 Region = tuple[int, int, int, int]
 
 
 def unified_diff(old: list[str], new: list[str], path: str, check: Callable[[], None] = lambda: None) -> str:
-    """As `diff -u` writes it. Every line ends with a newline. `check` is called every now and then."""
+    """Return the text that `diff -u` would write. Every line ends with a newline. `check` is called from time to
+    time."""
     matched = _Matched(old, new, check)
     lines: list[str] = []
     for group in matched.get_grouped_opcodes(3):
@@ -37,7 +38,7 @@ def unified_diff(old: list[str], new: list[str], path: str, check: Callable[[], 
 
 
 def matching_blocks(a: list[str], b: list[str], check: Callable[[], None] = lambda: None) -> list[tuple[int, int, int]]:
-    """Start in each and length of what is the same, in order, as few as possible."""
+    """Return the equal blocks in order, as few as possible: the start in `a`, the start in `b`, and the length."""
     numbers: dict[str, int] = {}
     first = [numbers.setdefault(line, len(numbers)) for line in a]
     second = [numbers.setdefault(line, len(numbers)) for line in b]
@@ -51,7 +52,7 @@ def matching_blocks(a: list[str], b: list[str], check: Callable[[], None] = lamb
 
 
 class _Matched(difflib.SequenceMatcher[str]):
-    """Only groups what was found here into hunks."""
+    """Groups the blocks that were found here into hunks."""
 
     def __init__(self, old: list[str], new: list[str], check: Callable[[], None]) -> None:
         super().__init__(autojunk=False)
@@ -87,7 +88,7 @@ def _pairs(a: list[int], b: list[int], check: Callable[[], None]) -> Iterator[tu
 
 
 def _anchors(a: list[int], b: list[int], region: Region) -> list[tuple[int, int]]:
-    """Lines that are there once on each side: the longest series of them that is in the same order on both."""
+    """Return the longest common subsequence of the lines that occur once on each side."""
     places, where = _once(a, region[0], region[1]), _once(b, region[2], region[3])
     candidates = [(i, where[line]) for line, i in sorted(places.items(), key=lambda item: item[1]) if line in where]
     ends: list[int] = []
@@ -114,7 +115,7 @@ def _once(lines: list[int], start: int, end: int) -> dict[int, int]:
 
 
 def _myers(a: list[int], b: list[int], region: Region, check: Callable[[], None]) -> Iterator[tuple[int, int]]:
-    """The same lines of a shortest script of edits; nothing if it has more than `_MAX_EDITS`."""
+    """Yield the equal lines of a shortest edit script, or nothing if that has more than `_MAX_EDITS` edits."""
     a_start, a_end, b_start, b_end = region
     width, height = a_end - a_start, b_end - b_start
     if abs(width - height) > _MAX_EDITS:

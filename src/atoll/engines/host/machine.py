@@ -1,4 +1,4 @@
-"""What this machine can do, as far as sandboxes care. Only looks; changes nothing."""
+"""The features of this machine that matter for sandboxes. This module only reads; it changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOOLS = {
 }
 _TOOL_S = 5
 _SHARED_PROGRAMS = "/var/lib/atoll/programs"
-"""Where `scripts/get-runsc` puts them unless told otherwise; installations with other data directories use it too."""
+"""The default destination of `scripts/get-runsc`; installations with other data directories use it too."""
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_VERSION = 1
 
@@ -51,13 +51,14 @@ class Machine:
     btrfs: bool
     seccomp: bool
     landlock_abi: int
-    """0: not there."""
+    """0 if the kernel has no Landlock."""
     kvm: bool
     tools: tuple[Tool, ...]
 
 
 def locate(name: str, data_dir: Path) -> Path | None:
-    """`ATOLL_RUNC`, `ATOLL_RUNSC` … name a program; else our own directory of programs, else the PATH."""
+    """Find a program: named by `ATOLL_RUNC`, `ATOLL_RUNSC` and so on, else in Atoll's own directories, else in the
+    PATH."""
     given = os.environ.get(f"ATOLL_{name.upper().replace('-', '_')}")
     path = f"{data_dir / 'programs'}:{_SHARED_PROGRAMS}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
     found = given or shutil.which(name, path=path)
@@ -65,7 +66,7 @@ def locate(name: str, data_dir: Path) -> Path | None:
 
 
 def look(data_dir: Path) -> Machine:
-    """`data_dir` is where programs of our own may be, besides the customary places."""
+    """Find out about the machine. `data_dir` may contain programs, in addition to the usual places."""
     filesystems = _read("/proc/filesystems").split()
     return Machine(
         kernel=platform.release(),

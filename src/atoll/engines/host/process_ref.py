@@ -1,4 +1,4 @@
-"""Processes of this machine: named so that a reused number is never mistaken, started, reaped and killed."""
+"""Processes of this machine: identified safely even if process ids are reused, started, reaped and killed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @functools.cache
 def boot_id() -> str:
-    """Changes when the machine is restarted; process numbers mean nothing across that."""
+    """Return the id of the current boot. Process ids of another boot mean nothing."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name, from the state on; None if there is no such process."""
+    """Return the fields of /proc/PID/stat after the name, from the state on; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -35,11 +35,11 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRef:
-    """One process. With the time it was started, since its number may belong to another one later."""
+    """A process, identified by its start time as well, because its process id may be reused."""
 
     pid: int
     started: int
-    """In clock ticks since the machine started."""
+    """The start time in clock ticks since the machine started."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessRef | None:
@@ -47,12 +47,12 @@ class ProcessRef:
         return cls(pid, int(fields[19])) if fields else None
 
     def is_alive(self) -> bool:
-        """A zombie is not."""
+        """Whether the process is alive. A zombie is not."""
         fields = _stat_fields(self.pid)
         return fields is not None and int(fields[19]) == self.started and fields[0] not in "ZX"
 
     def open(self) -> int | None:
-        """A pidfd that surely means this process, or None when it is gone."""
+        """Return a pidfd that certainly refers to this process; None if it is gone."""
         try:
             fd = os.pidfd_open(self.pid)
         except OSError:
@@ -74,19 +74,21 @@ def _known(pid: int) -> ProcessRef:
     return found
 
 
-# --- children of ours: started and reaped without tying them to an event loop --------------------
+# --- children of this process: started and reaped without tying them to an event loop ------------
 
 _lock = threading.Lock()
 _children: dict[int, int | None] = {}
-"""Process number → exit status, once it is known."""
+"""Exit statuses by process id; None while the child runs."""
 
 
 def spawn(argv: Sequence[str], *, env: Mapping[str, str], pass_fds: Iterable[int], stderr: int, session: bool) -> int:
-    """Start a program that outlives us, with no descriptors but those given. Raises OSError.
+    """Start a program that outlives this process, with no descriptors but the given ones. Raises OSError.
 
-    Nothing is asked of `subprocess` that would make it copy this process (fork) instead of borrowing it (vfork).
+    The options of `subprocess` are limited to those with which it borrows this process's memory (vfork) instead of
+    copying it (fork).
     """
-    # The program runs on when we end: it is ours to reap, not the object's, which would complain when it is collected.
+    # The program may outlive this process. It is reaped here, and not by the Popen object, which would emit a warning
+    # when it is collected.
     process = subprocess.Popen(
         argv,
         env=dict(env),
@@ -103,14 +105,14 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], pass_fds: Iterable[int
 
 
 def reap(pid: int) -> int | None:
-    """The exit status (negative: the signal) of an ended child of ours; None if it runs, or is not our child."""
+    """Return the exit status (negative: the signal) of a child that has ended; None if it runs or is no child."""
     with _lock:
         if pid not in _children:
             return None
         if _children[pid] is None:
             try:
                 done, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else in this program waited for it
+            except ChildProcessError:  # another part of this program waited for it
                 del _children[pid]
                 return None
             if done:
@@ -119,7 +121,7 @@ def reap(pid: int) -> int | None:
 
 
 def forget(pids: Iterable[int]) -> None:
-    """Nobody will ask for the status of these children again."""
+    """Forget these children. Their status will not be needed again."""
     for pid in pids:
         reap(pid)
         with _lock:
@@ -127,7 +129,7 @@ def forget(pids: Iterable[int]) -> None:
 
 
 def ended_children() -> list[int]:
-    """Those that have ended, for when it is not known whose a child was."""
+    """Return all children that have ended, for cases where it is not known which sandbox a child belonged to."""
     return [pid for pid in list(_children) if reap(pid) is not None]
 
 
@@ -135,7 +137,7 @@ def ended_children() -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below this one, parents before children."""
+    """Return all processes below this one, parents before children."""
     found: list[int] = []
     pending = [pid]
     while pending:
@@ -150,14 +152,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def usage(pid: int) -> Stats:
-    """What this process and all below it use."""
+    """Return what this process and all processes below it use."""
     memory, ticks, alive = 0, 0, 0
     for current in [pid, *descendants(pid)]:
         fields = _stat_fields(current)
         if fields is None:
             continue
         alive += 1
-        # User and system time, of itself and of the children that it has waited for.
+        # User and system time of the process and of the children that it has waited for.
         ticks += sum(int(field) for field in fields[11:15])
         with suppress(OSError):
             for line in Path(f"/proc/{current}/status").read_text(errors="replace").splitlines():
@@ -167,7 +169,7 @@ def usage(pid: int) -> Stats:
 
 
 def each_process() -> Iterator[int]:
-    """The numbers of all processes of this machine."""
+    """Yield the ids of all processes of this machine."""
     with os.scandir("/proc") as entries:
         yield from [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
@@ -176,12 +178,12 @@ def each_process() -> Iterator[int]:
 
 
 async def kill(processes: Iterable[ProcessRef], deadline: Deadline) -> bool:
-    """SIGKILL them all and wait until they are gone. False: some were not, in time."""
+    """SIGKILL all processes and wait until they are gone. Returns False if some are left at the deadline."""
     return await _end(processes, deadline, signal.SIGKILL)
 
 
 async def wait(processes: Iterable[ProcessRef], deadline: Deadline) -> bool:
-    """Wait until they are gone. False: some were not, in time."""
+    """Wait until all processes are gone. Returns False if some are left at the deadline."""
     return await _end(processes, deadline, None)
 
 

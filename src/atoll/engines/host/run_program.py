@@ -1,4 +1,4 @@
-"""Running a program to its end with exactly the descriptors it should have, and never longer than a deadline."""
+"""Run a program to its end, within a deadline and with no descriptors but the given ones."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _MAX_STDERR = 4096
 @dataclass(frozen=True, slots=True)
 class Finished:
     status: int
-    """Exit status; negative: the signal."""
+    """The exit status; negative for death by a signal."""
     said: str
-    """What it wrote to the reporting pipe, printable."""
+    """What the program wrote to the reporting pipe, made printable."""
 
 
 def spawn(argv: Sequence[str], fds: Sequence[int], stdio: Sequence[int] | None = None) -> int:
-    """Start it with `fds` as descriptors 3, 4, … and a fixed environment, in a session of its own.
+    """Start a program with `fds` as descriptors 3, 4, … and a fixed environment, in a session of its own.
 
-    With posix_spawn, which borrows our memory instead of copying it. Raises OSError.
+    Uses posix_spawn, which borrows this process's memory instead of copying it. Raises OSError.
     """
     with ExitStack() as copies:
         null = nothing()
         copies.callback(os.close, null)
         actions: list[tuple[int, int, int]] = []
         for number, fd in enumerate((*(stdio or (null, null, null)), *fds)):
-            # First out of the way, so that no copy lands on one that is still needed.
+            # First each descriptor is moved out of the way, so that no copy replaces one that is still needed.
             copy = _duplicate(fd)
             copies.callback(os.close, copy)
             actions.append((os.POSIX_SPAWN_DUP2, copy, number))
@@ -46,8 +46,8 @@ def spawn(argv: Sequence[str], fds: Sequence[int], stdio: Sequence[int] | None =
 
 
 def nothing() -> int:
-    """A pipe that nobody else has. Not /dev/null: runtimes give their standard streams to the sandbox's user, and
-    that node is the whole machine's."""
+    """Return a pipe that no other process has, as standard streams. /dev/null is unsuitable: OCI runtimes make the
+    sandbox's user the owner of their standard streams, and that device node belongs to the whole machine."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         return os.open(f"/proc/self/fd/{read}", os.O_RDWR | os.O_CLOEXEC)
@@ -69,9 +69,11 @@ async def run(
     report: bool = False,
     what: str = "",
 ) -> Finished:
-    """Run it to its end. With `report` its last descriptor is a pipe to say why it failed. All of it is dead
-    afterwards, unless it put something of its own into another session and ended well. Raises EngineError when time
-    is up."""
+    """Run a program to its end. With `report` its last descriptor is a pipe for the reason of a failure.
+
+    All its processes are dead afterwards, except those it put into another session before it ended successfully. Raises
+    EngineError when the deadline passes.
+    """
     with ExitStack() as resources:
         pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         resources.callback(os.close, pipe[0])
@@ -96,10 +98,10 @@ async def run(
 
 
 def reap(pid: int) -> int:
-    """The exit status of a child that has ended, or was just killed and will at once."""
+    """Return the exit status of a child that has ended or has just been killed."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # somebody else in this program waited for it
+    except ChildProcessError:  # another part of this program waited for it
         return -signal.SIGKILL
 
 

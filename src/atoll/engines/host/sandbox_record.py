@@ -1,7 +1,7 @@
-"""What engines on this machine write down about every sandbox, so that another process of ours finds it again.
+"""The records of sandboxes on this machine, by which another process of the installation finds them again.
 
-A record is written before anything is made, in the sandbox's own directory, and completed when the sandbox runs.
-Whatever moment our process dies at, the next one sees that the sandbox exists, and can end it.
+A record is written to the sandbox's own directory before anything else is created, and completed when the sandbox runs.
+If the process dies at any moment, the next one sees that the sandbox exists and can end it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 
 class Ended(BaseModel):
-    """Why a sandbox is dead. Kept, because nobody can find it out a second time."""
+    """Why a sandbox ended. This is stored because it cannot be found out a second time."""
 
     model_config = ConfigDict(frozen=True)
     cause: Cause
@@ -36,18 +36,18 @@ class SandboxRecord(BaseModel):
     sandbox_id: str
     spec: SandboxSpec
     defaults: Limits = Limits()
-    """What the engine gave where the spec has no limit."""
+    """The limits that the engine set where the spec has none."""
     created_at: float
     boot_id: str
     creator: ProcessRef
-    """Our process that makes it: as long as it lives, an incomplete record means that it is still at work."""
+    """The process that creates the sandbox. While it lives, an incomplete record means that it is still at work."""
     init: ProcessRef | None = None
-    """The sandbox's own first process. None: not complete."""
+    """The sandbox's own first process; None while the record is incomplete."""
     ended: Ended | None = None
 
     @property
     def limits(self) -> Limits:
-        """Those that hold."""
+        """The limits that apply."""
         return self.spec.limits.over(self.defaults)
 
     def is_of_this_boot(self) -> bool:
@@ -64,7 +64,7 @@ class RecordDirectory:
     directory: Path
 
     def home(self, sandbox_id: str) -> Path:
-        """Where everything of that sandbox lives. Checks the name, which becomes part of paths."""
+        """Return the directory with everything of that sandbox. Raises SpecError if the id cannot be part of a path."""
         if not is_sandbox_id(sandbox_id):
             raise SpecError(
                 f"{sandbox_id[:80]!r} cannot be the name of a sandbox",
@@ -73,11 +73,11 @@ class RecordDirectory:
         return self.directory / sandbox_id
 
     def write(self, record: SandboxRecord) -> None:
-        """Replace it as a whole. Raises FileNotFoundError when the sandbox was deleted meanwhile."""
+        """Replace the record atomically. Raises FileNotFoundError if the sandbox was deleted meanwhile."""
         durable.write(self.home(record.sandbox_id) / RECORD_FILE, record.model_dump_json())
 
     def read_as(self, kind: type[Kept], sandbox_id: str) -> Kept | None:
-        """None when there is none, or none that can be understood."""
+        """Return the record; None if there is none or it cannot be read."""
         try:
             return kind.model_validate_json((self.home(sandbox_id) / RECORD_FILE).read_bytes())
         except (OSError, ValidationError):

@@ -1,4 +1,5 @@
-"""What engines that keep saved states share: how these are called, differences of text, many sandboxes or none."""
+"""Shared parts of engines with saved states: their records and names, text differences, and creating all sandboxes or
+none."""
 
 from __future__ import annotations
 
@@ -20,20 +21,20 @@ _OWNER = re.compile(r"[a-zA-Z0-9%~][a-zA-Z0-9_.%@|:+-]{0,255}")
 MAX_TEXT = 256 << 10
 _MAX_LINES = 5_000
 MAX_DIFFERENCES = 16 << 20
-"""Of all differences together; what comes after is told without its text."""
+"""Maximum size of all text differences together. Later changes are reported without text."""
 TEXT_S = 5.0
-"""For all differences of text together; what comes after is reported without its text."""
+"""Maximum time for all text differences together. Later changes are reported without text."""
 COMPARE_S = 120.0
-"""For a whole comparison; one that takes longer is an error."""
+"""Maximum time for a whole comparison. Exceeding it is an error."""
 
 
 class StateRecord(BaseModel):
-    """What is written down about every saved state."""
+    """The description of a saved state, as it is stored."""
 
     model_config = ConfigDict(frozen=True)
     id: str
     sandbox_id: str = ""
-    """Whose it is; snapshots and origins belong to nobody."""
+    """The sandbox it belongs to; empty for snapshots and origins."""
     name: str = ""
     created_at: float
     parent: str | None = None
@@ -52,7 +53,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_snapshot(name: str) -> str:
-    """`NAME`, or `OWNER/NAME` for one that a server keeps for a user of its own."""
+    """Return the name if it is valid: `NAME`, or `OWNER/NAME` for one that a server keeps for a user."""
     owner, slash, own = name.rpartition("/")
     if slash and not _OWNER.fullmatch(owner):
         raise SpecError(f"{owner[:80]!r} cannot be the owner of a snapshot")
@@ -61,13 +62,14 @@ def checked_snapshot(name: str) -> str:
 
 
 def lines_of(data: bytes) -> list[str] | None:
-    """None: not a text, or too large to show. At most one byte more than MAX_TEXT is needed to know."""
+    """Return the lines of a text; None if it is no text or too large. At most MAX_TEXT + 1 bytes are needed to
+    decide."""
     found = text_of(data)
     return None if isinstance(found, Omitted) else found
 
 
 def text_of(data: bytes) -> list[str] | Omitted:
-    """Its lines, or why they are not shown."""
+    """Return the lines of a text, or why they are not shown."""
     if b"\0" in data:
         return Omitted.BINARY
     if len(data) > MAX_TEXT:
@@ -80,14 +82,14 @@ def text_of(data: bytes) -> list[str] | Omitted:
 
 
 class Texts:
-    """Differences of texts, as long as there is room and time for them."""
+    """Differences of texts, up to a maximum size and time."""
 
     def __init__(self, most_bytes: int, cancellation: Cancellation) -> None:
         self._left = most_bytes
         self._cancellation = cancellation
 
     def refusal(self) -> Omitted | None:
-        """Why there is no text from here on."""
+        """Return why no more texts are compared; None if they are."""
         if self._left <= 0:
             return Omitted.SIZE
         return Omitted.TIME if self._cancellation.elapsed_s > TEXT_S else None
@@ -105,7 +107,8 @@ class Texts:
 
 
 def keep_comparing(cancellation: Cancellation) -> None:
-    """Between two steps: raises WorkCancelledError if nobody waits any more, OverflowError after COMPARE_S."""
+    """Check between two steps of a comparison. Raises WorkCancelledError if it was cancelled, OverflowError after
+    COMPARE_S."""
     cancellation.check()
     if cancellation.elapsed_s > COMPARE_S:
         raise OverflowError(f"comparing took more than {COMPARE_S:g} s")
@@ -116,7 +119,7 @@ def difference(old: list[str], new: list[str], path: str, check: Callable[[], No
 
 
 def fork_specs(spec: SandboxSpec, count: int, labels: Sequence[Mapping[str, str]]) -> list[SandboxSpec]:
-    """One for each new sandbox: the source's, with labels of its own if there are any."""
+    """Return a spec for each new sandbox: the source's, with its own labels if there are any."""
     each = labels or [spec.labels] * count
     return [spec.model_copy(update={"labels": dict(own)}) for own in each]
 
@@ -127,7 +130,7 @@ async def all_or_none(
     delete: Callable[[Handle], Awaitable[None]],
     at_once: int,
 ) -> Sequence[Handle]:
-    """Sandboxes side by side. If one cannot be made, or the caller is cancelled, none is left."""
+    """Create several sandboxes concurrently. If one cannot be created, or the caller is cancelled, none is left."""
     turns = asyncio.Semaphore(at_once)
 
     async def in_turn(sandbox_id: str, spec: SandboxSpec) -> Handle:

@@ -1,1 +1,1 @@
-"""Sandboxes made of Linux namespaces: the plan that all such engines execute, and what it needs of the host."""
+"""The engines `native` and `oci`, which make sandboxes from Linux namespaces: their common plan and parts."""

@@ -1,4 +1,4 @@
-"""What users do with saved states, one operation after another for each sandbox, whole or not at all."""
+"""The operations on saved states. For each sandbox they run one at a time, and each completes or changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FORKS_AT_ONCE = 8
 
 
 class CheckpointOperations(abc.ABC):
-    """A `Checkpointing`. What makes and deletes sandboxes is the engine's own."""
+    """Implements `Checkpointing`. Creating and deleting sandboxes is left to the engine that derives from it."""
 
     layout: SandboxLayout
     _launchers: Launchers
@@ -101,7 +101,7 @@ class CheckpointOperations(abc.ABC):
                 with self.layout.exclusion.explaining(handle.sandbox_id):
                     source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
             else:
-                # Of all that are made, each has the state of one moment.
+                # All forks start from the state of the same moment.
                 async with self.layout.exclusion.alone(handle.sandbox_id):
                     record = self._observer.record(handle.sandbox_id, living=memory)
                     dump = await self._dumping(record) if memory else None
@@ -111,7 +111,7 @@ class CheckpointOperations(abc.ABC):
                 return await all_or_none(
                     wanted, lambda id, spec: self._create(id, spec, source), self.delete, _FORKS_AT_ONCE
                 )
-            except CheckpointNotFoundError:  # it went with the sandbox
+            except CheckpointNotFoundError:  # it may have been deleted with the sandbox
                 with self.layout.exclusion.explaining(handle.sandbox_id):
                     raise
 
@@ -149,10 +149,10 @@ class CheckpointOperations(abc.ABC):
     ) -> Snapshot:
         return await self._snapshots.take_in(file, name, most_bytes, self._memory_format if memory else None)
 
-    # --- asleep on the disk ----------------------------------------------------------------------------------------
+    # --- hibernating -----------------------------------------------------------------------------------------------
 
     async def hibernate(self, handle: Handle) -> None:
-        """Pause it with its memory on the disk. If that fails it goes on."""
+        """Pause the sandbox and move its memory to disk. If that fails, the sandbox goes on."""
         await self._observer.settle(handle.sandbox_id, memory=True)
         async with self.layout.exclusion.alone(handle.sandbox_id):
             if not self._observer.record(handle.sandbox_id).asleep:
@@ -168,13 +168,16 @@ class CheckpointOperations(abc.ABC):
     # --- its parts -------------------------------------------------------------------------------------------------
 
     async def _dumping(self, record: Record) -> Dump:
-        """How to write its memory down. Says what stands in the way before anything happens."""
+        """Return the function that saves the sandbox's memory.
+
+        Nothing is saved yet. Raises UnsupportedError, EngineUnavailableError or EngineError if memory cannot be saved.
+        """
         launcher, sandbox_id = self._launchers.named(record.runtime), record.sandbox_id
         memory = launcher.memory
         if memory is None:
             raise UnsupportedError(
-                f"the memory of a sandbox cannot be saved with '{launcher.name}': CRIU, which would have to, refuses"
-                " processes that share their memory and namespaces that are not the sandbox's own",
+                f"the memory of a sandbox cannot be saved with '{launcher.name}': CRIU, which would be needed, does not"
+                " support processes that share memory, or namespaces that do not belong to the sandbox",
                 hint="Make the sandbox with isolation='gvisor'.",
             )
         launcher.check()

@@ -1,7 +1,7 @@
-"""Making a sandbox: from its record to an agent that answers, or to nothing.
+"""Creating a sandbox: from its record to an agent that answers. If that fails, nothing is left.
 
-The record is written before anything is made. What is made bears the sandbox's name, so the teardown finds it whatever
-fails, here or in a process that was killed.
+The record is written before anything is made, and everything that is made is named after the sandbox. So the teardown
+finds it all, whether a step failed here or the process was killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNDO_S = 30.0
 def first_record(
     sandbox_id: str, spec: SandboxSpec, runtime: str, defaults: EffectiveLimits, source: SavedState | None
 ) -> Record:
-    """The record of a sandbox that is about to be made. `source`: the saved state that it begins with."""
+    """Return the record of a sandbox that is about to be made. `source` is the saved state that it starts from."""
     now, lifetime = time.time(), spec.limits.lifetime_s
     return Record(
         sandbox_id=sandbox_id,
@@ -61,7 +61,7 @@ class Construction:
         self._teardown = teardown
 
     async def make(self, record: Record, launcher: Launcher, source: SavedState | None) -> Record:
-        """A new sandbox. Returns its complete record. A failure, or a cancellation, leaves nothing behind."""
+        """Make a new sandbox and return its complete record. A failure or a cancellation leaves nothing behind."""
         sandbox_id = record.sandbox_id
         lock = self._layout.records.begin(record)
         try:
@@ -80,8 +80,8 @@ class Construction:
             os.close(lock)
 
     async def launch(self, record: Record, launcher: Launcher) -> Record:
-        """Start what the record says, for the first time or again. Returns the record complete, as it is written down.
-        For whoever has the lock of the sandbox."""
+        """Start the sandbox of this record, for the first time or again, and return the completed record, which has
+        been written to disk. The caller must hold the lock of the sandbox."""
         deadline = Deadline.after(_CREATE_S)
         birth = _Birth(self._layout, record)
         try:
@@ -97,18 +97,18 @@ class Construction:
         return birth.complete(init)
 
     async def connect(self, record: Record, init: ProcessRef) -> None:
-        """Give a sandbox that runs its link to the network."""
+        """Connect a running sandbox to the network."""
         await finish(workers.run(workers.ENGINE, network_link.attach, self._layout.gateway, record, init))
 
     async def _undo(self, sandbox_id: str, error: BaseException) -> None:
         try:
             await finish(self._teardown.erase_held(sandbox_id, Deadline.after(_UNDO_S)))
-        except Exception as leftover:  # the first error is the one to report; `gc` finds what is left
+        except Exception as leftover:  # report the first error; `gc` finds what is left
             error.add_note(f"and cleaning up failed: {leftover}")
 
 
 class _Birth:
-    """What has come of a record while its sandbox is being made."""
+    """The record of a sandbox that is being made, updated as the launcher reports progress."""
 
     def __init__(self, layout: SandboxLayout, record: Record) -> None:
         self._layout = layout
@@ -117,20 +117,21 @@ class _Birth:
         self.progress = Progress(self._connect, self._note_first)
 
     def _connect(self, pid: int) -> None:
-        # Its network namespace is there already: it is connected while the rest is made.
+        # The network namespace exists already, so it is connected while the rest of the sandbox is made.
         if self._record.spec.network != "none":
             work = workers.run(workers.ENGINE, network_link.attach_early, self._layout.gateway, self._record, pid)
             self._connecting.append(asyncio.ensure_future(work))
 
     async def connected(self) -> list[int | BaseException | None]:
-        """The network namespaces that have a link."""
+        """Wait for the connections that were begun. Return the network namespaces that now have a link."""
         return await asyncio.gather(*self._connecting, return_exceptions=True)
 
     def _note_first(self, pid: int) -> bool:
         init = ProcessRef.of(pid)
         if init is None:
             return False
-        # Without a control group only its number finds it: it is noted before it is sure to become the agent.
+        # Without a control group a process can be found only by its id, so the id is recorded before it is certain that
+        # the process becomes the agent.
         self._write(init, half_made=not self._layout.hierarchy.controllers)
         return True
 

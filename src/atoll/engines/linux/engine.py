@@ -1,12 +1,13 @@
-"""An engine that makes sandboxes of Linux's own walls: namespaces, control groups, an overlay, a filter.
+"""The base of the engines that make sandboxes from Linux's own means: namespaces, control groups, an overlay file
+system and a system call filter.
 
-Theory of operation. From a spec a plan is made (`plan/sandbox_plan.py`), and a launcher (`launcher.py`) makes processes
-of it, with an agent that serves a socket of ours. No daemon and no process of ours stays: the sandbox is its first
-process, a control group, a layer, a range of ids and a record, all found by its name.
+Theory of operation. A plan is computed from the spec (`plan/sandbox_plan.py`), and a launcher (`launcher.py`) starts
+processes according to it, the first of which is the agent. No daemon or other process on the host stays: a sandbox
+consists of its first process, a control group, a writable layer, a range of ids and a record, all found by its name.
 
-The mounts live in the sandbox's own mount namespace, so they go when its processes go. Deleting is: kill the first
-process (the kernel takes the rest of its PID namespace with it), make sure by the control group, then remove what is
-left, the record last.
+The mounts are in the sandbox's own mount namespace, so they vanish with its processes. To delete a sandbox, its first
+process is killed (the kernel then kills the rest of its PID namespace), its control group is emptied to make sure, and
+everything else is removed, the record last.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ _PAUSE_S = 10.0
 
 
 class LinuxEngine(CheckpointOperations):
-    """An `Engine`, `Pausable`, `LimitReporting` and `GarbageCollecting`, once it has a name and launchers."""
+    """Implements `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `ImageSource`, `LimitDefaults`, `Balancing`,
+    `LimitReporting`, `GarbageCollecting` and `Checkpointing`. A subclass adds a name and launchers."""
 
     name: str
     unsupported: Mapping[Capability, str] = MappingProxyType({})
-    """Why some capabilities are missing here, where that is known."""
+    """Why some capabilities are missing on this machine, where the reason is known."""
 
     def __init__(self, layout: SandboxLayout, launchers: Launchers, memory_format: MemoryFormat) -> None:
         self.layout = layout
@@ -90,7 +92,8 @@ class LinuxEngine(CheckpointOperations):
         return self._handle(record)
 
     def _check(self, spec: SandboxSpec, launcher: Launcher) -> None:
-        """Raises for what cannot be enforced, and for a launcher that cannot work."""
+        """Raise UnsupportedError for a limit or feature that cannot be enforced, and EngineUnavailableError if the
+        launcher cannot work."""
         title = self.name if launcher.name == self.name else f"{self.name}' with '{launcher.name}"
         refuse_unsupported(title, self._capabilities(launcher.isolation), spec, self.unsupported)
         launcher.check()
@@ -107,7 +110,8 @@ class LinuxEngine(CheckpointOperations):
                 return await launcher.connect(sandbox_id, deadline)
             except OSError as error:
                 await self._observer.need_existing(sandbox_id)
-                # Its socket is closed but it is not dead yet: it is just ending, and then we know why.
+                # The agent's socket is closed although the sandbox is not dead yet, so it is about to end. Retry until
+                # it has, because `need_existing` then reports the cause.
                 if not isinstance(error, ConnectionRefusedError | FileNotFoundError) or not deadline.left():
                     raise AgentUnreachableError(
                         f"the agent of sandbox '{sandbox_id}' cannot be reached: {error}"
@@ -127,7 +131,7 @@ class LinuxEngine(CheckpointOperations):
         return Stats(seen.memory_bytes, seen.cpu_s, seen.pids, disk)
 
     def _disk(self, sandbox_id: str, record: Record) -> int | None:
-        """All that counts against its limit; without one what its files take."""
+        """Return the bytes that count against the disk limit or, without a limit, the size of the sandbox's files."""
         counted = self.layout.layers.account_usage(sandbox_id)
         if counted is not None:
             return counted + record.origin_bytes
@@ -143,7 +147,7 @@ class LinuxEngine(CheckpointOperations):
         self._launchers.rest()
 
     async def aclose(self) -> None:
-        """Stop watching, and unmount a pool that holds nothing. Sandboxes go on."""
+        """Stop watching lifetimes, and unmount the storage pool if it is empty. Sandboxes go on."""
         watchers, self._watchers = list(self._watchers.values()), {}
         for watcher in watchers:
             watcher.cancel()
@@ -151,7 +155,7 @@ class LinuxEngine(CheckpointOperations):
         await self._launchers.aclose()
         try:
             await workers.run(workers.ENGINE, self.layout.close)
-        except RuntimeError:  # the program is ending, and starts no threads any more
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
             self.layout.close()
 
     # --- pausing, and more -----------------------------------------------------------------------------------------
@@ -197,11 +201,11 @@ class LinuxEngine(CheckpointOperations):
         if await workers.run(workers.ENGINE, self.layout.gateway.change, record.sandbox_id, policy):
             return
         if policy == "none" or not record.is_alive():
-            return  # it has no link, or gets one when it is started again
+            return  # no link is needed, or the sandbox gets one when it is started again
         if not self._launchers.named(record.runtime).connects_late:
             raise UnsupportedError(
-                "this sandbox was made without a network, and its own kernel takes none while it runs",
-                hint="Make it with network={}, which reaches nothing, and open it later.",
+                "this sandbox was made without a network, and its own kernel cannot get one while it runs",
+                hint="Make it with network={}, which allows nothing, and change the policy later.",
             )
         assert record.init is not None
         await self._construction.connect(record, record.init)
@@ -225,7 +229,7 @@ class LinuxEngine(CheckpointOperations):
         old = record.spec.limits
         for name in Limits.model_fields:
             if getattr(old, name) not in ((None, getattr(limits, name)) if name in LATER else (getattr(limits, name),)):
-                raise UnsupportedError(f"the limit '{name}' of a sandbox that runs cannot be changed")
+                raise UnsupportedError(f"the limit '{name}' of a running sandbox cannot be changed")
         spec = record.spec.model_copy(update={"limits": limits})
         isolation = self._launchers.named(record.runtime).isolation
         refuse_unsupported(self.name, self._capabilities(isolation), spec, self.unsupported)
@@ -243,7 +247,8 @@ class LinuxEngine(CheckpointOperations):
         await self.layout.images.ensure(image, report)
 
     async def gc(self, *, shared: bool = True) -> Sequence[str]:
-        """Remove what belongs to no sandbox, or to one whose maker died. Says what it removed."""
+        """Remove what belongs to no sandbox, and sandboxes whose maker died before they ran. Return descriptions of
+        what was removed."""
         removed = await finish(self._teardown.collect(Deadline.after(_DELETE_S)))
         if shared:
             removed += await finish(self._teardown.collect_shared())
@@ -276,7 +281,7 @@ class LinuxEngine(CheckpointOperations):
             await timer.sleep(left)
         with suppress(SandboxError, OSError):
             async with self.layout.exclusion.alone(record.sandbox_id):
-                # It may have been started again since, which gives it another first process but no other end.
+                # The sandbox may have been restarted since, with another first process but the same end of life.
                 record = self.layout.records.read(record.sandbox_id) or record
                 await finish(self._teardown.expire(record))
 
@@ -285,7 +290,7 @@ class LinuxEngine(CheckpointOperations):
         for sandbox_id in self.layout.records.ids():
             record = self.layout.records.read(sandbox_id)
             if record is None:
-                # Half made or half deleted: nothing is known but that it exists and can be deleted.
+                # It is half made or half deleted. All that is known is that it exists and can be deleted.
                 damaged = {"damaged": "it has no readable record"}
                 found.append(Handle(self.name, sandbox_id, SandboxSpec(), 0.0, damaged))
             elif self._launchers.has(record.runtime):
@@ -297,5 +302,5 @@ class LinuxEngine(CheckpointOperations):
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at, details)
 
     def _capabilities(self, isolation: Isolation) -> frozenset[Capability]:
-        """What sandboxes of this isolation can have here."""
+        """Return the capabilities of sandboxes of this isolation level on this machine."""
         return self.layout.capabilities() - self._launchers.lacks(isolation)

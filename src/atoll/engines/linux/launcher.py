@@ -1,8 +1,8 @@
-"""What starts sandboxes: the one part in which the engines on Linux differ.
+"""The interfaces of launchers, the one part in which the Linux engines differ.
 
-A `LinuxEngine` keeps records, layers, images, saved states and control groups, and decides what a sandbox is. It hands
-the rest to a `Launcher`, which makes processes of it. The engine asks its `Launchers` which one that is: for a new
-sandbox by its spec, for one that exists by the name in its record.
+A `LinuxEngine` keeps records, layers, images, saved states and control groups, and decides what a sandbox consists of.
+A `Launcher` then starts the processes. The engine finds the launcher with its `Launchers`: for a new sandbox by its
+spec, for an existing one by the name in its record.
 """
 
 from __future__ import annotations
@@ -26,76 +26,79 @@ Isolation = Literal["namespaces", "gvisor", "vm"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a launcher may report while it still makes a sandbox, to save the time of doing both in turn."""
+    """Callbacks for a launcher to call while it is still making a sandbox, so that the engine can work meanwhile."""
 
     network_exists: Callable[[int], None]
-    """This process may become the sandbox, and then its network namespace is the sandbox's: it can be connected."""
+    """Reports the id of a process that may become the sandbox. Its network namespace would then be the sandbox's, so it
+    can be connected already."""
     first_process: Callable[[int], bool]
-    """This is the sandbox's first process; it is written down. False: there is no such process any more."""
+    """Reports the id of the sandbox's first process, which is then recorded. Returns False if there is no such process
+    any more."""
 
 
 class MemorySaving(Protocol):
-    """A launcher's power to write down what runs in a sandbox, and to start a sandbox that goes on with it."""
+    """A launcher that can save the memory of a sandbox, and can start a sandbox from saved memory."""
 
     async def disconnect(self, sandbox_id: str) -> None:
-        """Close the connections to the agent that nobody uses. Raises EngineError if somebody else has one: memory
-        with an open connection cannot be restored."""
+        """Close idle connections to the agent. Raises EngineError if another program has one, because memory with an
+        open connection could not be restored."""
 
     async def dump(self, sandbox_id: str, target: Path, deadline: Deadline) -> None:
-        """Write the memory of a paused sandbox to this directory; the sandbox stays paused."""
+        """Write the memory of a paused sandbox to the directory `target`. The sandbox stays paused."""
 
 
 class Launcher(Protocol):
-    """Starts the processes of sandboxes, reaches them, and stops and continues them.
+    """Starts the processes of sandboxes, connects to their agents, and pauses and resumes them.
 
-    Everything that a launcher makes bears the sandbox's name or belongs to its control groups, so that the teardown
-    finds it without a launcher: processes in `layout.group` and `layout.starting`, files in `layout.run`. A launcher
+    Everything that a launcher makes is named after the sandbox or is in its control groups, so that the teardown can
+    find it without the launcher: processes in `layout.group` and `layout.starting`, files in `layout.run`. A launcher
     therefore removes nothing of a sandbox that it failed to start.
 
-    All methods may be called concurrently for different sandboxes. Whoever calls `start`, `pause` and `resume` has the
-    lock of the sandbox.
+    All methods may be called concurrently for different sandboxes. Callers of `start`, `pause` and `resume` must hold
+    the lock of the sandbox.
     """
 
     name: str
-    """What records call it."""
+    """The launcher's name in records."""
     isolation: Isolation
     handle_details: Mapping[str, str]
-    """What the handles of its sandboxes carry besides their limits, so that `Launchers.of_handle` finds it again."""
+    """The details, besides limits, in the handles of its sandboxes. `Launchers.of_handle` finds the launcher by
+    them."""
     connects_late: bool
-    """Whether a sandbox that runs can be connected to a network: its network stack is this machine's. Otherwise `start`
-    connects the sandbox before that stack reads its links."""
+    """Whether a running sandbox can be connected to a network. It can if it uses the network stack of the host's
+    kernel. Otherwise `start` connects the sandbox before its own network stack reads its links."""
     memory: MemorySaving | None
 
     def check(self) -> None:
-        """Raises EngineUnavailableError if no sandbox can be started now. May be repeated at any time."""
+        """Raise EngineUnavailableError if no sandbox can be started now. May be repeated at any time."""
 
     async def start(self, record: Record, image: Image | None, progress: Progress, deadline: Deadline) -> ProcessRef:
-        """Claim what the sandbox needs (ids, control groups, a layer), and start it. Returns the first process once
-        the agent inside can be reached. With `record.memory` its processes go on as they were saved.
+        """Claim what the sandbox needs (ids, control groups, a layer) and start it. Return its first process once the
+        agent inside can be reached. If `record.memory` is set, its processes continue from that saved memory.
 
-        The record is written, and the sandbox has neither processes nor a run directory: it is new, or was stopped.
-        Raises SpecError, ImageError or EngineError. After a failure or a cancellation whatever was made is left to the
-        teardown, which the caller begins at once; nothing of it may appear later.
+        The record has been written, and the sandbox has neither processes nor a run directory: it is new or has been
+        stopped. Raises SpecError, ImageError or EngineError. After a failure or a cancellation, the caller runs the
+        teardown at once, which removes whatever was made. Nothing more may appear after that.
         """
 
     async def connect(self, sandbox_id: str, deadline: Deadline) -> ByteStream:
-        """A new stream to the agent. Raises OSError if it does not answer, which may be because the sandbox has ended;
-        AgentUnreachableError if the way to it is broken."""
+        """Open a new stream to the agent. Raises OSError if the agent does not answer, perhaps because the sandbox has
+        ended, and AgentUnreachableError if the means to reach it fail."""
 
     async def pause(self, sandbox_id: str, deadline: Deadline) -> None:
-        """When this returns, nothing inside runs. May be repeated. After an error or a cancellation the sandbox goes
-        on, or `resume` makes it go on."""
+        """Stop all processes. When this returns, nothing inside runs. May be repeated. After an error or a
+        cancellation the sandbox goes on, or can be made to go on with `resume`."""
 
     async def resume(self, sandbox_id: str, deadline: Deadline) -> None:
-        """May be repeated, also for a sandbox that was never paused."""
+        """Let the processes continue. May be repeated, also for a sandbox that was never paused."""
 
     def is_paused(self, sandbox_id: str) -> bool: ...
 
 
 class SharedKernelLauncher:
-    """A `Launcher` whose sandboxes run on this machine's own kernel, but for how it starts them.
+    """The common part of launchers whose sandboxes use the host's kernel: everything in `Launcher` except `start`.
 
-    The agent serves a socket in the sandbox's run directory, and the freezer of the control group stops the sandbox.
+    The agent serves a socket in the sandbox's run directory, and the freezer of the control group pauses the sandbox.
     """
 
     isolation: Isolation = "namespaces"
@@ -122,30 +125,31 @@ class Launchers(Protocol):
     """The launchers of one engine."""
 
     isolation: Isolation
-    """What a spec gets that asks for none."""
+    """The isolation level of a sandbox whose spec names none."""
 
     def choose(self, spec: SandboxSpec) -> Launcher:
-        """Raises UnsupportedError or EngineUnavailableError: an isolation that is not there is refused, never replaced
-        by another."""
+        """Return the launcher for a new sandbox. Raises UnsupportedError or EngineUnavailableError if the isolation
+        level is not available. It is never replaced by another."""
 
     def named(self, name: str) -> Launcher:
-        """The one that a record names, whether or not its programs are still installed. Raises EngineUnavailableError
-        for a name that none of this engine has."""
+        """Return the launcher of this name, whether or not its programs are still installed. Raises
+        EngineUnavailableError if this engine has no launcher of that name."""
 
     def of_handle(self, details: Mapping[str, str]) -> Launcher:
-        """The one that the details of a handle name."""
+        """Return the launcher that the details of a handle name."""
 
     def has(self, name: str) -> bool: ...
 
     def lacks(self, isolation: Isolation) -> frozenset[Capability]:
-        """What no sandbox of this isolation can have."""
+        """Return the capabilities that no sandbox of this isolation level can have."""
 
     def forget(self, sandbox_id: str) -> None:
-        """The sandbox is stopped or gone: close connections that were prepared for it. May be repeated, also for
+        """Close the connections that were prepared for a sandbox, which is stopped or gone. May be repeated, also for
         unknown sandboxes."""
 
     def rest(self) -> None:
-        """A sandbox is gone and nobody waits: the moment to prepare for the next."""
+        """Prepare for the next sandbox. Called after a sandbox was deleted, when no caller is waiting."""
 
     async def aclose(self) -> None:
-        """Let go of prepared processes and connections; sandboxes go on. May be repeated, and used again afterwards."""
+        """Release prepared processes and connections. Sandboxes go on. May be repeated, and the launchers can be used
+        again afterwards."""

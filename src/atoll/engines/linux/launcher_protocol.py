@@ -1,24 +1,25 @@
-"""A plan as the words that `atoll-native` and `atoll-mount` execute, and what their reports mean.
+"""Encodes a plan as the operations that `atoll-native` and `atoll-mount` execute, and decodes their reports.
 
-Both programs read the same format: words that end with NUL, each operation with a fixed number of them, numbers in
-decimal. They share most operations; what one means is said where the program executes it (`native/launcher/`).
+Both programs read the same format. An operation is a fixed number of words, each of which ends with NUL; numbers are
+decimal. Most operations are common to both programs. The meaning of each is documented in the C code that executes it
+(`native/launcher/`).
 
-Mounts are made where the rights are and attached where the path is, so there are two lists. The host's makes mounts
-that only the host's root can make, each under a number (`_Slots`); the one inside puts everything together, in a
-tmpfs of its own, the stage:
+A mount has to be made where the rights to make it are, and attached where its path exists, so there are two lists of
+operations. The host list makes the mounts that only the host's root can make, and numbers them (`_Slots`). The inside
+list puts everything together on a tmpfs, the stage, which holds:
 
-    proc, sys  what becomes /proc and /sys, covered before it is placed
-    0 1 2 …    the lower layers, ids mapped, read-only
+    proc, sys  the future /proc and /sys, whose masked paths are covered before they are moved into place
+    0 1 2 …    the lower layers, read-only, with mapped ids
     u, usr     the host's /usr, and where it is mounted read-only
-    c          copies of some of its files, over it
+    c          copies of some of its files, mounted over it
     w          the writable layer: w/upper, w/work
     root       the overlay; root/<inner> is the sandbox's root directory
-    null…      what is shown instead of files of the kernel
-    user       the sandbox's user namespace, for a runtime to join
+    null…      the files that are shown in place of kernel files
+    user       the sandbox's user namespace, for an OCI runtime to join
 
-`atoll-native` executes the two side by side: `early_operations` before it is known which sandbox is wanted, then
-`sandbox_operations`. `atoll-mount` executes them one after the other (`runtime_operations`), and the rest when the
-runtime has made a PID namespace with its /proc (`entry_operations`).
+`atoll-native` executes the two lists concurrently: first `early_operations`, which do not depend on the sandbox, then
+`sandbox_operations`. `atoll-mount` executes one list after the other (`runtime_operations`), and the rest
+(`entry_operations`) once the OCI runtime has made a PID namespace and its /proc.
 """
 
 from __future__ import annotations
@@ -38,32 +39,33 @@ _RLIMITS = {"CORE": 4, "NOFILE": 7, "MEMLOCK": 8, "MSGQUEUE": 12, "RTPRIO": 14}
 _TERMINALS = (136, None)
 _PTMX = (5, 2)
 _OVERLAY = "index=off,metacopy=off,xino=off,userxattr"
-"""`userxattr`: mounted by the sandbox's root, who has no trusted attributes; it also turns redirects off."""
+"""`userxattr` is needed because the sandbox's root, which mounts the overlay, may not use `trusted` attributes. It also
+turns redirects off."""
 USER_NAMESPACE_FD = 4
-"""Where the launcher of an ordinary user finds the namespace in which that user is root."""
+"""The descriptor by which the launcher of an ordinary user gets the namespace in which that user is root."""
 _STAGE, _SYS, _QUEUES, _FIRST_OWN = "0", "1", "2", 3
 _ENTRY_STAGE = "/dev"
-"""Over the directory that the runtime looked for its devices in; it lies above the sandbox's root."""
+"""The stage is mounted over the directory in which the OCI runtime looked for its devices, above the sandbox's root."""
 _IMAGE_STEPS = frozenset(("put", "move", "mount", "root", "directory", "base", "cwd"))
-"""Steps that resolve a path of the image: if one fails, the image is to blame."""
+"""Operations that resolve a path of the image. If one of them fails, the image is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """How the first process gets into its control group."""
+    """How the sandbox's first process enters its control group."""
 
     lists: tuple[Path, ...] = ()
-    """v1: it writes itself into each of these."""
+    """cgroup v1: the process writes its id to each of these files."""
     born_in: Path | None = None
-    """v2: it is born in this directory."""
+    """cgroup v2: the process is created in the group of this directory."""
     devices: Path | None = None
-    """v1: the directory whose rules say which devices may be opened."""
+    """cgroup v1: the directory with the rules about devices that may be opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """What is the same for all sandboxes, so that it can be made before one is asked for: the namespaces, and what the
-    kernel shows in `/proc` and `/sys`."""
+    """The encoded operations that are the same for all sandboxes, so that they can be executed before one is wanted.
+    They make the namespaces, `/proc` and `/sys`."""
 
     host: bytes
     inside: bytes
@@ -71,7 +73,7 @@ class Early:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a launcher gave up: the operation, what it was about, and the kernel's answer."""
+    """Why a launcher gave up: the operation that failed, its subject, and the kernel's error."""
 
     step: str
     detail: str
@@ -86,7 +88,7 @@ class Failure:
 
 
 def failure(line: str) -> Failure | None:
-    """What a line of a report says; None: it is no failure. `line` is printable."""
+    """Parse a line of a report, which must be printable. Returns None if it does not report a failure."""
     match line.split(" ", 3):
         case ["failed", number, step, detail] if number.isdecimal():
             return Failure(step, detail.strip(), os.strerror(int(number)))
@@ -104,7 +106,7 @@ def encode(words: Iterable[str]) -> bytes:
 
 
 class _Slots:
-    """Numbers for the mounts that the host part makes."""
+    """The numbers of the mounts that the host list makes."""
 
     def __init__(self) -> None:
         self._next = _FIRST_OWN
@@ -117,7 +119,7 @@ class _Slots:
 @dataclass(slots=True)
 class _Lists:
     for_runtime: bool
-    """A runtime makes the PID namespace and its /proc, and perhaps brings a kernel of its own."""
+    """Whether an OCI runtime makes the PID namespace and its /proc, and perhaps has a kernel of its own."""
     host: list[str] = field(default_factory=list)
     inside: list[str] = field(default_factory=list)
     slots: _Slots = field(default_factory=_Slots)
@@ -139,7 +141,7 @@ def early_operations(plan: Plan, joining: Joining) -> Early:
 
 
 def sandbox_operations(plan: Plan, joining: Joining) -> tuple[bytes, bytes]:
-    """The words of the host part and of the first process, for what is this sandbox's own."""
+    """Return the host list and the inside list of the operations that are specific to this sandbox."""
     lists = _Lists(for_runtime=False)
     _begin(plan, joining, lists.host)
     lists.inside += ["base", "proc", *_shadows(plan)]
@@ -160,7 +162,8 @@ def _begin(plan: Plan, joining: Joining, host: list[str]) -> None:
 
 
 def _device_rules(plan: Plan, joining: Joining, host: list[str]) -> None:
-    """Last: the first process waits for them only when it is about to execute the agent."""
+    """Append the rules about devices. They come last, because the first process waits for them only right before it
+    executes the agent."""
     if joining.devices is None:
         return
     rules = [f"c {major}:{'*' if minor is None else minor} rw" for major, minor in _allowed_devices(plan.mounts)]
@@ -193,10 +196,11 @@ def _end(plan: Plan, inside: list[str]) -> None:
 def runtime_operations(
     plan: Plan, stage: Path, joined: Sequence[Path] = (), guard: tuple[int, int] | None = None
 ) -> bytes:
-    """The words for `atoll-mount prepare`. `proc` is left to whoever makes the PID namespace, and so are its masks.
+    """Return the operations for `atoll-mount prepare`. /proc and its masked paths are left to the OCI runtime, which
+    makes the PID namespace.
 
-    `joined`: the lists of control groups that the program, and with it the runtime, enters first. `guard`: descriptors
-    of a filter for the runtime itself, and of the socket of its supervisor.
+    `joined` are files of control groups that the program, and with it the OCI runtime, enters first. `guard` are the
+    descriptors of a system call filter for the OCI runtime itself and of the socket of its supervisor.
     """
     lists = _Lists(for_runtime=True)
     host = lists.host
@@ -213,18 +217,18 @@ def runtime_operations(
         lists.inside += ["sys", "sys", _SYS, *_covers(plan.masked_paths, "/sys/")]
     _tree(plan, lists)
     if plan.network_path is not None:
-        # gVisor takes a network namespace that shows `rmem_default` for the host's own, as it was in Linux 5.
+        # gVisor takes a network namespace that shows `rmem_default` for the host's, which it was in Linux 5.
         host += ["hide", "/proc/sys/net"]
     if plan.lets_go_of_loops:
         host.append("let-go")
-    # What was cloned may lie below the stage, which covers it.
+    # The stage comes last, because it may cover directories that are cloned above.
     host += ["stage", _STAGE, "enter-stage", str(stage), _STAGE, "keep-userns", "user"]
     return encode([*host, "inside", *lists.inside])
 
 
 def entry_operations(plan: Plan) -> bytes:
-    """The words for `atoll-mount within`: what of /proc is not shown, or shown as something else, and then the step
-    down into the sandbox's root, with no more rights than the agent has."""
+    """Return the operations for `atoll-mount within`. They cover or replace parts of /proc, enter the sandbox's root
+    directory, and give up all rights that the agent does not have."""
     root = f"/{plan.root.inner}"
     words = ["stage", _STAGE, "enter-stage", _ENTRY_STAGE, _STAGE, "base", f"{root}/proc"]
     words += [*_covers(plan.masked_paths, "/proc/"), *_shadows(plan)]
@@ -254,7 +258,8 @@ def _kernel(plan: Plan, kind: str) -> Kernel:
 
 
 def _kernel_mounts(plan: Plan) -> list[str]:
-    """Of namespaces that belong to the host, so only the host's root can mount them."""
+    """Return the operations that mount sysfs and mqueue. Their namespaces belong to the host, so only the host's root
+    can mount them."""
     queues = _kernel(plan, "mqueue")
     return [
         *("filesystem", "sysfs", _SYS, ",".join(_kernel(plan, "sysfs").flags), ""),
@@ -292,9 +297,10 @@ def _root(plan: Plan, lists: _Lists) -> None:
     lists.inside += ["mkdir", "root", "overlay", "root", "nosuid,nodev", options, "root", f"root/{root.inner}"]
     if root.usr is not None:
         _layer(plan, lists, root.usr, "u", "ro,nosuid,nodev")
-        # An ordinary user is no owner of these files, and may have no other id to be.
+        # `outsider` mounts the overlay with the rights of an id that owns none of these files. An ordinary user owns
+        # none of them anyway, and may have no other id.
         flags = "ro,nosuid,nodev" if plan.rootless else "ro,nosuid,nodev,outsider"
-        if root.copies is None:  # an overlay has two layers at least
+        if root.copies is None:  # an overlay needs at least two layers
             lists.inside += ["mkdir", "e"]
             layers = "u:e"
         else:
@@ -309,7 +315,8 @@ def _layer(plan: Plan, lists: _Lists, source: Path, name: str, flags: str) -> No
 
 
 def _clone(plan: Plan, lists: _Lists, source: str, flags: str) -> str:
-    """The slot in which the tree of the host comes. An ordinary user's ids are on the disk already."""
+    """Clone a tree of the host and return its slot. For an ordinary user ids need no mapping: files on disk have the
+    sandbox's ids already."""
     slot = lists.slots.new()
     lists.host += ["clone", source, slot, flags if plan.rootless else f"{flags},mapped"]
     return slot

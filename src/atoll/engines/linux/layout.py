@@ -1,4 +1,4 @@
-"""Where the parts of a sandbox are, all by its name."""
+"""The paths, control groups and other parts of sandboxes, all found by the sandbox id."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class SandboxLayout:
         self.images = Images(settings.data_dir)
         self.gateway = Gateway(settings)
         self._groups: dict[str, str] = {}
-        """Where the control groups of sandboxes are that we have looked for before."""
+        """A cache of the control group paths of sandboxes, by sandbox id."""
 
     def capabilities(self) -> frozenset[Capability]:
-        """What this machine lets us enforce and offer."""
+        """Return what can be enforced and offered on this machine."""
         found = {Capability.OPEN_FILES, Capability.VOLUMES, Capability.IMAGES, Capability.USERS, Capability.ISOLATION}
         controllers = self.hierarchy.controllers if self.hierarchy.writable() else {}
         found |= {capability for controller, capability in _BY_CONTROLLER.items() if controller in controllers}
@@ -69,7 +69,11 @@ class SandboxLayout:
 
     @functools.cached_property
     def slice(self) -> str:
-        """The parent of all our control groups. Named after this installation: others are never touched."""
+        """The control group that is the parent of all others of this installation.
+
+        It is named after the installation, so those of other installations are never touched. Raises
+        EngineUnavailableError if the data directory is a copy of another one that is in use.
+        """
         name = f"atoll-{self.settings.installation_id()[:12]}"
         claims = self._claims("groups")
         other = claims.take_over(name, "groups") if claims is not None else None
@@ -81,7 +85,7 @@ class SandboxLayout:
         return f"/{name}"
 
     def collect_claims(self) -> list[str]:
-        """Give back what installations that are gone have claimed on this machine, and that nothing uses."""
+        """Release unused claims of installations that are gone from this machine. Return what was released."""
         found = [f"ids from {first}" for first in self.ids.collect()]
         claims = self._claims("groups")
         if claims is not None:
@@ -90,7 +94,8 @@ class SandboxLayout:
         return found
 
     def _claims(self, kind: str) -> Claims | None:
-        """Those of this machine. An ordinary user has ids and groups that the machine gave to nobody else."""
+        """Return the claims on this machine, or None for an ordinary user, whose ids and groups are given to no other
+        user of the machine."""
         return Claims(kind, self.settings.data_dir) if os.geteuid() == 0 else None
 
     @functools.cached_property
@@ -99,14 +104,14 @@ class SandboxLayout:
 
     def group(self, sandbox_id: str) -> Group:
         known = self._groups.get(sandbox_id)
-        # Asked for around every command: one look tells whether it is still there.
+        # This is called around every command, so one `isdir` has to be enough to check the cached path.
         mount = next(iter(self.hierarchy.controllers.values()), None)
         if known is not None and (mount is None or os.path.isdir(f"{mount}{known}")):
             return Group(self.hierarchy, known)
         return self._look_for_group(sandbox_id)
 
     def make_group(self, record: Record, limits: CgroupLimits, *, virtual: bool = False) -> Group:
-        """Raises OSError if a limit cannot be set."""
+        """Make the control group of a sandbox. Raises OSError if a limit cannot be set."""
         if record.account is None:
             group = Group(self.hierarchy, f"{self.slice}/{record.sandbox_id}")
             group.create(limits)
@@ -129,12 +134,14 @@ class SandboxLayout:
         return Group(self.hierarchy, path or f"{self.slice}/{sandbox_id}")
 
     def starting(self, sandbox_id: str) -> Group:
-        """Where the runtime itself runs while it makes the sandbox, so that none of its processes can get lost."""
+        """Return the control group in which an OCI runtime itself runs while it makes the sandbox, so that none of its
+        processes can get lost."""
         controllers = {name: path for name, path in self.hierarchy.controllers.items() if name == "freezer"}
         return Group(Hierarchy(self.hierarchy.mode, controllers), f"{self.slice}/{STARTING}{sandbox_id}")
 
     def run(self, sandbox_id: str) -> Path:
-        """Sockets, the bundle, the runtime's own state: gone after a restart of the machine."""
+        """Return the run directory of a sandbox, with its sockets, its bundle and the OCI runtime's state. It does not
+        survive a restart of the machine."""
         return self.settings.run_dir / "oci" / sandbox_id
 
     def make_run(self, sandbox_id: str) -> Path:
@@ -147,10 +154,11 @@ class SandboxLayout:
         return self.run(sandbox_id) / "s"
 
     def stage(self, *needed: Path) -> Path:
-        """A directory of the host that sandboxes mount their stage on, each in its own mount namespace.
+        """Return a directory of the host on which each sandbox mounts its stage, in its own mount namespace.
 
-        It must be one that everybody can reach, because the sandbox's own root does, and it must not cover what the
-        runtime needs.
+        Every user must be able to reach it, because the sandbox's root, an ordinary user on the host, has to. It must
+        not cover what the OCI runtime needs: the programs in `needed` and Atoll's directories. Raises
+        EngineUnavailableError if there is none.
         """
         used = (self.settings.data_dir, self.settings.run_dir, self.mounter(), *needed)
         for name in _STAGES:
@@ -165,11 +173,12 @@ class SandboxLayout:
         raise EngineUnavailableError(f"none of {', '.join(_STAGES)} can be mounted on")
 
     def memory(self, saved_id: str) -> Path:
-        """The memory of a saved state, where it has one."""
+        """Return the directory for the memory of a saved state, whether or not it has any."""
         return self.data / "memory" / saved_id
 
     def top(self, inner: str) -> Path:
-        """The lower layer that gives an overlay's top the `dev` and `proc` a runtime looks for."""
+        """Return a lower layer that adds the `dev` and `proc` that OCI runtimes expect to an overlay's top directory.
+        It is made if it is missing."""
         path = self.data / "tops" / inner
         if not (path / "proc").is_symlink():
             (path / "dev").mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -178,12 +187,12 @@ class SandboxLayout:
 
     @property
     def programs(self) -> Path:
-        """Copies of our programs that sandboxes run, one for each version."""
+        """The directory with copies of Atoll's programs that run in sandboxes, one copy for each version."""
         return self.data / "programs"
 
     def agent(self, mode: int = 0o711) -> Path:
-        """A copy of the agent. By default one that the sandbox can run and not read, so that nobody inside can trace
-        it."""
+        """Return a copy of the agent, made if it is missing. By default the sandbox can run but not read it, so that no
+        process inside can trace it."""
         source = agent_binary.path()
         info = source.stat()
         key = hashlib.sha256(f"{source} {info.st_mtime_ns} {info.st_size}".encode()).hexdigest()[:16]
@@ -196,8 +205,11 @@ class SandboxLayout:
         return path
 
     def network_files(self, sandbox_id: str, spec: SandboxSpec, root: Root) -> tuple[Bind, ...]:
-        """What tells programs where the resolver is, which the host image says by itself, and whom to trust. The
-        resolver also without a network, as one may be given later."""
+        """Return mounts of the files that name the resolver and the trusted certificates.
+
+        The `host` image needs no file for the resolver, because it has one. Other images get one even without a
+        network, because the sandbox may be connected later.
+        """
         found = [self._resolver_file()] if root.usr is None and network.problem() is None else []
         if opens_tls(spec.network):
             found.append(self._trusted_file(sandbox_id))
@@ -226,19 +238,19 @@ class SandboxLayout:
         return Bind(str(path), "/etc/resolv.conf", ("ro", "nosuid", "nodev", "noexec"))
 
     def sweep(self) -> None:
-        """Remove what was being written when a process of ours died."""
+        """Remove drafts of files whose writer died."""
         self.records.sweep()
         self.layers.sweep()
         for name in ("host", "host-copies", "programs", "trusted"):
             durable.remove_abandoned(self.data / name, tree.remove)
 
     def close(self) -> None:
-        """Let go of what is shared by sandboxes of which there are none any more."""
+        """Release what sandboxes share, as far as no sandbox uses it any more."""
         self.layers.close()
         self.remove_empty_groups()
 
     def remove_empty_groups(self) -> None:
-        """Those of accounts without sandboxes, unless somebody is just making one."""
+        """Remove the control groups of accounts without sandboxes, unless a sandbox is being made right now."""
         with self.group_lock.unclaimed() as nobody:
             if nobody:
                 self.accounts.remove_empty()

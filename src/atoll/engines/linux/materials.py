@@ -1,4 +1,4 @@
-"""What a sandbox stands on: its image, its layer, files of this machine. The same for every launcher."""
+"""Prepares the file tree of a sandbox: its image, its writable layer and files of the host. All launchers use it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from atoll.model import SandboxSpec
 from atoll.storage import Layer
 
 _FRESH_S = 2.0
-"""How long a look at the host's /etc and at the agent's file is good for."""
+"""How long the host's /etc and the agent's file are assumed to be unchanged after they were checked."""
 
 
 def check_volumes(spec: SandboxSpec) -> None:
-    """Raises SpecError for a directory that is not there, or that the launcher would refuse."""
+    """Raise SpecError for a volume that does not exist, or that the launcher would refuse."""
     for volume in spec.volumes:
         if not os.path.exists(volume.host):
             raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
         if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):
-            # What the launcher would refuse too: another sandbox may have made that link.
+            # The launcher would refuse it too, because another sandbox may have made that link.
             raise SpecError(
                 f"the path of the volume '{volume.host}' goes through a symbolic link",
                 hint=f"If you trust it, name the real path: {real}",
@@ -37,7 +37,10 @@ def check_volumes(spec: SandboxSpec) -> None:
 
 
 def _check_owner(path: str, info: os.stat_result) -> None:
-    """What the launcher would refuse too: root inside is the owner of what it may write to."""
+    """Raise SpecError if a writable volume belongs to the host's root.
+
+    The launcher would refuse it too: inside, the owner of a writable volume is root.
+    """
     if info.st_uid == 0 or info.st_gid == 0:
         whose = "root" if info.st_uid == 0 else "root's group"
         raise SpecError(
@@ -47,7 +50,8 @@ def _check_owner(path: str, info: os.stat_result) -> None:
 
 
 async def acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
-    """The image that a sandbox stands on; None for the host's own. What a state was made on is taken by its digest."""
+    """Return the image below a sandbox's layer, or None for the image `host`. The base of a saved state is looked up
+    by its digest."""
     base = record.base
     if base is None:
         if record.spec.image == "host":
@@ -63,11 +67,11 @@ async def acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
 class Materials:
     root: Root
     env: dict[str, str]
-    """The image's own variables and the network's."""
+    """The environment variables of the image and of the network."""
 
 
 class MaterialStore:
-    """Remembers what many sandboxes share, and looks at it anew every few seconds."""
+    """Caches what many sandboxes share, and checks it again every few seconds."""
 
     def __init__(self, layout: SandboxLayout) -> None:
         self._layout = layout
@@ -78,11 +82,12 @@ class MaterialStore:
 
     @property
     def agent(self) -> Path:
-        """The agent's file, as of the last `take`."""
+        """The agent's file as of the last call of `take`."""
         return self._agent
 
     def take(self, record: Record, image: Image | None) -> Materials:
-        """Make the sandbox's layer over its image. Blocks: the file system of the layers may be busy."""
+        """Make or open the sandbox's layer over its image. Blocks, because the file system of the layers may be
+        busy."""
         self._look()
         if image is None or image.root is None:
             layer = _layer(self._layout, record, self._skeleton / host_view.INNER)
@@ -114,7 +119,7 @@ class MaterialStore:
 def plan_for(
     layout: SandboxLayout, record: Record, materials: Materials, facts: HostFacts, ids: IdRange, argv: tuple[str, ...]
 ) -> Plan:
-    """The plan of this sandbox, with the limits that hold and the files that its network needs."""
+    """Return the plan of this sandbox, with the limits in force and the files that its network needs."""
     files = layout.network_files(record.sandbox_id, record.spec, materials.root)
     return make_plan(
         record.limited_spec(),
@@ -129,14 +134,15 @@ def plan_for(
 
 
 def _layer(layout: SandboxLayout, record: Record, below: Path) -> Layer:
-    """Its writable layer over this root: a new one, or the one it has when it is only started again."""
+    """Return the sandbox's writable layer over this root: a new one, or the existing one if the sandbox is started
+    again."""
     if record.restoring is not None:
         layer = layout.layers.open_layer(record.sandbox_id)
     else:
         layer = layout.layers.create_layer(record.sandbox_id, record.layer_limit_bytes(), record.origin)
     if record.memory == record.sandbox_id:
-        return layer  # it only slept
+        return layer  # it was only hibernated
     if record.restoring not in (None, "") or record.origin is not None:
-        own = record.restoring not in (None, record.origin)  # its own checkpoints are its own already
+        own = record.restoring not in (None, record.origin)  # checkpoints of the sandbox itself have its identity
         identity.freshen(layer.path / "upper" / below.name, below, record.sandbox_id, own=own)
     return layer

@@ -1,4 +1,4 @@
-"""The `native` engine: sandboxes that a program of ours makes, for root and for users without rights."""
+"""The `native` engine: sandboxes made by Atoll's own launcher, for root and for ordinary users of the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from atoll.settings import Settings
 
 
 class NativeEngine(LinuxEngine):
-    """A `LinuxEngine` with one launcher. It lists the snapshots of `oci` too, so it moves gVisor's memory."""
+    """A `LinuxEngine` with one launcher. It shares its snapshots with `oci`, so it exports and imports gVisor's saved
+    memory too."""
 
     name = NAME
 
@@ -37,7 +38,8 @@ class NativeEngine(LinuxEngine):
 
     @classmethod
     def probe(cls, settings: Settings, *, thorough: bool) -> Availability:
-        """Whether it can work here. `thorough` makes a sandbox and looks at its walls, whether or not that was done."""
+        """Find out whether the engine can work here. `thorough` tests the isolation of a sandbox even if that was done
+        before."""
         return native_probe.probe(cls(settings), settings, thorough=thorough)
 
     async def stats(self, handle: Handle) -> Stats:
@@ -49,14 +51,14 @@ class NativeEngine(LinuxEngine):
         return await workers.run(workers.ENGINE, process_ref.usage, record.init.pid)
 
     def first_pid(self, sandbox_id: str) -> int:
-        """Raises SandboxGoneError if there is none."""
+        """Return the host's id of the sandbox's first process. Raises SandboxGoneError if there is none."""
         record = self.layout.records.read(sandbox_id)
         if record is None or record.init is None:
             raise SandboxGoneError(f"there is no sandbox '{sandbox_id}'")
         return record.init.pid
 
     def about(self) -> tuple[str, ...]:
-        """What one should know of its sandboxes here."""
+        """Return remarks for users about sandboxes on this machine."""
         return self._namespace.about(self.capabilities) if self._namespace is not None else ()
 
 

@@ -1,5 +1,5 @@
-"""The link of a sandbox to the gateway: made before its network stack reads it, or right after its first process is
-there, and in either case before anybody can run anything in it."""
+"""Makes the link of a sandbox to the gateway, either before its network stack reads its links or right after its first
+process exists. In both cases no command can run in the sandbox before."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from atoll.network.link import netlink
 
 
 def prepared(gateway: Gateway, record: Record, opened: ExitStack) -> str:
-    """A new network namespace with a link in it, by a path that is good as long as `opened` is."""
+    """Make a new network namespace with a link in it. The returned path is valid until `opened` is closed."""
     fd = netlink.new_network()
     opened.callback(os.close, fd)
     with netlink.inside(fd), netlink.Links() as links:
-        links.up(socket.if_nametoindex("lo"))  # the runtime makes the sandbox's own from it
+        links.up(socket.if_nametoindex("lo"))  # gVisor copies it to the sandbox's own network stack
     gateway.attach(record.sandbox_id, record.spec.network, fd)
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def network_of(pid: int) -> int | None:
-    """What tells its network namespace from others."""
+    """Return the inode number that identifies a process's network namespace, or None if the process has ended."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:
@@ -33,8 +33,10 @@ def network_of(pid: int) -> int | None:
 
 
 def attach_early(gateway: Gateway, record: Record, launcher: int) -> int | None:
-    """To the network namespace of a launcher, a child of ours that waits to become a sandbox. Says which one that was;
-    None if it has none of its own yet, or has ended."""
+    """Make the link in the network namespace of a launcher, a child process that waits to become a sandbox.
+
+    Returns the inode number of the namespace, or None if the launcher has none of its own yet or has ended.
+    """
     try:
         fd = os.open(f"/proc/{launcher}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -50,13 +52,14 @@ def attach_early(gateway: Gateway, record: Record, launcher: int) -> int | None:
 
 
 def attach(gateway: Gateway, record: Record, init: ProcessRef) -> None:
-    """To the network namespace of its first process."""
+    """Make the link in the network namespace of the sandbox's first process. Raises SandboxGoneError if it has
+    ended."""
     try:
         fd = os.open(f"/proc/{init.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise SandboxGoneError("the sandbox ended while it was being connected") from None
     try:
-        # Only now is it certain that the number was still that process's.
+        # Only now is it certain that the id still belonged to that process when the namespace was opened.
         if not init.is_alive():
             raise SandboxGoneError("the sandbox ended while it was being connected")
         gateway.attach(record.sandbox_id, record.spec.network, fd)

@@ -1,7 +1,7 @@
-"""What has become of a sandbox, as far as its record and the kernel say it.
+"""Finds out the state of a sandbox from its record and from the kernel.
 
-Looking also completes: what a process that died was doing to the sandbox, an end that nobody has written down yet, a
-lifetime that is over.
+Observing also has effects: it completes an operation on the sandbox whose process died, records an end that was not
+recorded yet, and ends a sandbox whose lifetime is over.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Observer:
             if record.is_alive():
                 return await self._observe_living(record)
             ended = record.ended or self._teardown.explain(record)
-            if ended is not None:  # else somebody has started it again since we read its record
+            if ended is not None:  # otherwise it was started again after its record was read
                 return Observation(State.STOPPED, ended.cause, ended.reason)
 
     async def _observe_living(self, record: Record) -> Observation:
@@ -73,7 +73,7 @@ class Observer:
         return Observation(State.PAUSED if paused and not self._standstill.is_held(sandbox_id) else State.RUNNING)
 
     async def _end_standstill(self, record: Record) -> None:
-        """Whoever held it still to save it has died: it goes on as before."""
+        """Let a sandbox go on that was stopped for saving by a process that has died."""
         sandbox_id = record.sandbox_id
         async with self._layout.exclusion.alone(sandbox_id):
             if self._standstill.is_abandoned(sandbox_id):
@@ -81,15 +81,17 @@ class Observer:
                 await finish(self._standstill.end(sandbox_id, launcher, Deadline.after(_RESUME_S)))
 
     async def need_existing(self, sandbox_id: str) -> None:
-        """Raises SandboxGoneError with the cause if it has ended."""
+        """Raise SandboxGoneError with the cause if the sandbox has ended."""
         seen = await self.observe(sandbox_id)
         if seen.state in (State.STOPPED, State.MISSING):
             cause = seen.cause.value if seen.cause else "unknown"
             raise SandboxGoneError(f"sandbox '{sandbox_id}' has ended: {seen.reason}", cause=cause)
 
     def record(self, sandbox_id: str, *, living: bool = False) -> Record:
-        """Raises SandboxGoneError if it has been deleted, or was never finished. `living`: for whoever has the lock and
-        needs its processes."""
+        """Return the record of a sandbox. Raises SandboxGoneError if it was deleted or never finished.
+
+        With `living`, for callers that hold the lock and need its processes, it is raised for an ended sandbox too.
+        """
         record = self._layout.records.read(sandbox_id)
         if record is None:
             raise exclusion.deleted(sandbox_id)
@@ -103,8 +105,10 @@ class Observer:
         return record
 
     async def settle(self, sandbox_id: str, *, memory: bool = False) -> None:
-        """Complete what somebody who died was doing to it. SandboxGoneError if it has been deleted, and if it has ended
-        although its memory is wanted."""
+        """Complete an operation on the sandbox whose process died.
+
+        Raises SandboxGoneError if the sandbox was deleted or, with `memory`, if it has ended.
+        """
         record = self.record(sandbox_id)
         if record.restoring is not None:
             await self._restoration.completed(record)
@@ -113,7 +117,7 @@ class Observer:
 
     @asynccontextmanager
     async def explaining_end(self, record: Record) -> AsyncIterator[None]:
-        """What a launcher cannot do because the sandbox is just dying is reported as its end."""
+        """Turn an EngineError of a launcher into SandboxGoneError if its cause is that the sandbox is just ending."""
         try:
             yield
         except EngineError as error:

@@ -1,7 +1,7 @@
-"""What is written down about a sandbox, so that another process of ours finds it again.
+"""The record of a sandbox, by which other processes of the installation find it.
 
-The record is written before anything is made, completed when the sandbox runs, and removed last. All else that a
-sandbox has is found by its name: its control group, its layer, its range of ids, its directory for run-time files.
+The record is written before anything is made, completed when the sandbox runs, and removed last. Everything else that
+belongs to a sandbox is found by its id: its control group, its layer, its range of ids and its run directory.
 """
 
 from __future__ import annotations
@@ -26,61 +26,67 @@ _SMALLEST_LAYER_BYTES = 64 << 10
 
 
 class Base(BaseModel):
-    """What lies below the writable layer. Without it a saved state means nothing."""
+    """The image below a writable layer. A saved state holds only the differences from it."""
 
     model_config = ConfigDict(frozen=True)
     image: str
     digest: str = ""
-    """Empty for `host`, which is always there."""
+    """Empty for the image `host`, which always exists."""
     env: dict[str, str] = Field(default_factory=dict)
-    """The image's own."""
+    """The environment variables of the image."""
 
 
 class Record(SandboxRecord):
-    """Complete once it has `init`, unless it is `half_made`."""
+    """The record of a sandbox of a Linux engine. It is complete once `init` is set, unless `half_made` is."""
 
     runtime: str
-    """The launcher that starts it, by name."""
+    """The name of the launcher that starts the sandbox."""
     expires_at: float | None = None
     left_out: tuple[str, ...] = ()
-    """The names of defaults that could not be enforced."""
+    """The names of the default limits that could not be enforced."""
     account: str | None = None
-    """Whose control group its own is in. None: it was made before there were any, directly in the installation's."""
+    """The account in whose control group the sandbox's own is. None: an earlier version made the sandbox, directly in
+    the group of the installation."""
     expires_now: float | None = None
-    """The same moment on the clock that does not jump; it means something only within `boot_id`."""
+    """The same moment as `expires_at` on CLOCK_BOOTTIME, which never jumps but is valid only within the boot
+    `boot_id`."""
     half_made: bool = False
-    """There is a first process, but it is not sure that it ever became the agent."""
+    """There is a first process, but it may never have become the agent."""
     base: Base | None = None
-    """What its layer stands on, if that is not simply the spec's image."""
+    """The image below the layer, if it is not simply the image of the spec."""
     origin: str | None = None
-    """The saved state that it began with. None: an empty layer."""
+    """The saved state that the sandbox started from. None: an empty layer."""
     inherited_bytes: int = 0
-    """What its layer took over from a saved state, which the layer's own quota does not count."""
+    """The bytes that the layer inherited from a saved state, which the layer's own quota does not count."""
     origin_bytes: int = 0
-    """What it took over from somebody else's state when it was made, which its account does not count."""
+    """The bytes that the sandbox inherited from the state of another one when it was made. Its storage account does not
+    count them."""
     position: str | None = None
-    """The checkpoint that it went back to last; `Records.position` knows where it is since."""
+    """The checkpoint of the last rollback. `Records.position` returns the present position."""
     memory: str | None = None
-    """The saved state whose processes it goes on with when it is started."""
+    """The saved state whose processes continue when the sandbox is started."""
     asleep: bool = False
-    """Its memory is on the disk, under its own name: nothing of it runs until it is resumed."""
+    """The sandbox is hibernated: its memory is on disk under its own id, and nothing of it runs until it is resumed."""
     restoring: str | None = None
-    """The saved state that it is going back to (empty: an empty layer), until it runs again."""
+    """The saved state of a rollback in progress (an empty string stands for an empty layer). It is set until the
+    sandbox runs again."""
 
     def limit_details(self) -> dict[str, str]:
-        """As its handle carries them; nothing for one that was made before there were defaults."""
+        """Return the limits as details of a handle. They are empty for sandboxes that were made before there were
+        default limits."""
         return limit_details(EffectiveLimits(self.defaults, self.left_out)) if self.account is not None else {}
 
     def limited_spec(self) -> SandboxSpec:
         return self.spec.model_copy(update={"limits": self.limits})
 
     def layer_limit_bytes(self, elsewhere: int = 0) -> int | None:
-        """What its files may take. `elsewhere`: what else is counted as its disk."""
+        """Return the limit of the sandbox's files, or None if its disk is not limited. `elsewhere` is the number of
+        other bytes that count against the disk limit."""
         wanted = self.limits.disk_bytes
         return None if wanted is None else max(_SMALLEST_LAYER_BYTES, wanted - self.origin_bytes - elsewhere)
 
     def left_s(self) -> float:
-        """How much longer it may live."""
+        """Return the rest of the sandbox's lifetime in seconds."""
         if self.expires_now is not None and self.is_of_this_boot():
             return self.expires_now - time.clock_gettime(time.CLOCK_BOOTTIME)
         return math.inf if self.expires_at is None else self.expires_at - time.time()
@@ -101,23 +107,27 @@ class Record(SandboxRecord):
         return self.init is None or self.half_made
 
     def was_never_made(self) -> bool:
-        """Whoever was making it died before it ran for the first time."""
+        """Return whether the process that was making the sandbox died before the sandbox ran."""
         return self.is_incomplete() and self.restoring is None and not self.asleep and not self.is_being_made()
 
 
 class Records(RecordDirectory):
-    """One directory for each sandbox, with the record in it, and a link that names its latest checkpoint."""
+    """The records of an installation. Each sandbox has a directory with its record and a symbolic link that names its
+    latest checkpoint."""
 
     def begin(self, record: Record) -> int:
-        """The record appears as a whole, with its directory, whose lock is the caller's: closing the returned
-        descriptor frees it. Raises SpecError if there is a sandbox of that name."""
+        """Write the record of a new sandbox, and lock the sandbox for the caller.
+
+        The directory appears complete with the record in it. Closing the returned descriptor releases the lock. Raises
+        SpecError if there is a sandbox of that id, and EngineError if the record cannot be written.
+        """
         home = self.home(record.sandbox_id)
         draft = Path(durable.draft_path(home))
         lock: int | None = None
         try:
             _make_directory(draft)
             lock = exclusion.lock_new(draft)
-            assert lock is not None  # nobody else knows its name
+            assert lock is not None  # no other process knows the draft's name
             durable.write_new(draft / RECORD_FILE, record.model_dump_json())
             draft.rename(home)
         except OSError as error:
@@ -130,8 +140,11 @@ class Records(RecordDirectory):
         return lock
 
     def go_to(self, sandbox_id: str, position: str | None) -> None:
-        """Note the checkpoint that it goes on from. A link, because to replace a file waits for the disk, and this may
-        be done before every command."""
+        """Record the checkpoint that the sandbox continues from.
+
+        It is stored as a symbolic link, because replacing a file waits for the disk and this may happen before every
+        command.
+        """
         path = self.home(sandbox_id) / _POSITION
         if position is None:
             path.unlink(missing_ok=True)
@@ -146,7 +159,7 @@ class Records(RecordDirectory):
             return record.position
 
     def read(self, sandbox_id: str) -> Record | None:
-        """None when there is none, or none that can be understood."""
+        """Return the record of a sandbox, or None if it is missing or unreadable."""
         return self.read_as(Record, sandbox_id)
 
     def exists(self, sandbox_id: str) -> bool:
@@ -169,7 +182,8 @@ class Records(RecordDirectory):
         return sorted(complete | self._abandoned().keys())
 
     def _abandoned(self) -> dict[str, list[Path]]:
-        """Drafts whose writer died: all that there is of a sandbox that was killed in its first moment."""
+        """Return the drafts whose writer died, by sandbox id. They are all that exists of a sandbox whose maker was
+        killed while it wrote the record."""
         found: dict[str, list[Path]] = {}
         for each in durable.abandoned(self.directory):
             if is_sandbox_id(each.name):
@@ -188,13 +202,13 @@ def _make_directory(path: Path) -> None:
 def _empty(home: Path) -> None:
     for tries_left in range(8, -1, -1):
         try:
-            # The mark of its deletion goes last: what is left of it is never taken for a sandbox.
+            # The deletion mark is removed last, so that a partly removed directory is never taken for a sandbox.
             for name in sorted(os.listdir(home), key=lambda name: name == exclusion.MARK):
                 (home / name).unlink(missing_ok=True)
             home.rmdir()
         except FileNotFoundError:
             return
         except OSError as error:
-            # Somebody who looked at it just now has written its end down in there.
+            # Another process that observed the sandbox has just written a record of its end there.
             if error.errno != errno.ENOTEMPTY or not tries_left:
                 raise

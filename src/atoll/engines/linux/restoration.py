@@ -1,7 +1,7 @@
-"""Starting a sandbox again that has been before: from a saved state, or from its memory on the disk.
+"""Starts an existing sandbox again, from a saved state or from its memory on disk.
 
-What a sandbox is going back to is noted in its record first. From that note on, whoever looks at the sandbox next
-completes it if we die; before it nothing has happened.
+The target of a rollback is written to the record first. Before that nothing has happened. After that, if this process
+dies, the next observer of the sandbox completes the rollback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.model import Cause
 
 _STOP_S = 30.0
 _AS_IT_IS = "as it is"
-"""Not a saved state: its layer stays."""
+"""The value of `Record.restoring` while a sandbox wakes up. It names no saved state; the layer stays as it is."""
 
 
 class Restoration:
@@ -44,8 +44,8 @@ class Restoration:
         self._teardown = teardown
 
     async def restore(self, record: Record, target: str | None, position: str | None) -> Record:
-        """End the sandbox, give it the files of a saved state (None: an empty layer), and start it. For whoever has
-        its lock."""
+        """End the sandbox, give it the files of a saved state (None: an empty layer), and start it again. The caller
+        must hold the lock of the sandbox."""
         launcher = self._usable(record)
         restored = self._going_back(record, target, position)
         sandbox_id = record.sandbox_id
@@ -68,12 +68,12 @@ class Restoration:
             return await self._construction.launch(restored, launcher)
         except Exception as error:
             ended = Ended(cause=Cause.LOST, reason=f"it could not be started again: {error}")
-            # It still says what it was going back to: without, it would look like one that was never made.
+            # Keep `restoring`. Without it, the record would look like that of a sandbox that was never made.
             with suppress(OSError):
                 self._layout.records.write(restored.model_copy(update={"ended": ended}))
             raise
         finally:
-            # It had a little room to be started, however full its account is.
+            # `replace_layer` left some room for the start, however full the account is. Set the real limit now.
             await workers.run(workers.ENGINE, self._checkpoints.set_limit, restored)
 
     def _going_back(self, record: Record, target: str | None, position: str | None) -> Record:
@@ -95,7 +95,8 @@ class Restoration:
         )
 
     async def completed(self, record: Record) -> Record:
-        """If whoever was restoring it died or gave up, go on with that. As it is, if somebody is at work on it."""
+        """Complete a rollback whose process died or gave up. Return the record, unchanged if there is nothing to
+        complete or if another process is working on the sandbox."""
         if record.restoring is None or record.ended is not None or not record.is_of_this_boot():
             return record
         layout, sandbox_id = self._layout, record.sandbox_id
@@ -106,11 +107,11 @@ class Restoration:
             return await finish(self.restore(record, record.restoring or None, record.position))
 
     async def sleep(self, record: Record, dump: Dump) -> None:
-        """End it with its memory on the disk. If that fails it goes on."""
+        """Save the memory of the sandbox to disk and end its processes. If saving fails, the sandbox goes on."""
         memory = self._layout.memory(record.sandbox_id)
         await workers.run(workers.ENGINE, tree.remove, memory)
         async with dump(memory):
-            # From here on it is the memory on the disk that counts.
+            # From here on the state of the sandbox is the memory on disk.
             asleep = record.model_copy(update={"init": None, "asleep": True})
             self._layout.records.write(asleep)
             await self._teardown.stop(record.sandbox_id, record, Deadline.after(_STOP_S))
@@ -120,7 +121,7 @@ class Restoration:
         waking = record.model_copy(
             update={"memory": record.sandbox_id, "restoring": _AS_IT_IS, "creator": process_ref.this_process()}
         )
-        await self._teardown.stop(record.sandbox_id, record, Deadline.after(_STOP_S))  # what an earlier try left
+        await self._teardown.stop(record.sandbox_id, record, Deadline.after(_STOP_S))  # remains of an earlier attempt
         await self._construction.launch(waking, launcher)
         await workers.run(workers.ENGINE, tree.remove, self._layout.memory(record.sandbox_id))
 

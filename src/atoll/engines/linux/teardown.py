@@ -1,5 +1,5 @@
-"""The end of a sandbox, and why it ended. Everything is found by the sandbox's name, so it works on what another
-process left half made."""
+"""Ends sandboxes, and finds out why they ended. Everything is found by the sandbox id, so this also works on what
+another process left half made."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Teardown:
         self._storage = storage
 
     async def erase(self, sandbox_id: str, deadline: Deadline) -> None:
-        """Kill it and remove every trace, the record last. May be repeated, and by several at once. Whatever else is
-        being done to it is given up."""
+        """Kill the sandbox and remove every trace of it, the record last. Other operations in progress on it are given
+        up. May be repeated, also concurrently."""
         if not self._layout.records.exists(sandbox_id):
             return
 
@@ -47,7 +47,7 @@ class Teardown:
                 await self.erase_held(sandbox_id, deadline)
 
     async def erase_held(self, sandbox_id: str, deadline: Deadline) -> None:
-        """As `erase`, by whoever has the lock of the sandbox."""
+        """Do the same as `erase`. The caller must hold the lock of the sandbox."""
         layout = self._layout
         await self._kill(sandbox_id, layout.records.read(sandbox_id), deadline)
         await layout.group(sandbox_id).erase(deadline)
@@ -55,13 +55,13 @@ class Teardown:
         await workers.run(workers.ENGINE, self._remove, sandbox_id)
 
     async def stop(self, sandbox_id: str, record: Record, deadline: Deadline) -> None:
-        """Kill it and remove all that it needs to run. Its layer, its image and its record stay."""
+        """Kill the sandbox and remove everything that it needs only to run. Its layer, image and record stay."""
         await self._kill(sandbox_id, record, deadline)
         await self._layout.group(sandbox_id).erase(deadline)
         await workers.run(workers.ENGINE, self._remove_running_parts, sandbox_id)
 
     async def expire(self, record: Record) -> Record:
-        """Its time is up: end it, and keep the reason. For whoever has the lock of the sandbox."""
+        """End a sandbox whose lifetime is over, and record the cause. The caller must hold the lock of the sandbox."""
         ended = Ended(cause=Cause.TIMEOUT, reason=f"its lifetime of {record.spec.limits.lifetime_s:g} s was over")
         record = record.model_copy(update={"ended": ended})
         self._remember(record)
@@ -69,8 +69,11 @@ class Teardown:
         return record
 
     def explain(self, record: Record) -> Ended | None:
-        """Why a sandbox that is no longer running ended, from what the kernel still knows. Written down, unless
-        somebody is at work on it. None: the record is not that of the sandbox any more."""
+        """Find out from the kernel why a sandbox ended that no longer runs.
+
+        The cause is recorded, unless another process is working on the sandbox. Returns None if the sandbox has a
+        different record by now.
+        """
         ended = self._explain(record)
         with self._layout.exclusion.at_once(record.sandbox_id) as mine:
             if self._layout.records.read(record.sandbox_id) != record:
@@ -80,15 +83,17 @@ class Teardown:
         return ended
 
     async def collect(self, deadline: Deadline) -> list[str]:
-        """Remove sandboxes whose maker died before they ran, and whatever bears the name of none. What is left when the
-        time is up is for the next time."""
+        """Remove sandboxes whose maker died before they ran, and leftovers that belong to no sandbox.
+
+        At the deadline the rest is left to the next call. Returns what was removed.
+        """
         layout = self._layout
         removed: list[str] = []
         for sandbox_id in await workers.run(workers.ENGINE, self._abandoned):
             if not deadline.left():
                 return removed
             with _beside_the_rest(sandbox_id), layout.exclusion.at_once(sandbox_id) as mine:
-                # Somebody may have begun to complete it, or to delete it, since we looked.
+                # Another process may have begun to complete or delete it since the list was made.
                 if (mine or not layout.records.home(sandbox_id).exists()) and self._is_abandoned(sandbox_id):
                     await self.erase_held(sandbox_id, deadline)
                     removed.append(f"sandbox {sandbox_id}")
@@ -105,7 +110,7 @@ class Teardown:
         return removed
 
     async def collect_shared(self) -> list[str]:
-        """Let go of what sandboxes share and none uses."""
+        """Release what sandboxes share and none uses. Return what was removed."""
         removed = ["the network gateway"] if await workers.run(workers.ENGINE, self._layout.gateway.collect) else []
         claimed = await workers.run(workers.ENGINE, self._layout.collect_claims)
         removed += [f"{what} of an installation that is gone" for what in claimed]
@@ -115,7 +120,7 @@ class Teardown:
     # --- its parts -------------------------------------------------------------------------------------------------
 
     async def _interrupt(self, sandbox_id: str) -> None:
-        """Whatever somebody still does to it fails: all its processes die, and those that are just starting it."""
+        """Make operations in progress on the sandbox fail, by killing its processes and those that are starting it."""
         for group in (self._layout.starting(sandbox_id), self._layout.group(sandbox_id)):
             with contextlib.suppress(EngineError, OSError):
                 await group.kill(Deadline.after(_INTERRUPT_S))
@@ -124,7 +129,7 @@ class Teardown:
         return [sandbox_id for sandbox_id in self._layout.records.ids() if self._is_abandoned(sandbox_id)]
 
     def _is_abandoned(self, sandbox_id: str) -> bool:
-        """Its maker died before it ran, or somebody who was deleting it did."""
+        """Return whether the maker of the sandbox died before it ran, or the process that was deleting it died."""
         record = self._layout.records.read(sandbox_id)
         return record is None or record.was_never_made() or self._layout.exclusion.is_being_deleted(sandbox_id)
 
@@ -132,7 +137,7 @@ class Teardown:
         starting, group = self._layout.starting(sandbox_id), self._layout.group(sandbox_id)
         await starting.erase(deadline)
         if record is not None and record.init is not None and record.is_of_this_boot():
-            # With the first process of a PID namespace the kernel ends all others, before it reports its end.
+            # The kernel kills all other processes of a PID namespace before it reports the end of the first one.
             ending = asyncio.ensure_future(process_ref.kill({record.init}, deadline))
             await asyncio.sleep(0)
             group.thaw()
@@ -153,7 +158,7 @@ class Teardown:
 
     def _remove_running_parts(self, sandbox_id: str) -> None:
         try:
-            # Made by us and the runtime, never by the sandbox.
+            # These files were made by Atoll and the OCI runtime, never by the sandbox.
             _remove_tree(self._layout.run(sandbox_id))
             self._layout.gateway.detach(sandbox_id)
             self._layout.ids.release_all(sandbox_id)
@@ -161,7 +166,7 @@ class Teardown:
             raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error
 
     def _strays(self) -> list[str]:
-        """Names of which there is a part but no record."""
+        """Return the sandbox ids of which something exists but no record."""
         layout = self._layout
         found = set(layout.layers.list()) | set(layout.ids.owners().values())
         with contextlib.suppress(OSError):
@@ -170,7 +175,7 @@ class Teardown:
         return sorted(found - set(layout.records.ids()) - {""})
 
     def _remember(self, record: Record) -> None:
-        # It fails when the disk is full: then it is found out again, less exactly.
+        # Writing fails when the disk is full. The cause is then found out again later, less exactly.
         with contextlib.suppress(OSError):
             self._layout.records.write(record)
 
@@ -183,7 +188,8 @@ class Teardown:
         if events.oom_kills and limits.memory_bytes is not None:
             return Ended(cause=Cause.OUT_OF_MEMORY, reason=f"its memory of {limits.memory_bytes} bytes was used up")
         if events.pids_refused:
-            return Ended(cause=Cause.PIDS, reason=f"its {limits.pids or 'many'} processes were used up")
+            limit = "its limit of processes" if limits.pids is None else f"its limit of {limits.pids} processes"
+            return Ended(cause=Cause.PIDS, reason=f"{limit} was reached")
         if limits.disk_bytes is not None and self._layout.layers.is_full(record.sandbox_id):
             return Ended(cause=Cause.DISK_FULL, reason=f"its disk of {limits.disk_bytes} bytes was full")
         return Ended(cause=Cause.LOST, reason="its first process ended")
@@ -191,7 +197,8 @@ class Teardown:
 
 @contextlib.contextmanager
 def _beside_the_rest(sandbox_id: str) -> Iterator[None]:
-    """What cannot be removed now is for the next time, and keeps nothing else from being removed."""
+    """Log errors of a removal and go on, so that one thing that cannot be removed does not keep others from it. The
+    next collection tries again."""
     try:
         yield
     except (EngineError, OSError) as error:
@@ -199,8 +206,10 @@ def _beside_the_rest(sandbox_id: str) -> Iterator[None]:
 
 
 def _remove_tree(path: Path) -> None:
-    """Again, if a runtime that somebody called to connect to the sandbox writes its own files there at this moment: it
-    finds no sandbox any more, and ends."""
+    """Remove a directory tree, and retry while an OCI runtime writes files into it.
+
+    That happens if the runtime was called just now to connect to the sandbox. It finds no sandbox any more, and ends.
+    """
     for tries_left in range(_TRIES - 1, -1, -1):
         try:
             return shutil.rmtree(path)

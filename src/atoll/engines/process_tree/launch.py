@@ -1,4 +1,4 @@
-"""Starting a sandbox's processes: from the words of an engine to an agent that answers."""
+"""Starts a sandbox's processes, up to an agent that answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ERROR_TEXT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start one. `init` tells the sandbox's first process, once the agent answers."""
+    """How to start a sandbox. `init` returns the sandbox's first process, once the agent answers."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     fds: Sequence[int]
     init: Callable[[ProcessRef], ProcessRef | None]
     session: bool = True
-    """Whether the program must be put into a session of its own; else it does that itself."""
+    """Whether the program must be put into a session of its own; otherwise it does that itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,13 @@ async def start(
 ) -> Started:
     """Start the program that `prepare` describes (given the number of the listening socket) and wait for its agent.
 
-    `on_spawn` is told the process as soon as it exists, so that a failure later on can end it.
+    `on_spawn` receives the process as soon as it exists, so that a later failure can end it.
     """
     with ExitStack() as resources:
         errors, errors_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         resources.callback(os.close, errors)
-        # Our ends of what it inherits are closed right after the start: when it dies, nobody must be left to hold them.
+        # The inherited ends are closed here right after the start: when the program dies, no process may hold them
+        # open.
         with ExitStack() as inherited:
             inherited.callback(os.close, errors_in)
             listener = inherited.enter_context(listen(socket_path))
@@ -81,7 +82,7 @@ def _spawn(launch: Launch, listener: int, stderr: int) -> ProcessRef:
         )
     except (FileNotFoundError, PermissionError) as error:
         raise EngineUnavailableError(f"cannot run '{launch.argv[0]}': {error.strerror}") from error
-    # A child of ours stays, at least as a zombie, until we reap it.
+    # A child of this process stays, at least as a zombie, until it is reaped.
     monitor = ProcessRef.of(pid)
     assert monitor is not None
     return monitor
@@ -95,7 +96,7 @@ def _ending(pid: int) -> str:
 
 
 def _said(errors: int) -> str:
-    """What was written to stderr so far, made harmless: it may come from inside the sandbox."""
+    """Return what was written to stderr so far, made printable, because it may come from inside the sandbox."""
     try:
         text = printable(os.read(errors, _ERROR_TEXT), instead=" ")
     except BlockingIOError:

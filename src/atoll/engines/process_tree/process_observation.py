@@ -1,4 +1,4 @@
-"""What a sandbox's record and the kernel say about it together."""
+"""The state of a sandbox, according to its record and the kernel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _ending(record: Record) -> Ended:
         return Ended(cause=Cause.HOST, reason="the machine was restarted")
     if record.monitor is None:
         return Ended(cause=Cause.LOST, reason="the process that was making it died")
-    # The process that we started reports how the one inside ended, a moment later.
+    # The monitor is a child of this process. It reports how the process inside ended, a moment later.
     await process_ref.wait({record.monitor}, Deadline.after(1))
     status = process_ref.reap(record.monitor.pid)
     if status is None:
@@ -49,8 +49,8 @@ async def _ending(record: Record) -> Ended:
 
 
 def _remember(records: Records, record: Record, ended: Ended) -> None:
-    """Nobody can find out a second time how a process ended."""
-    # It fails when the sandbox is just being deleted or the disk is full: then it is found out again, less exactly.
+    """Write down how a sandbox ended, which cannot be found out a second time."""
+    # This fails if the sandbox is being deleted or the disk is full. Then it is found out again, less exactly.
     with suppress(OSError):
         records.write(record.model_copy(update={"ended": ended}))
 

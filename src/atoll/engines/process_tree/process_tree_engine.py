@@ -39,11 +39,11 @@ _MONITOR_S = 1.0
 
 
 class ProcessTreeEngine(ABC):
-    """An `Engine` but for what is special to each: how the processes are started and how they are found."""
+    """An `Engine`, except for how its processes are started and found."""
 
     name: str
     directory: str
-    """The name of its directories below those for data and for what runs."""
+    """The name of its directories in the data directory and the run directory."""
     capabilities: frozenset[Capability]
     isolation: str | None
 
@@ -51,32 +51,33 @@ class ProcessTreeEngine(ABC):
         self._settings = settings
         self._records = Records(settings.data_dir / self.directory)
 
-    # --- what each engine says ----------------------------------------------------------------------------
+    # --- to be implemented by each engine -----------------------------------------------------------------
 
     @abstractmethod
     def _check(self, spec: SandboxSpec) -> None:
-        """Raise if this spec cannot be honoured, beyond what the capabilities say already."""
+        """Raise if the engine cannot honour this spec, for reasons that its capabilities do not cover."""
 
     @abstractmethod
     def _launch(self, record: Record, home: Path, listener: int, resources: ExitStack) -> Launch:
-        """Make the sandbox's directories in `home` and say how to start it, the agent serving descriptor `listener`.
+        """Create the sandbox's directories in `home` and return how to start it, with the agent serving descriptor
+        `listener`.
 
         Descriptors that are opened for it are closed with `resources`.
         """
 
     @abstractmethod
     def _find_processes(self, sandbox_id: str) -> set[ProcessRef]:
-        """The processes of a sandbox, found without its record."""
+        """Return the processes of a sandbox, found without its record."""
 
     def _claim_user(self, sandbox_id: str) -> int | None:
-        """A user of its own for the sandbox, if it gets one."""
+        """Return a user id for the sandbox, if it gets one."""
         return None
 
     def _release_user(self, uid: int) -> None:  # noqa: B027
-        """Give the user of a sandbox that is gone back."""
+        """Release the user id of a sandbox that is gone."""
 
     def _sweep(self) -> None:  # noqa: B027
-        """Remove what belongs to no sandbox any more, because our process died at a bad moment."""
+        """Remove what belongs to no sandbox any more, because a process died at a bad moment."""
 
     # --- the contract -------------------------------------------------------------------------------------
 
@@ -149,11 +150,11 @@ class ProcessTreeEngine(ABC):
         return enforceable_defaults(self._settings.resources.sandbox, self.capabilities, spec.limits)
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
-        """There is nothing to fetch."""
+        """Check the name of the image. There is nothing to fetch."""
         self._check_image(image)
 
     async def aclose(self) -> None:  # noqa: B027
-        """Nothing is held: a sandbox is a directory and processes, which outlive this object."""
+        """Do nothing: a sandbox is a directory and processes, which outlive this object."""
 
     # --- its parts ----------------------------------------------------------------------------------------
 
@@ -216,9 +217,9 @@ class ProcessTreeEngine(ABC):
                 await workers.run(workers.ENGINE, erasure.remove_home, self._records, sandbox_id)
                 break
             except FileNotFoundError:
-                break  # another delete was faster
+                break  # another deletion was faster
             except OSError as error:
-                # Somebody who looked at it just now has written its end down in there.
+                # An observer of the sandbox has just written its end into the directory.
                 if last_try or error.errno != errno.ENOTEMPTY:
                     raise EngineError(f"files of sandbox '{sandbox_id}' cannot be removed: {error}") from error
         if record is None:
@@ -228,7 +229,7 @@ class ProcessTreeEngine(ABC):
 
     async def _kill(self, sandbox_id: str, record: Record | None, known: set[ProcessRef], deadline: Deadline) -> bool:
         if record is not None and record.init in known:
-            # Everything inside ends with it. The process outside then ends by itself, having reaped it.
+            # Everything inside ends with it. The process outside then ends by itself, after reaping it.
             if not await process_ref.kill({record.init}, deadline):
                 return False
             await process_ref.wait(known, Deadline.after(_MONITOR_S))
@@ -236,7 +237,7 @@ class ProcessTreeEngine(ABC):
             return False
         if record is not None and record.init is not None:
             return True
-        # It was never complete, so some of its processes may be unknown.
+        # The sandbox was never complete, so some of its processes may be unknown.
         return await erasure.kill_all(lambda: self._find_processes(sandbox_id), deadline)
 
     def _handle(self, record: Record) -> Handle:
@@ -247,5 +248,5 @@ class ProcessTreeEngine(ABC):
         record = self._records.read(sandbox_id)
         if record is not None:
             return self._handle(record)
-        # Half made or half deleted: nothing is known but that it exists and can be deleted.
+        # Half created or half deleted: only that it exists is known, and that it can be deleted.
         return Handle(self.name, sandbox_id, SandboxSpec(), 0.0, {"damaged": "it has no readable record"})

@@ -1,8 +1,8 @@
-"""Sandboxes of an Atoll server, as any other engine's.
+"""The engine `remote`: sandboxes of an Atoll server, used like those of any other engine.
 
-The life cycle is REST, the byte stream is a WebSocket. On the server the sandbox has another id; our own is its name
-there, so whatever became of an answer, the sandbox is found again. A label with the
-name of this installation tells our sandboxes from those that others made with the same key.
+The life cycle goes over REST, the byte stream over a WebSocket. On the server the sandbox has another id, and its id
+here is its name there. So the sandbox can be found even if the answer was lost. A label with the id of this
+installation distinguishes its sandboxes from those that others created with the same key.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class RemoteEngine(RemoteStates):
         if not found.startswith(("http://", "https://")):
             raise EngineUnavailableError(f"'{found}' is not the URL of a server", hint="Write http://HOST:PORT.")
         if not resource_factor > 0:
-            raise ValueError(f"a resource factor is more than 0, not {resource_factor!r}")
+            raise ValueError(f"the resource factor must be more than 0, not {resource_factor!r}")
         if not polling_interval > 0:
-            raise ValueError(f"a polling interval is more than 0 s, not {polling_interval!r}")
+            raise ValueError(f"the polling interval must be more than 0 s, not {polling_interval!r}")
         self._polling_interval = polling_interval
         self._description: EngineDescription | None = None
         self._receive_at: str | None = None
         self._events: RemoteEvents | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ours: dict[str, str] = {}
-        """Our ids, by those of the server."""
+        """The ids of sandboxes here, by those on the server."""
         self._settings = settings
         self._factor = resource_factor
         self._start_timeout = start_timeout
@@ -87,7 +87,7 @@ class RemoteEngine(RemoteStates):
         return Availability(cls.name, True, (f"the server {engine._server.url}",), version=version)
 
     async def describe(self) -> EngineDescription:
-        """The server's engine. The server is asked once."""
+        """Describe the server's engine. The server is asked once."""
         if self._description is None:
             info = await self._server.call("GET", "/info")
             known = {capability.value: capability for capability in Capability}
@@ -102,7 +102,7 @@ class RemoteEngine(RemoteStates):
         try:
             info = await asyncio.shield(making)
         except asyncio.CancelledError:
-            # The server goes on whether we listen or not: so what it makes is waited for, and deleted.
+            # The server continues even if nobody waits for its answer, so the sandbox is awaited and deleted.
             await self._undo(making)
             raise
         return self._handle(info, sandbox_id, spec)
@@ -132,7 +132,7 @@ class RemoteEngine(RemoteStates):
         await self._tunnels.aclose()
         await self._server.aclose()
 
-    # --- being told ------------------------------------------------------------------------------------------------
+    # --- webhooks ---------------------------------------------------------------------------------------------------
 
     def receive_at(self, url: str) -> None:
         self._receive_at = url
@@ -147,10 +147,10 @@ class RemoteEngine(RemoteStates):
 
     def receive(self, signature: str, body: bytes) -> str | None:
         if self._events is None:
-            raise SignatureError("nobody asked for messages")
+            raise SignatureError("no messages were requested")
         return self._events.receive(signature, body)
 
-    # --- knowing --------------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     async def connect(self, handle: Handle) -> ByteStream:
         try:
@@ -187,14 +187,14 @@ class RemoteEngine(RemoteStates):
                 try:
                     settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
                 except (SandboxNotFoundError, SandboxGoneError):
-                    return None  # it went away between being listed and being looked at
+                    return None  # it ended after it was listed
             return self._handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=labels_of(info)))
 
         handles = await asyncio.gather(*(whole(info) for info in found))
         return [handle for handle in handles if handle is not None]
 
     async def find(self, sandbox_id: str) -> Handle | None:
-        """One of the caller's on the server, by our id or by the server's, whoever made it."""
+        """Find a sandbox of the caller on the server, by its id here or there, whichever program created it."""
         page = await self._server.call("GET", "/sandboxes/search", params={"name": sandbox_id, "limit": "1"})
         try:
             info = page["items"][0] if page["items"] else await self._server.call("GET", f"/sandboxes/{sandbox_id}")
@@ -211,7 +211,8 @@ class RemoteEngine(RemoteStates):
         return Stats(used["memory_bytes"], used["cpu_s"], used["pids"], used["disk_bytes"])
 
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
-        """Of a sandbox with limits that were asked for: to ask costs a request around each command."""
+        """Return the counters of a sandbox whose spec has limits. Others have none, to save a request around each
+        command."""
         asked = handle.spec.limits
         if asked.memory_bytes is None and asked.pids is None and asked.disk_bytes is None:
             return LimitEvents()
@@ -246,7 +247,7 @@ class RemoteEngine(RemoteStates):
         return [Refusal(**{name: each[name] for name in known & each.keys()}) for each in found["refusals"]]
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
-        """A call to the server that no engine has: its catalogue, its keys, its events."""
+        """Call a part of the server's API that no engine has: its catalogue, keys or events."""
         return await self._server.call(method, path, **options)
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ class RemoteEngine(RemoteStates):
         patience_s = self._start_timeout
         if spec.setup:
             patience_s += spec.setup_timeout_s
-        else:  # a server that knows no setup commands takes the rest
+        else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
         for limit in ("memory_bytes", "cpus"):
             value = settings["limits"][limit]
@@ -277,7 +278,7 @@ class RemoteEngine(RemoteStates):
         return info
 
     async def _undo(self, making: asyncio.Task[Any]) -> None:
-        """Delete what becomes of it: one sandbox, or several."""
+        """Delete the sandboxes that `making` creates."""
 
         async def undo() -> None:
             await asyncio.wait({making})

@@ -1,7 +1,8 @@
-"""Learning what happens to sandboxes on a server without being asked: told by it where it can reach us, else by asking.
+"""Learning about changes of sandboxes on a server: by webhooks where the server can reach this program, otherwise by
+polling.
 
-Being told is only ever a hint. Whatever is told or asked, the state of a sandbox is what the server says when it is
-looked at, and while nothing is told for certain we ask every `polling_interval` seconds.
+A webhook is only a hint; the state of a sandbox is always read from the server. Without reliable webhooks the server is
+polled every `polling_interval` seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteEvents:
-    """One task for all sandboxes of a server. `on_change` gets the server's ids."""
+    """One task for all sandboxes of a server. `on_change` receives the server's sandbox ids."""
 
     def __init__(self, server: Server, on_change: Callable[[str], None], interval_s: float, url: str | None) -> None:
         self._server = server
@@ -35,11 +36,11 @@ class RemoteEvents:
         self._verifier = Verifier(self._secret)
         self._after: int | None = None
         self._told = False
-        """Whether the server says that its messages reach us."""
+        """Whether the server reports that its webhooks arrive."""
         self.received = 0
 
     async def run(self) -> None:
-        """Never returns."""
+        """Poll and renew the webhook for ever."""
         while True:
             try:
                 await self._poll()
@@ -50,9 +51,10 @@ class RemoteEvents:
             await asyncio.sleep(self._pause_s())
 
     def receive(self, signature: str, body: bytes) -> str | None:
-        """A message of the server. The word that proves that we are who asked for it, if it wants one."""
+        """Handle a message of the server. Returns the challenge that proves that this program asked for the messages,
+        if the server sent one."""
         if self._url is None:
-            raise SignatureError("nobody asked for messages")
+            raise SignatureError("no messages were requested")
         self._verifier.check(signature, body)
         try:
             message = json.loads(body)
@@ -64,7 +66,7 @@ class RemoteEvents:
         return str(word) if word is not None else None
 
     def _pause_s(self) -> float:
-        """While we are told, asking is there only to notice that we are not any more."""
+        """Return the time until the next poll. While webhooks arrive, polling only detects that they have stopped."""
         if self._url is None:
             return self._interval_s
         return min(_RENEW_S, 2 * self._interval_s if self._told else self._interval_s)
@@ -78,7 +80,7 @@ class RemoteEvents:
             page = await self._server.call("GET", "/events", params=query)
             self._happened(page["items"])
             before, self._after = self._after, int(page["next_after"])
-            if self._after == before:  # a page may be shorter than asked for
+            if self._after == before:  # a page may be shorter than the limit
                 return
 
     async def _lease(self, url: str) -> bool:
@@ -86,6 +88,6 @@ class RemoteEvents:
         return not (await self._server.call("PUT", "/webhooks", json=body))["failing"]
 
     def _happened(self, events: list[dict[str, Any]]) -> None:
-        # Only changes matter here: reports are made by sandboxes, as often as they like.
+        # Only changes of state matter here. Sandboxes write reports, as many as they like.
         for id in {str(event["sandbox_id"]) for event in events if event.get("kind", "state") == "state"}:
             self._on_change(id)

@@ -1,4 +1,4 @@
-"""Saved states of sandboxes on a server. What is done there in the end is what an engine does on its own machine."""
+"""Saved states of sandboxes on a server. The engine there does the work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TRANSFER_S = 3600.0
 
 
 class RemoteStates(abc.ABC):
-    """A `Checkpointing`."""
+    """The part of `Checkpointing` that concerns saved states on a server."""
 
     _server: Server
     _settings: Settings
@@ -44,7 +44,7 @@ class RemoteStates(abc.ABC):
         self, handle: Handle, *, name: str = "", made_by: str = "user", memory: bool = False
     ) -> Checkpoint:
         path = f"/sandboxes/{await self._remote_id(handle)}/checkpoints"
-        # Whoever holds the sandbox has looked for connections already.
+        # The caller has looked for connections already.
         body = {"name": name, "made_by": made_by, "memory": memory, "drop_connections": memory}
         seconds = _MEMORY_S if memory else None
         return _checkpoint(await self._server.call("POST", path, json=body, timeout_s=seconds), handle)
@@ -58,7 +58,7 @@ class RemoteStates(abc.ABC):
 
     async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
         if checkpoint_id is None:
-            # Its setup commands run again, and are waited for.
+            # Its setup commands run again, and the server waits for them.
             seconds = self._start_timeout + handle.spec.setup_timeout_s if handle.spec.setup else None
             path = f"/sandboxes/{await self._remote_id(handle)}/restart"
             await self._server.call("POST", path, timeout_s=seconds)
@@ -124,7 +124,7 @@ class RemoteStates(abc.ABC):
         return _snapshot(await self._server.call("POST", path, safe=False, json=body, timeout_s=_MEMORY_S))
 
     async def snapshots(self) -> Sequence[Snapshot]:
-        """The user's own: an administrator has names of their own, too."""
+        """List the user's own snapshots. An administrator would otherwise get those of all users."""
         me = (await self._server.call("GET", "/info"))["user_id"]
         found = await self._server.call("GET", "/snapshots", params={"owner": me})
         return [_snapshot(each) for each in found]
@@ -141,9 +141,11 @@ class RemoteStates(abc.ABC):
     async def import_snapshot(
         self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False
     ) -> Snapshot:
-        """How much it may be the server decides, and it takes no memory of strangers."""
+        """Import a snapshot. The server decides how large it may be, and accepts no saved memory."""
         if memory:
-            raise UnsupportedError("a server takes over no memory from a file", hint="Import it without.")
+            raise UnsupportedError(
+                "a server does not import saved memory from a file", hint="Import the snapshot without it."
+            )
         return _snapshot(await self._server.upload(f"/snapshots/{_checked(name)}/content", file, _TRANSFER_S))
 
     # --- inside ---------------------------------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def labels_of(info: Mapping[str, Any]) -> dict[str, str]:
 
 def _checked(name: str) -> str:
     if "/" in name:
-        raise UnsupportedError("a server in front of another one keeps no snapshots for users of its own")
+        raise UnsupportedError("a server that uses another server cannot keep snapshots for its own users")
     if not _NAME.fullmatch(name):
         raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}")
     return name

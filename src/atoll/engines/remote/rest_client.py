@@ -1,4 +1,4 @@
-"""REST calls to an Atoll server. Asks again only where asking twice does no harm."""
+"""REST calls to an Atoll server. Only calls that may be repeated without harm are retried."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
 _GIVE_UP_S = 0.5
 _PATIENT_S = 60.0
-"""Once it has answered: a server that is being restarted comes back, and so do the streams that wait for it. One that
-never did is perhaps not there at all, which somebody wants to know soon."""
+"""How long calls are retried once the server has answered: a server that is being restarted comes back, and so do the
+streams that wait for it. A server that has never answered may not exist, which should be reported soon."""
 _TRY_AGAIN = frozenset({502, 503, 504})
 _MAX_BYTES = 64 << 20
 _PIECE = 1 << 20
@@ -34,7 +34,7 @@ async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 class Server:
-    """May be used from one event loop after another: each gets connections of its own."""
+    """An Atoll server. May be used from several event loops, one after another: each gets its own connections."""
 
     def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
         self.url = url.rstrip("/")
@@ -55,10 +55,10 @@ class Server:
         timeout_s: float | None = None,
         **options: Any,
     ) -> Any:
-        """The answer's JSON. Raises what the server says, or EngineUnavailableError.
+        """Return the JSON of the answer. Raises the server's error, or EngineUnavailableError.
 
-        `safe` calls may be repeated: those that only look, those with an idempotency key, and those that are the same
-        done twice.
+        `safe` calls are retried: calls that only read, those with an idempotency key, and those that have the same
+        effect when they are repeated.
         """
         headers = {"Idempotency-Key": key} if key is not None else {}
         deadline = time.monotonic() + ((_PATIENT_S if self._answered else _GIVE_UP_S) if safe else 0.0)
@@ -90,7 +90,7 @@ class Server:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     async def download(self, path: str, file: Path, timeout_s: float) -> None:
-        """What the server answers, to a file that appears as a whole."""
+        """Write the server's answer to a file, atomically."""
         try:
             client = await self._client()
             async with client.stream("GET", f"{self.url}/api/v1{path}", timeout=timeout_s) as answer:
@@ -105,7 +105,7 @@ class Server:
             raise EngineError(f"'{file}' could not be written: {error.strerror or error}") from error
 
     async def upload(self, path: str, file: Path, timeout_s: float) -> Any:
-        """The answer's JSON."""
+        """Upload a file. Returns the JSON of the answer."""
         try:
             with await workers.run(workers.TRANSFER, file.open, "rb") as source:
                 return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source))
@@ -113,7 +113,7 @@ class Server:
             raise EngineError(f"'{file}' cannot be read: {error.strerror or error}") from error
 
     def ask(self, path: str) -> Any:
-        """Ask from outside of any event loop, as a probe does. The call blocks."""
+        """Return the JSON of the answer to a GET, from outside of any event loop. The call blocks."""
         try:
             answer = httpx.get(f"{self.url}/api/v1{path}", headers=self.headers, timeout=10.0)
         except httpx.HTTPError as error:
@@ -132,11 +132,12 @@ class Server:
     async def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if self._tls is None:
-            # Reading all certificates takes long enough to be felt by everything else in the event loop.
+            # Reading all certificates takes long enough to delay everything else in the event loop.
             self._tls = await workers.run(workers.ENGINE, self._tls_context)
         client = self._clients.get(loop)
         if client is None:
-            # Connections are kept only in the first loop. One that ends without a word would leave them open.
+            # Connections are kept open only in the first event loop. A loop that ends without notice would leave them
+            # open.
             limits = httpx.Limits(max_connections=100, max_keepalive_connections=0 if self._used else 20)
             self._used = True
             client = httpx.AsyncClient(headers=self.headers, timeout=self._timeout, limits=limits, verify=self._tls)
@@ -144,7 +145,7 @@ class Server:
         return client
 
     def _tls_context(self) -> ssl.SSLContext:
-        """For a server without TLS: one that trusts nobody."""
+        """Return the TLS settings. For a server without TLS they trust no authority, which is faster to create."""
         if self.url.startswith("http://"):
             return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         return httpx.create_ssl_context()

@@ -19,7 +19,7 @@ _CLOSE_S = 2.0
 
 
 class Tunnels:
-    """Each stream is one end of a socket pair; a task carries its bytes to the server and back."""
+    """Streams to agents. Each is one end of a socket pair, and a task copies its bytes to the server and back."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = f"ws{url.removeprefix('http')}" if url.startswith("http") else url
@@ -27,7 +27,7 @@ class Tunnels:
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def open(self, sandbox_id: str) -> socket.socket:
-        """Raises what the server says, or AgentUnreachableError."""
+        """Open a stream to an agent. Raises the server's error, or AgentUnreachableError."""
         address = f"{self._url}/api/v1/sandboxes/{sandbox_id}/agent"
         try:
             line = await connect(
@@ -61,7 +61,7 @@ class Tunnels:
 
 
 async def _carry(line: ClientConnection, ours: socket.socket) -> None:
-    """Until either side ends; then both do."""
+    """Copy in both directions until either side ends, then close both."""
     try:
         await copy_until_one_ends(SocketEnd(ours), _LineEnd(line), expected=(OSError, WebSocketException))
     finally:
@@ -71,7 +71,7 @@ async def _carry(line: ClientConnection, ours: socket.socket) -> None:
 
 
 class _LineEnd:
-    """A WebSocket, whose messages are bytes of one stream. Its end is an exception."""
+    """A WebSocket, whose messages are the bytes of one stream. Reading past its end raises an exception."""
 
     def __init__(self, line: ClientConnection) -> None:
         self._line = line

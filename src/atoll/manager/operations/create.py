@@ -1,4 +1,5 @@
-"""How a sandbox comes to be: reserve, write down, make, write down again. A failure at any point leaves nothing."""
+"""Create sandboxes: reserve a place, write that down, create the sandbox, write that down too. A failure at any point
+leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Creator:
         self._starting = Shares(context.rules.max_starting, max(1, context.rules.max_starting // 4))
 
     async def create(self, request: Request, *, or_get: bool = False) -> str:
-        """The id of a running sandbox. When the last caller who waits for it is cancelled, so is it."""
+        """Return the id of a running sandbox for this request. If the last caller that waits for it is cancelled, so is
+        the creation."""
         started = self._context.clock.now()
         await self._check_pausable(request)
         member = self.existing(request, or_get)
@@ -69,7 +71,7 @@ class Creator:
             )
 
     async def make_spare(self, request: Request) -> Member | None:
-        """A new one for a pool; None when there is no room, or none any more."""
+        """Create a spare for a pool. Returns None when there is no room, or when the spare was deleted to make room."""
         if not self._capacity.is_free() or self._capacity.waiting or self._context.closing:
             return None
         member = self._add(request)
@@ -125,7 +127,7 @@ class Creator:
         return self._start(member, self._context.transitions.change(member, State.STARTING, act=Operation.CREATE))
 
     def _hand_over(self, member: Member, request: Request) -> None:
-        """A spare becomes that of the caller."""
+        """Give a spare to the caller of this request."""
         old = member.record.spec.env
         extra = {name: value for name, value in request.spec.env.items() if old.get(name) != value}
         update = {"env": extra, **request.ownership_fields(self._context)}
@@ -134,7 +136,7 @@ class Creator:
         wanted = spec.model_copy(update={"limits": limits, "network": request.spec.network})
         if wanted != spec:
             update["spec"] = wanted
-        # Until its limits and its policy hold it is on its way, as a new one would be.
+        # Until its new limits and policy are in force it counts as being created, as a new sandbox would.
         act = Operation.CREATE if wanted != spec else None
         written = self._context.transitions.change(
             member, act=act, reason="it was claimed from its pool", update=update
@@ -163,7 +165,7 @@ class Creator:
                 creation.task.cancel()
                 await ended(creation.task)
             elif alone and not creation.task.cancelled() and creation.task.exception() is None:
-                # It became ready in the moment in which nobody was there any more to learn its id.
+                # It became ready just as the last caller was cancelled, so nobody would learn its id.
                 await ended(self._deleter.begin(member, Cause.USER, "its caller was gone"))
             raise
         finally:
@@ -179,9 +181,9 @@ class Creator:
             if member.record.state is State.STARTING:
                 async with self._starting.slot(member.record.owner or ""):
                     handle = await self._in_engine(member)
-                await self._set_up(member)  # in no slot: the commands of one user may take long, and others wait
+                await self._set_up(member)  # outside the slot: one user's setup may take long while others wait
                 await self._ready(member, handle)
-            elif member.record.act is Operation.CREATE:  # a spare; without an act all is done
+            elif member.record.act is Operation.CREATE:  # a spare; without an operation it is ready already
                 await self._adapt(member)
         except BaseException as error:
             await finish(self.undo(member, error))
@@ -194,7 +196,7 @@ class Creator:
             self.settle(member)
 
     def settle(self, member: Member) -> None:
-        """It is made, or undone: whoever waits for that goes on."""
+        """End the creation, whether the sandbox was made or undone, and wake the callers that wait for it."""
         member.creation = None
         member.notify()
         self._schedule.notice(member)
@@ -210,7 +212,7 @@ class Creator:
         return handle
 
     async def hear_from(self, member: Member, handle: Handle) -> None:
-        """Return when the agent of a sandbox that was just made has answered."""
+        """Return when the agent of a new sandbox has answered."""
         member.sandbox.adopt(handle)
         await self._context.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
 
@@ -222,14 +224,14 @@ class Creator:
 
     async def _ready(self, member: Member, handle: Handle) -> None:
         context = self._context
-        life = context.expiry(member.record.lifetime_s)  # from now on, however long it took
+        life = context.expiry(member.record.lifetime_s)  # counted from now, however long the creation took
         spec = member.record.spec.model_copy(update={"image": handle.spec.image})  # an engine may have its own default
         await context.transitions.change(
             member, State.RUNNING, update={"details": handle.details, "spec": spec, **life}
         )
 
     async def _adapt(self, member: Member) -> None:
-        """Give a spare the limits and the policy that its record says."""
+        """Give a claimed spare the limits and the network policy of its record."""
         context, engine = self._context, self._context.engine_of(member)
         was, handle = member.sandbox.spec, member.record.handle()
         wanted = handle.spec
@@ -244,7 +246,7 @@ class Creator:
         await context.transitions.change(member)
 
     async def undo(self, member: Member, error: BaseException) -> None:
-        """It is not known how far it came, so whatever may be there is deleted, which is always safe."""
+        """Undo a failed creation. How far it got is unknown, so whatever may exist is deleted, which is always safe."""
         context = self._context
         if isinstance(error, Exception):
             context.metrics.failures["create"] += 1
@@ -252,7 +254,8 @@ class Creator:
         reason = f"it was not made: {error}" if isinstance(error, Exception) else "its caller was gone"
         try:
             if member.record.act is None:
-                # A claim is done as soon as it is written down; given up before that, it is one that never was.
+                # A claim is complete once it is written down. If it is undone before that, record it as an unfinished
+                # creation.
                 with suppress(StateError):
                     await context.transitions.change(member, act=Operation.CREATE, reason=reason)
             if not isinstance(error, SpecError):

@@ -1,4 +1,5 @@
-"""How a sandbox ends. Written down first, done by a task of the manager's own, and tried again until it is done."""
+"""Delete sandboxes. A deletion is written down first, runs in a task of the manager, and is retried until it
+succeeds."""
 
 from __future__ import annotations
 
@@ -26,11 +27,13 @@ class Deleter:
         self._schedule = schedule
 
     async def delete(self, member: Member, cause: Cause, reason: str) -> None:
-        """Return when nothing is left. Cancelling the caller does not stop it. Raises what the engine says."""
+        """Delete the sandbox and return when nothing is left. Cancelling the caller does not stop it. Raises the
+        engine's error."""
         await outcome(self.begin(member, cause, reason))
 
     def begin(self, member: Member, cause: Cause, reason: str) -> asyncio.Task[None]:
-        """From now on nobody gets it. The task ends when nothing is left, or fails; several calls share one."""
+        """Start to delete the sandbox. From now on nobody can get it. The task ends when nothing is left, or fails;
+        repeated calls share one task."""
         if member.deletion is None:
             member.is_being_deleted = True
             member.deletion_reason = member.deletion_reason or reason
@@ -47,7 +50,7 @@ class Deleter:
                 if not await member.changes_within(_PATIENCE_S):
                     await self._interrupt(member)
             if self._context.members.find(member.id) is not member:
-                return  # it was never finished, and has been undone
+                return  # its creation was not finished and has been undone
             await self._destroy(member, cause, reason)
         finally:
             member.deletion = None
@@ -55,15 +58,15 @@ class Deleter:
                 self._schedule.hurry()
 
     async def _interrupt(self, member: Member) -> None:
-        """What is being done to it takes long. The engine gives that up for a deletion, which is then done once more,
-        in order."""
+        """Make the engine give up an operation that takes long, by asking it to delete the sandbox. The regular
+        deletion follows afterwards."""
         work = self._context.engine_of(member).delete(member.record.handle())
         with suppress(SandboxError, OSError):
             await self._context.tasks.bounded(work, self._context.rules.delete_s, f"interrupt {member.id}")
 
     async def _destroy(self, member: Member, cause: Cause, reason: str) -> None:
         context, record = self._context, member.record
-        # Without room to write one can still delete; the next start finds the sandbox gone.
+        # Even if the disk is full and this cannot be written, the sandbox can be deleted; the next start finds it gone.
         await self._written(context.transitions.change(member, act=Operation.DELETE, cause=cause, reason=reason))
         await member.sandbox.let_go()
         try:
@@ -80,7 +83,7 @@ class Deleter:
             if isinstance(error, SandboxError):
                 raise
             raise EngineError(f"sandbox {member.id} cannot be deleted: {error!r}") from error
-        if record.state not in (State.STOPPED, State.STARTING):  # else its death was counted, or it never lived
+        if record.state not in (State.STOPPED, State.STARTING):  # else its end was counted, or it never ran
             context.metrics.deaths[cause] += 1
         await self._written(context.transitions.end(member, cause, reason))
 

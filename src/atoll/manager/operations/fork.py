@@ -1,4 +1,4 @@
-"""How sandboxes come to be that begin as another is: all that were asked for, or none."""
+"""Fork sandboxes: either all that were requested, or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.manager.supervisor import MemberFactory
 from atoll.model import Handle, State
 
 _MEMORY_S = 120.0
-"""How much longer it may take with memory."""
+"""How much longer a fork may take if it includes memory."""
 
 
 class Forker:
@@ -37,7 +37,8 @@ class Forker:
         memory: bool = False,
         drop_connections: bool = False,
     ) -> list[Member]:
-        """Running sandboxes. Names, keys, room and callers who are cancelled are as for one that is created."""
+        """Return running sandboxes that start from the state of `source`. Names, keys, room and cancelled callers are
+        handled as by `Creator.create`."""
         engine = await checkpointing(self._context.engine_of(source))
         async with source.sandbox.use():
             if memory:
@@ -77,11 +78,11 @@ class Forker:
         return members
 
     def _known(self, requests: Sequence[Request]) -> list[Member]:
-        """Those that the same request made before. Raises ConflictError."""
+        """Return the forks that the same request made before. Raises ConflictError if some of them no longer exist."""
         found = [self._creator.existing(request) for request in requests]
         known = [member for member in found if member is not None]
         if known and len(known) < len(found):
-            raise ConflictError("some of these forks were deleted since", hint="Use a new key.")
+            raise ConflictError("some of these forks have been deleted", hint="Use a new key.")
         return known
 
     async def _make(
@@ -110,7 +111,7 @@ class Forker:
             handles = await context.tasks.bounded(work, seconds, f"fork {source.id}")
             pairs = zip(members, handles, strict=True)
             done = await asyncio.gather(*(self._complete(*pair) for pair in pairs), return_exceptions=True)
-            for failure in done:  # only now: nobody is still at work on one that is undone
+            for failure in done:  # raised only now, when no task works any more on a fork that will be undone
                 if failure is not None:
                     raise failure
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""How sandboxes fall asleep and wake up: by the user's wish, because nobody uses them, or to make room."""
+"""Pause and resume sandboxes: because the user asks for it, because they are idle, or to make room."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ class Pauser:
         drop_connections: bool = False,
         by: PausedBy = PausedBy.USER,
     ) -> None:
-        """Stop all its processes where they are. May be repeated. UnsupportedError where the engine cannot.
+        """Stop all processes of the sandbox where they are. Raises UnsupportedError where the engine cannot pause. May
+        be repeated.
 
-        With `disk` they take no memory meanwhile; nobody may be connected for that.
+        With `disk` the paused sandbox uses no memory. Connections to the outside prevent this unless `drop_connections`
+        is given.
         """
         await self._context.engines.describe(member.record.engine)
         self._engine(member)
@@ -52,41 +54,43 @@ class Pauser:
             await member.sandbox.let_go_of_all(drop_connections)
         if await self._reaches(member, State.RUNNING, State.PAUSED):
             if by is PausedBy.IDLE and member.usage.active:
-                return  # somebody came meanwhile
+                return  # it is in use again
             await self._hibernate(member, engine, by)
 
     async def move_to_disk(self, member: Member) -> None:
-        """Move the memory of a paused sandbox to the disk. Its connections, which have long been silent, end."""
+        """Move the memory of a paused sandbox to the disk. Its connections, which have been silent since the pause, are
+        closed."""
         engine = await checkpointing(self._context.engine_of(member))
         if not await self._reaches(member, State.RUNNING, State.PAUSED):
             await self._hibernate(member, engine, member.record.paused_by)
 
     async def resume(self, member: Member) -> None:
-        """Let its processes go on. May be repeated. LimitReachedError when there is no room for it."""
+        """Let the sandbox's processes go on. Raises LimitReachedError when there is no room for it. May be repeated."""
         await self._context.engines.describe(member.record.engine)
         engine = self._engine(member)
         while await self._reaches(member, State.PAUSED, State.RUNNING):
             if not self._capacity.is_free_for_waking():
                 await self._capacity.make_room(member.record.owner, waking=True)
-                continue  # meanwhile somebody else may have woken it, or taken the room
+                continue  # another caller may have resumed it meanwhile, or taken the room
             written = self._context.transitions.change(member, act=Operation.RESUME)
             work = self._carry_out(member, State.RUNNING, written, engine.resume)
             await outcome(self._context.tasks.spawn(work, f"resume {member.id}"))
             member.usage.touch()
 
     def begin(self, member: Member, by: PausedBy) -> asyncio.Task[None]:
-        """Pause one that is usable, whatever becomes of the caller."""
+        """Pause a usable sandbox in a task that goes on if the caller is cancelled."""
         engine = self._engine(member)
         work = self._carry_out(member, State.PAUSED, self._write_down(member, by), engine.pause, by=by)
         return self._context.tasks.spawn(work, f"pause {member.id}")
 
     def _write_down(self, member: Member, by: PausedBy | None) -> asyncio.Future[None]:
-        """Who wanted it is known from the start: should we fail, or die, it may sleep all the same."""
+        """Write down that the sandbox is about to be paused, and by whom. If this process fails or dies, the sandbox
+        may be paused all the same, and then the next manager needs to know."""
         update = {} if by is None else {"paused_by": by}
         return self._context.transitions.change(member, act=Operation.PAUSE, update=update)
 
     async def _hibernate(self, member: Member, engine: Checkpointing, by: PausedBy | None) -> None:
-        """Running or paused before, it is paused afterwards, with its memory on the disk."""
+        """Pause a running or paused sandbox so that its memory is on the disk."""
 
         async def hibernate(handle: Handle) -> None:
             await member.sandbox.let_go()
@@ -127,16 +131,17 @@ class Pauser:
     async def _give_up(self, member: Member, error: BaseException) -> None:
         transitions = self._context.transitions
         try:
-            await transitions.change(member)  # nothing is being done any more
+            await transitions.change(member)  # no operation is in progress any more
             await self._health.look(member)
-            # An engine that cannot say how it is may pause it later: who wanted that is needed then.
+            # If the engine cannot report the state, the pause may still take effect, so who asked for it is kept.
             if member.record.state not in (State.PAUSED, State.ERROR) and member.record.paused_by is not None:
                 await transitions.correct(member, {"paused_by": None})
         except SandboxError as another:
             error.add_note(f"and then: {another}")
 
     async def _reaches(self, member: Member, before: State, goal: State) -> bool:
-        """Wait until nothing is being done to it. Whether there is something to do; SandboxGoneError if it is gone."""
+        """Wait until no operation is in progress on the sandbox. Returns whether it still has to be brought from
+        `before` to `goal`. Raises SandboxGoneError if it is in neither state."""
         while not member.free and not member.is_being_deleted:
             await member.changed()
         record = member.record

@@ -1,1 +1,1 @@
-"""The gateway process: it carries the traffic of all sandboxes of an installation, or refuses to."""
+"""The gateway process, which carries or refuses the traffic of all sandboxes of an installation."""

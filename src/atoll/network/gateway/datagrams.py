@@ -1,5 +1,5 @@
-"""UDP: closed, unless a rule opens an address, a port and this protocol. Then each pair of addresses has two sockets,
-one that speaks to the world and one that speaks to the sandbox in the world's name."""
+"""Carries UDP, which is closed unless a rule allows it for an address and a port. Each pair of addresses has two
+sockets: one that is connected to the destination, and one that sends to the sandbox from the destination's address."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DatagramFlow(Flow):
 
     def send(self, data: bytes) -> None:
         self._busy = True
-        if self._member.share.is_open():  # else it is lost, as datagrams are
+        if self._member.share.is_open():  # otherwise the datagram is dropped
             self._member.share.count(len(data))
             with suppress(OSError):
                 self._far.send(data)
@@ -130,7 +130,7 @@ class Datagrams:
 
 
 def receive(listener: socket.socket) -> tuple[bytes, tuple[str, int], tuple[str, int] | None]:
-    """A datagram, where it came from and where it was meant to go."""
+    """Return a datagram, its source, and its original destination (None if the kernel did not report it)."""
     data, extras, _, source = listener.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(16))
     target = None
     for level, kind, value in extras:

@@ -1,7 +1,7 @@
-"""DNS messages: reading what a sandbox or a server sent, both hostile, and writing our own.
+"""Parses DNS messages from sandboxes and servers, both of which may be hostile, and writes new ones.
 
-Nothing of a message is ever passed on: a question is made anew from a name that was checked, an answer from addresses
-that were.
+No part of a message is ever passed on. Questions are made from a name that was checked, and answers from addresses that
+were checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Question:
     kind: int
     recursion: bool
     raw: bytes
-    """The question as it was asked, with its upper and lower case, to be repeated in the answer."""
+    """The original question, with its upper and lower case, to be repeated in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def write_question(number: int, name: str, kind: int) -> bytes:
 
 
 def read_answer(message: bytes, number: int, name: str, kind: int) -> Answer:
-    """The addresses that a server gives for the name, through its own aliases. Raises for what is no answer to it."""
+    """Return the addresses of a name from a server's answer, following the aliases in it. Raises BadMessageError if it
+    is not an answer to the question."""
     if len(message) < 12:
         raise BadMessageError("its length")
     found, flags, questions, answers, _, _ = struct.unpack_from("!6H", message)
@@ -113,7 +114,8 @@ def _addresses(message: bytes, at: int, count: int, name: str, kind: int) -> tup
 
 
 def _name(message: bytes, at: int) -> tuple[str, int]:
-    """In lower case, and where what follows begins. Labels of anything but ASCII are made to match nothing."""
+    """Return the name at a position, in lower case, and the position after it. Bytes other than ASCII are kept as
+    Latin-1 characters, so that such a name matches no normalized name."""
     labels: list[str] = []
     end, jumps, total = -1, 0, 0
     while True:
@@ -135,7 +137,7 @@ def _name(message: bytes, at: int) -> tuple[str, int]:
         total += length + 1
         if len(label) != length or total > 255:
             raise BadMessageError("a name is too long")
-        # A dot or a NUL inside a label must not become one between labels.
+        # A dot inside a label must not look like one between labels.
         text = label.decode("latin-1").lower()
         labels.append(text.replace(".", "\0"))
         at += length

@@ -1,4 +1,4 @@
-"""What a connection says of itself first: a TLS client's hello, or an HTTP request. Pure, fed with hostile bytes."""
+"""Recognizes the first bytes of a connection, and parses a TLS client hello. Pure; the bytes may be hostile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BadHelloError(ValueError):
 class Hello:
     server_name: str | None
     encrypted: bool
-    """There is another name that we cannot read."""
+    """Whether the hello contains an encrypted one, which may name another server."""
 
 
 def looks_like_tls(start: bytes) -> bool:
@@ -28,13 +28,14 @@ def looks_like_tls(start: bytes) -> bool:
 
 
 def looks_like_http(start: bytes) -> bool:
-    """Any word of capitals and a space, as far as it can be seen."""
+    """Return whether the bytes may be the start of an HTTP request: a word in capitals followed by a space."""
     word, space, _ = start[:20].partition(b" ")
     return word.isalpha() and word.isupper() and (bool(space) or len(start) < 20)
 
 
 def read_hello(data: bytes) -> Hello | None:
-    """None: more is needed. The hello may come in any number of records."""
+    """Parse a client hello, which may be split into any number of records. Returns None if more bytes are needed, and
+    raises BadHelloError for anything else."""
     message = bytearray()
     at = 0
     while True:
@@ -42,12 +43,12 @@ def read_hello(data: bytes) -> Hello | None:
             return None
         kind, major, _, length = struct.unpack_from("!BBBH", data, at)
         if kind != _HANDSHAKE or major != 3 or not 0 < length <= 16_640:
-            raise BadHelloError("it is no TLS handshake")
+            raise BadHelloError("it is not a TLS handshake")
         message += data[at + 5 : at + 5 + length]
         at += 5 + length
         if len(message) >= 4:
             if message[0] != _CLIENT_HELLO:
-                raise BadHelloError("it is no TLS hello")
+                raise BadHelloError("it is not a TLS hello")
             wanted = 4 + int.from_bytes(message[1:4], "big")
             if wanted > MAX_HELLO:
                 raise BadHelloError("the TLS hello is too long")
@@ -96,7 +97,7 @@ def _extensions(data: bytes) -> Hello:
 
 
 def _server_name(value: bytes) -> str:
-    """Exactly one, and nothing beside it."""
+    """Return the server name. Raises BadHelloError unless there is exactly one and nothing else."""
     if len(value) < 5 or int.from_bytes(value[:2], "big") != len(value) - 2 or value[2] != 0:
         raise BadHelloError("the server name is malformed")
     if int.from_bytes(value[3:5], "big") != len(value) - 5:
@@ -108,5 +109,5 @@ def _server_name(value: bytes) -> str:
 
 
 def alert(description: int = 49) -> bytes:
-    """A fatal TLS alert; 49 is `access denied`."""
+    """Return a fatal TLS alert. 49 is `access_denied`."""
     return bytes((21, 3, 3, 0, 2, 2, description))

@@ -1,7 +1,7 @@
-"""HTTP/1 requests, read strictly and written anew, so that the server on the other side sees the same ones as we do.
+"""Parses HTTP/1 requests strictly and writes them again, so that the server sees the same requests as the gateway.
 
-What two programs could read differently is refused: bare line feeds, folded headers, two lengths, a length beside
-chunks. Pure, and fed with hostile bytes.
+Everything that two programs could read differently is refused: bare line feeds, folded headers, two lengths, a length
+in addition to chunks. Pure; the bytes may be hostile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Request:
     version: bytes
     headers: list[tuple[bytes, bytes]]
     host: str
-    """As it was written, without a port."""
+    """The Host header without the port, as written by the client."""
     port: int | None
     length: int = 0
     chunked: bool = False
@@ -54,13 +54,13 @@ class Request:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def destination(self) -> str | Address:
-        """The host that it names: a name, or an address. ValueError for anything else."""
+        """Return the host of the request: a normalized name or an address. Raises ValueError for anything else."""
         found = parse_address(self.host)
         return found if found is not None else normal_name(self.host)
 
 
 def read_request(head: bytes) -> Request:
-    """`head` ends with the empty line."""
+    """Parse a request. `head` ends with the empty line. Raises BadRequestError."""
     lines = head[:-4].split(b"\r\n")
     matched = _LINE.fullmatch(lines[0])
     if matched is None or len(lines) > _MAX_HEADERS:
@@ -83,16 +83,17 @@ def read_request(head: bytes) -> Request:
 def _header(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     value = value.strip(b" \t")
-    # A line that begins with a space would continue the one before: its name is no token.
+    # This refuses folded headers too: their continuation lines begin with a space, so the name is not a token.
     if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
         raise BadRequestError("a header is malformed")
     if _variable(name) in _FRAMING and name.lower() not in _FRAMING:
-        raise BadRequestError("a header is a framing header in disguise")
+        raise BadRequestError("a header could be mistaken for a framing header")
     return name, value
 
 
 def _variable(name: bytes) -> bytes:
-    """What many servers make of a header's name: a variable, in which `X_Api_Key` and `X-Api-Key` are the same."""
+    """Normalize the name of a header as servers do that turn headers into environment variables: `X_Api_Key` and
+    `X-Api-Key` are then the same."""
     return re.sub(rb"[^a-z0-9]", b"-", name.lower())
 
 
@@ -130,7 +131,7 @@ def _framing(request: Request) -> None:
 
 
 def read_chunk_size(line: bytes) -> int:
-    """`line` without its end."""
+    """Parse the line with a chunk's size, given without its line end. Raises BadRequestError."""
     matched = _CHUNK.fullmatch(line)
     if matched is None:
         raise BadRequestError("a chunk is malformed")

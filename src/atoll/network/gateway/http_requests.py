@@ -1,4 +1,5 @@
-"""HTTP over one connection: each of its requests is read, judged and written anew. All go to the host of the first."""
+"""Serves HTTP on one connection: each request is parsed, checked against the policy and written again. All requests
+must be for the host of the first one."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Reach = Callable[[Member, TcpFlow, str], Awaitable[None]]
 
 
 class UnreachedError(ConnectionError):
-    """The host of a request, which was allowed."""
+    """The host of an allowed request could not be reached."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -34,7 +35,7 @@ class UnreachedError(ConnectionError):
 
 class Requests:
     def __init__(self, reach: Reach, member: Member, flow: TcpFlow, start: bytes, *, tls_name: str = "") -> None:
-        """`tls_name`: it came by TLS, which named this host."""
+        """`tls_name` is the server name that the client gave in TLS. Empty: the connection is not encrypted."""
         self._reach, self._member, self._flow = reach, member, flow
         self._loop = asyncio.get_running_loop()
         self._buffer = start
@@ -62,7 +63,7 @@ class Requests:
         try:
             await asyncio.wait((over, asking), return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
-                asking.result()  # raises what it met
+                asking.result()  # raises its exception, if any
                 with suppress(OSError):
                     far.shutdown(socket.SHUT_WR)
                 await over
@@ -76,7 +77,7 @@ class Requests:
         while (request := await self._next(_IDLE_S)) is not None:
             host = self._judged(request)
             if host != self._host:
-                # Two hosts can share an address, so another name would be another destination.
+                # Two hosts can share an address, but requests to another name may not be allowed there.
                 raise self._refused(f"the connection was made for {self._host}", host)
             request.upgrades = False
             await self._send(request)
@@ -101,7 +102,7 @@ class Requests:
             raise self._refused(str(error), "", "400 Bad Request") from None
 
     def _judged(self, request: Request) -> str:
-        """The name that it gives, if requests to it are allowed."""
+        """Return the host of a request if the policy allows it, and add headers to it. Raises RefusedError."""
         try:
             host = request.destination()
         except ValueError as error:
@@ -141,11 +142,12 @@ class Requests:
             await self._body(request.length)
 
     async def _upgraded(self, request: Request) -> bool:
-        """A WebSocket, if the server agrees: from then on nothing is read any more. Else it was a plain request."""
+        """Send a WebSocket upgrade. If the server accepts it, relay everything that follows unread and return True at
+        the end. Otherwise return False: it was an ordinary request."""
         far, near = self._far(), self._flow.near
         await self._loop.sock_sendall(far, request.write(keep_upgrade=True))
         if request.length or request.chunked:
-            raise self._refused("an upgrade with a body", self._host, "400 Bad Request")
+            raise self._refused("an upgrade must not have a body", self._host, "400 Bad Request")
         head = b""
         async with asyncio.timeout(_IDLE_S):
             while b"\r\n\r\n" not in head:
@@ -171,7 +173,7 @@ class Requests:
                 raise ConnectionError("a request is cut short")
 
     async def _chunks(self) -> None:
-        """Sizes are written anew, without their extensions; trailers are left out."""
+        """Send a chunked body. Chunk sizes are written again without extensions, and trailers are left out."""
         while True:
             try:
                 size = http1.read_chunk_size(await self._line())

@@ -1,4 +1,4 @@
-"""A sandbox as the gateway knows it: its link, its policy, what goes on over it, and what was refused."""
+"""A member is a sandbox with a link, as the gateway knows it: its policy, its connections and its refusals."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ _LOOKUPS_BURST, _LOOKUPS_RATE = 20.0, 2.0
 
 
 class MemberRecord(BaseModel):
-    """What is written down of it, for the next process."""
+    """The record of a member, for the next gateway process."""
 
     model_config = ConfigDict(frozen=True)
     sandbox_id: str
     slot: int
     policy: NetworkPolicy
     network: int = 0
-    """What tells its network namespace from others."""
+    """The inode number that identifies the network namespace of the sandbox. 0: it is unknown."""
 
 
 class Flow(abc.ABC):
-    """A connection, or datagrams between two addresses, that a policy allowed. Ended when another forbids it."""
+    """A connection, or the datagrams between two addresses, that the policy allowed. It is ended when a new policy
+    forbids it."""
 
     def __init__(self, address: Address, port: int, protocol: Protocol, name: str | None) -> None:
         self.address, self.port, self.protocol, self.name = address, port, protocol, name
@@ -97,20 +98,21 @@ class Member:
         self.share.limit(min(self.most_bytes_per_s, rules.bytes_per_s or math.inf))
 
     def injection(self, name: str, *, tls: bool) -> Injection | None:
-        """What to add to requests to this host."""
+        """Return the headers to add to requests to this host, or None."""
         found = self.injections.get(name)
         return found if found is not None and found.tls == tls else None
 
     def authority(self) -> Authority:
-        """FileNotFoundError, ValueError or UnsupportedError if there is none."""
+        """Return the sandbox's certificate authority. Raises FileNotFoundError or ValueError if there is none, and
+        ImportError if the package 'cryptography' is missing."""
         if self._authority is None:
             if self.authority_path is None:
-                raise FileNotFoundError("it has no authority")
+                raise FileNotFoundError("the sandbox has no certificate authority")
             self._authority = Authority.load(self.authority_path)
         return self._authority
 
     def change(self, policy: NetworkPolicy) -> None:
-        """From now on. What goes on and is no longer allowed ends."""
+        """Replace the policy, and end the flows that the new one does not allow."""
         self.policy = policy
         self._judge()
         for flow in list(self.flows):
@@ -128,7 +130,8 @@ class Member:
         return self.by_address(flow.address, flow.port, flow.protocol)
 
     def by_address(self, address: Address, port: int, protocol: Protocol) -> Decision:
-        """As such, or because our resolver gave it for an allowed name."""
+        """Decide whether an address may be reached, either by a rule for addresses or because the resolver returned it
+        for an allowed name."""
         found = self.evaluator.address(address, port, protocol)
         if found or (found.rule != NOTHING_ALLOWS and protocol != "udp"):
             return found
@@ -157,13 +160,15 @@ class Member:
         return [name for name, until in self._pins.get(address, {}).items() if until > now]
 
     def may_ask(self) -> bool:
-        """A name can carry data as well: there is a limit to how many are asked for."""
+        """Count a name lookup and return whether it is allowed. The rate is limited, because names can carry data out
+        of the sandbox."""
         return self._questions.take()
 
     async def refuse(
         self, protocol: str, address: object, port: int, name: str, rule: str, source: tuple[str, int] | None = None
     ) -> None:
-        """Write it down. `source` is where in the sandbox it came from, and still is."""
+        """Write a refusal to the network log. `source` is the address of the sandbox's socket, which must still be open
+        for its process to be found."""
         process = ""
         if source is not None and self.owners is not None and self._lookups.take():
             process = await self.owners.find(self.network, "tcp" if protocol in ("tcp", "web") else "udp", source)
@@ -171,7 +176,7 @@ class Member:
 
 
 class Members:
-    """By their addresses, and written down."""
+    """All members, by sandbox id and by slot (the number of the link), and their records on disk."""
 
     def __init__(self, files: GatewayFiles, most_bytes_per_s: float = DEFAULT_BYTES_PER_S) -> None:
         self._most_bytes_per_s = most_bytes_per_s
@@ -188,12 +193,12 @@ class Members:
             try:
                 record = MemberRecord.model_validate_json(path.read_bytes())
             except (OSError, ValueError):
-                path.unlink(missing_ok=True)  # without a policy it reaches nothing
+                path.unlink(missing_ok=True)  # without a policy the sandbox reaches nothing
                 continue
             self._put(record)
 
     def add(self, record: MemberRecord) -> Member:
-        """Written before it counts."""
+        """Add a member. Its record is written before it takes effect."""
         self.write(record)
         return self._put(record)
 

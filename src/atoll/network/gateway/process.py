@@ -1,13 +1,13 @@
-"""The gateway: one process for each installation that carries the traffic of its sandboxes, or refuses to.
+"""The gateway: one process for each installation that carries or refuses the traffic of its sandboxes.
 
 Theory of operation. `python -m atoll.network.gateway.process DIRECTORY` makes the router (see `link/router.py`) and its
-sockets, and then starts a worker that does everything else. The worker stands in the network that connections go out
-by (the host's own, or the one that ATOLL_NETWORK_UPLINK names), and takes connections from sockets that stand in the
-router. There is no other way between the two, so when the worker dies nothing gets through; its parent, which does
-nothing but wait for that, starts another, which reads from files what the first knew. When the last sandbox has gone
-both end, and the router with them.
+sockets, and then starts a worker that does everything else. The worker runs in the network namespace through which
+connections leave (the host's, or the one that ATOLL_NETWORK_UPLINK names), and accepts connections from sockets that
+were opened in the router. There is no other way between the two namespaces, so nothing gets through while there is no
+worker. The parent only waits for the worker's end and starts another one, which reads the members from files. When the
+last sandbox has gone, both end and remove the router.
 
-Who a packet comes from is told by its address, which the kernel ties to the sandbox's own link.
+The sandbox that sent a packet is known from its source address, which the kernel ties to the sandbox's own link.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Worker:
             try:
                 connection, source = listener.accept()
             except OSError as error:
-                if not isinstance(error, BlockingIOError):  # no descriptors left: it waits in the queue
+                if not isinstance(error, BlockingIOError):  # no descriptors left; connections wait in the queue
                     self._pause(listener)
                 return
             connection.setblocking(False)
@@ -149,7 +149,7 @@ class Worker:
         if not task.cancelled() and (error := task.exception()) is not None:
             print(f"gateway: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
-    # --- what our other processes ask for --------------------------------------------------------------------------
+    # --- requests of engines ---------------------------------------------------------------------------------------
 
     def _called(self) -> None:
         with contextlib.suppress(OSError):
@@ -173,7 +173,7 @@ class Worker:
             try:
                 async with self._turn:
                     answer = await self._execute(json.loads(data), fds)
-            except Exception as error:  # it is the caller's to know, and ours to go on
+            except Exception as error:  # report it to the caller, and go on
                 answer = {"error": f"{type(error).__name__}: {error}"}
             finally:
                 for fd in fds:
@@ -194,13 +194,13 @@ class Worker:
                 self._leave()
                 return {"members": len(self._members.by_id)}
             case other:
-                raise ValueError(f"cannot {other}")
+                raise ValueError(f"unknown request {other!r}")
 
     async def _attach(self, sandbox_id: str, policy: Any, network: int) -> dict[str, Any]:
         self._detach(sandbox_id)
         slot = self._free_slot(sandbox_id)
         record = MemberRecord(sandbox_id=sandbox_id, slot=slot, policy=policy, network=os.fstat(network).st_ino)
-        # The policy is known before the first packet can come.
+        # The policy is in force before the first packet can arrive.
         self._members.add(record)
         try:
             await self._gate.admit(slot, record.policy)
@@ -211,7 +211,7 @@ class Worker:
         return {"address": str(router.addresses(slot)[1])}
 
     def _free_slot(self, sandbox_id: str) -> int:
-        """Used again as late as possible, and by no other installation on this machine."""
+        """Claim a slot that no other installation on this machine uses. Slots are reused as late as possible."""
         for _ in router.SLOTS:
             slot = self._next_slot if self._next_slot in router.SLOTS else 1
             self._next_slot = slot + 1
@@ -240,7 +240,7 @@ class Worker:
         return {}
 
     def _settle_claims(self) -> None:
-        """Those of sandboxes that are there, whoever attached them, and no others."""
+        """Claim the slots of all members, and release all others of this installation."""
         for member in self._members.by_id.values():
             self._claims.take(str(member.slot), member.sandbox_id)
         for slot, sandbox_id in self._claims.own().items():
@@ -258,10 +258,10 @@ class Worker:
             self._claims.release(str(member.slot), sandbox_id)
 
     async def _look(self) -> None:
-        """Sandboxes that died alone have taken their links with them. With the last of them we go."""
+        """Forget members whose link has vanished with their sandbox, and end the gateway after the last one."""
         while True:
             await asyncio.sleep(min(_LINGER_S, _LOOK_S))
-            async with self._turn:  # one that is just being attached has no link yet
+            async with self._turn:  # a member that is being attached has no link yet
                 for member in list(self._members.by_id.values()):
                     if not self._has_link(member.slot):
                         self._forget(member.sandbox_id)
@@ -299,13 +299,13 @@ def _receive_with_fds(caller: socket.socket) -> tuple[bytes, list[int]]:
 
 def main() -> int:
     files = GatewayFiles(Path(sys.argv[1]))
-    _most_bytes_per_s()  # said before anybody relies on us
+    _most_bytes_per_s()  # report an invalid value before "ready"
     lock = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # until the one before us is quite gone
+    fcntl.flock(lock, fcntl.LOCK_EX)  # wait until an earlier gateway has ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with contextlib.suppress(OSError):  # all sandboxes wait for it
+    with contextlib.suppress(OSError):  # a higher priority, because all sandboxes depend on the gateway
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     if not files.is_router_there():
         files.forget_members()
@@ -330,7 +330,7 @@ def main() -> int:
 
 def _worker_until_it_ends(files: GatewayFiles, router_fd: int, listeners: Listeners, control: socket.socket) -> int:
     parent = os.getpid()
-    pid = os.fork()  # there are no threads here, and never were
+    pid = os.fork()  # safe, because this process has never started a thread
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     status = 1
@@ -339,7 +339,7 @@ def _worker_until_it_ends(files: GatewayFiles, router_fd: int, listeners: Listen
         if os.getppid() == parent:
             asyncio.run(_work(files, router_fd, listeners, control))
             status = 0
-    except BaseException as error:  # whatever it is, the parent must go on alone
+    except BaseException as error:  # no exception may continue in the parent's code
         print(f"gateway: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(status)
@@ -366,7 +366,7 @@ def _most_bytes_per_s() -> float:
     except ValueError:
         found = 0.0
     if not 1024 <= found <= 1e15:
-        raise SystemExit(f"ATOLL_NETWORK_BYTES_PER_S is a number of at least 1024, not {text!r}")
+        raise SystemExit(f"ATOLL_NETWORK_BYTES_PER_S must be a number of at least 1024, not {text!r}")
     return found
 
 

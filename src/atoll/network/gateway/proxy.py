@@ -1,8 +1,8 @@
-"""The transparent proxy: every TCP connection of every sandbox ends here, and goes on only if its policy says so.
+"""The transparent proxy, in which every TCP connection of a sandbox ends and goes on only if the policy allows it.
 
-By address, where a rule names the address or our resolver gave it for an allowed name. By the name that the connection
-gives, where rules are by name: then the gateway resolves the name by itself and connects to what it finds, whatever
-address the sandbox had chosen.
+A connection is allowed by its address if a rule covers the address or the resolver returned it for an allowed name.
+Where rules are about names, a connection is allowed by the name that it gives. The gateway then resolves the name
+itself and connects to the result, whatever address the sandbox had chosen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll.network.refusals import RefusedError
 
 _FIRST_BYTES_S = 5.0
 _GLANCE_S = 0.3
-"""How long a connection that needs no name is looked at, in case it gives one that is denied."""
+"""How long to wait for the first bytes of a connection that needs no name, in case it gives a name that is denied."""
 _CONNECT_S = 10.0
 _MAX_TRIED = 3
 _LAST_WORDS_S = 5.0
@@ -42,7 +42,7 @@ class Proxy:
         self._trusted: tuple[float, ssl.SSLContext] | None = None
 
     async def serve(self, member: Member, near: socket.socket, destination: tuple[str, int]) -> None:
-        """One connection, to its end."""
+        """Serve one connection until it ends."""
         address, port = IPv4Address(destination[0]), destination[1]
         flow = TcpFlow(near, address, port, "tcp", None)
         flow.task = asyncio.current_task()
@@ -100,7 +100,8 @@ class Proxy:
         await self._pass(member, flow, start)
 
     async def reach(self, member: Member, flow: TcpFlow, name: str) -> None:
-        """Connect to the host of that name, if the policy allows both it and its addresses."""
+        """Connect to the host of this name if the policy allows the name and its addresses. Raises RefusedError if it
+        does not, and OSError or TimeoutError if the host cannot be reached."""
         decision = member.evaluator.name(name, flow.port, "web")
         if not decision:
             raise RefusedError(decision.rule, name, "web")
@@ -114,8 +115,11 @@ class Proxy:
         await self._connect(flow, addresses)
 
     async def _opened(self, member: Member, flow: TcpFlow, start: bytes, name: str) -> None:
-        """A TLS connection that headers are added in: one to the sandbox, by its own authority, and one to the host,
-        whose certificate has to be good."""
+        """Serve a TLS connection to whose requests headers are added.
+
+        It becomes two TLS connections: one with the sandbox, with a certificate of the sandbox's own authority, and one
+        with the host, whose certificate must be valid.
+        """
         flow.protocol, destination, source = "web", flow.address, _source(flow.near)
         decision = member.evaluator.name(name, flow.port, "web")
         if not decision:
@@ -153,7 +157,7 @@ class Proxy:
                     await near.drain()
 
     def _trust(self) -> ssl.SSLContext:
-        """Whom we trust on the other side: as the machine does, or as SSL_CERT_FILE says."""
+        """Return a TLS context for connections to hosts. It trusts what the machine trusts, or SSL_CERT_FILE."""
         made_at, context = self._trusted or (0.0, None)
         if context is None or time.monotonic() - made_at > _TRUST_S:
             context = ssl.create_default_context()
@@ -163,12 +167,12 @@ class Proxy:
         return context
 
     async def _unless_denied(self, member: Member, flow: TcpFlow) -> None:
-        """What is open to all may still be denied by name: look at one if it is given."""
+        """Serve a connection to an allowed address, unless it gives a name that is denied."""
         addresses: list[Address] = [flow.address]
         try:
             start = await _until_known(flow.near, _GLANCE_S)
         except TimeoutError:
-            start = b""  # the server speaks first
+            start = b""  # in this protocol the server sends first
         if hello.looks_like_http(start):
             await Requests(self.reach, member, flow, start).serve()
             return
@@ -184,12 +188,12 @@ class Proxy:
         await self._pass(member, flow, start)
 
     async def _with_headers(self, member: Member, flow: TcpFlow) -> None:
-        """What is open to all, but for headers that are added for some hosts: whatever names none of them passes."""
+        """Serve a connection to an allowed address, and add headers if it names a host that has any to be added."""
         address = flow.address
         try:
             start = await _until_known(flow.near, _GLANCE_S)
         except TimeoutError:
-            start = b""  # the server speaks first
+            start = b""  # in this protocol the server sends first
         if start:
             start, name = await _first_name(flow.near, start)
             if hello.looks_like_tls(start) and member.injection(name, tls=True) is not None:
@@ -230,7 +234,7 @@ async def _dial(address: Address, port: int) -> socket.socket:
     try:
         await asyncio.get_running_loop().sock_connect(made, (str(address), port))
         keep_alive(made)
-        # The other side may be ourselves in disguise: a route or a redirection that leads back to this machine.
+        # A route or a redirection may have led the connection back to this machine.
         if ip_address(made.getpeername()[0]) != address or made.getsockname()[0] == str(address):
             raise RefusedError("this host is never reached")
     except BaseException:
@@ -248,7 +252,7 @@ def _source(near: socket.socket) -> tuple[str, int] | None:
 
 
 def refuse_own(address: Address) -> None:
-    """This machine's own addresses are those that it can bind to."""
+    """Raise RefusedError if this is one of the machine's own addresses, that is, one that it can bind to."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -261,7 +265,7 @@ def refuse_own(address: Address) -> None:
 
 
 async def _until_known(near: socket.socket, seconds: float) -> bytes:
-    """The first bytes, as many as show what they are."""
+    """Read the first bytes of a connection, until they show which protocol it speaks."""
     loop = asyncio.get_running_loop()
     start = b""
     async with asyncio.timeout(seconds):
@@ -277,7 +281,8 @@ async def _until_known(near: socket.socket, seconds: float) -> bytes:
 
 
 async def _first_name(near: socket.socket, start: bytes) -> tuple[bytes, str]:
-    """The host that a connection names first, and all that was read to know it. Empty: none that can be read."""
+    """Return all bytes that were read to find it, and the first host name that a connection gives. The name is empty if
+    none can be read."""
     loop = asyncio.get_running_loop()
     with suppress(TimeoutError, ValueError):
         async with asyncio.timeout(_FIRST_BYTES_S):
@@ -319,7 +324,8 @@ async def _server_name(near: socket.socket, start: bytes) -> tuple[bytes, str]:
 
 
 async def _say(near: socket.socket, said: bytes) -> None:
-    """The last word, in the language that was spoken, if any: the other side may be able to show it."""
+    """Send a last message in the protocol of the connection, so that the client can show it, and close the connection.
+    Without a message, reset it."""
     with suppress(OSError, TimeoutError):
         if said:
             async with asyncio.timeout(1):

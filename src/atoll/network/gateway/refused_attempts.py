@@ -1,5 +1,5 @@
-"""Connections that the gate refused, told by copies of their first packet: each is written down, and answered with a
-reset, so that `connect()` fails at once and with the usual error."""
+"""Handles connections that the gate refused, of which the kernel sends copies of the first packet. Each one is written
+to the network log and answered with a TCP reset, so that `connect()` fails at once with the usual error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ConnectionAttempt:
     address: IPv4Address
     port: int
     expected: int
-    """What a reset has to acknowledge to be believed."""
+    """The acknowledgement number that a reset needs to be accepted by the sandbox's kernel."""
 
     def reset(self) -> bytes:
         ours, theirs = self.address.packed, IPv4Address(self.source[0]).packed
@@ -42,7 +42,7 @@ class ConnectionAttempt:
 
 
 def read_attempt(packet: bytes) -> ConnectionAttempt | None:
-    """None for whatever is not the beginning of a connection. The bytes are the sandbox's."""
+    """Parse a packet from a sandbox, which may be hostile. Returns None if it is not the start of a TCP connection."""
     if len(packet) < 20 or packet[0] >> 4 != 4 or packet[9] != _TCP:
         return None
     start = (packet[0] & 15) * 4
@@ -70,7 +70,7 @@ class RefusedAttempts:
         for _ in range(_ROUNDS):
             try:
                 packets = self._log.read()
-            except OSError:  # none left, or more than we could take: those try again
+            except OSError:  # none left, or some were lost; the sandbox repeats lost ones
                 return
             for packet in packets:
                 if (attempt := read_attempt(packet)) is not None:
@@ -88,9 +88,9 @@ class RefusedAttempts:
     async def _answer(self, member: Member, attempt: ConnectionAttempt) -> None:
         decision = member.by_address(attempt.address, attempt.port, "tcp")
         if decision or member.evaluator.reads_names(attempt.port):
-            return  # the policy was changed just now: what is sent again passes
+            return  # the policy has just changed; the repeated packet will pass
         names = ", ".join(member.names_of(attempt.address))
-        # Only while the connection is tried does the kernel know whose it is.
+        # Find the process before the reset: the kernel knows it only while the connection is being attempted.
         await member.refuse("tcp", attempt.address, attempt.port, names, decision.rule, attempt.source)
         self._reset(attempt)
 

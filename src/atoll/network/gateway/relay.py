@@ -1,5 +1,5 @@
-"""Bytes from one socket to another, both ways, until both sides have ended. Little is copied: what flows fast goes
-through a pipe, by the kernel."""
+"""Copies bytes between two sockets, in both directions, until both sides have ended. After the first 512 KiB in one
+direction, the kernel moves the rest through a pipe (`splice`), so that it is not copied to this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
 
 
 class Pump:
-    """One direction. Ends with the source's end, which it passes on, or with an error; then calls `ended`."""
+    """One direction of a relay. It ends when the source ends, which is passed on to the target, or with an error. It
+    then calls `ended`."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Pump:
         self._loop.add_reader(source.fileno(), self._readable)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """May be repeated."""
+        """End the pump. May be repeated."""
         if self._over:
             return
         self._over = True
@@ -78,7 +79,7 @@ class Pump:
         self._loop.add_reader(self._source.fileno(), self._readable)
 
     def _take(self) -> bool:
-        """Whether to go on at once."""
+        """Copy one piece. Return whether to go on at once."""
         got = self._source.recv_into(_BUFFER)
         if not got:
             return self._end()
@@ -94,7 +95,7 @@ class Pump:
             return False
         if self._total > _FAST_AFTER:
             self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            with suppress(OSError):  # more than this user may have: then a smaller one
+            with suppress(OSError):  # the size may exceed the user's limit; a smaller pipe works too
                 fcntl.fcntl(self._pipe[1], _F_SETPIPE_SZ, _PIPE_BYTES)
         return True
 
@@ -145,7 +146,7 @@ class Pump:
 
 
 async def relay(one: socket.socket, other: socket.socket, share: BandwidthShare) -> None:
-    """Both ways until both are over, or one fails."""
+    """Relay in both directions until both have ended or one fails."""
     done = asyncio.get_running_loop().create_future()
     left = 2
 
@@ -169,7 +170,7 @@ def settle(future: asyncio.Future[BaseException | None], error: BaseException | 
 
 
 def reset(connection: socket.socket) -> None:
-    """Close it so that the other side sees a failure, not an end."""
+    """Close a connection with a TCP reset, so that the other side sees an error instead of an end."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

@@ -1,9 +1,9 @@
-"""The resolver that sandboxes reach at every address: it asks only for names that are allowed, only for IPv4 addresses,
-and answers only with such as may be reached.
+"""The DNS resolver, which sandboxes reach at every address. It looks up only allowed names and only IPv4 addresses, and
+returns only addresses that may be reached.
 
-A question never leaves as it came, so neither its type nor its options nor its spelling carry anything out. All other
-types of an allowed name are answered with nothing; among them are those that would tell a client to encrypt the name it
-speaks to.
+A question is never forwarded as it came, so its type, its options and its spelling cannot carry data out. Questions of
+other types about an allowed name get an empty answer. Those types include the ones that would let a client encrypt the
+name of the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_ADDRESS = "it has no IPv4 address, and IPv6 is closed"
 
 
 class LookupFailedError(Exception):
-    """No server gave an answer, or the name does not exist; `code` is that of the protocol."""
+    """No server answered, or the name does not exist. `code` is the response code of DNS."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the name cannot be resolved (code {code})")
@@ -44,7 +44,8 @@ class Resolver:
         self._running: dict[str, asyncio.Task[Answer]] = {}
 
     async def lookup(self, name: str) -> Answer:
-        """The addresses of a normal name; asked once, however many want to know."""
+        """Look up a normalized name. Concurrent lookups of the same name share one question. Raises
+        LookupFailedError."""
         cached = self._cache.get(name)
         if cached is not None and cached[0] > time.monotonic():
             return cached[1]
@@ -59,7 +60,8 @@ class Resolver:
         return answer
 
     async def allowed(self, member: Member, name: str, port: int | None) -> tuple[Address, ...]:
-        """The addresses that this sandbox may reach under that name. PermissionError if one of them is closed to it."""
+        """Return the addresses of a name. Raises PermissionError if the sandbox may not reach one of them, and
+        LookupFailedError if the name cannot be resolved."""
         answer = await self.lookup(name)
         for address in answer.addresses:
             found = member.evaluator.answer(address, port)
@@ -68,7 +70,8 @@ class Resolver:
         return answer.addresses
 
     async def answer(self, member: Member, message: bytes, source: tuple[str, int] | None = None) -> bytes | None:
-        """What to say to a sandbox's question, which came from `source` by UDP; None: nothing."""
+        """Return the answer to a sandbox's question, or None to send none. `source` is the sandbox's address if the
+        question came by UDP."""
         try:
             question = dns.read_question(message)
         except BadMessageError:
@@ -149,7 +152,7 @@ class Resolver:
         return dns.read_answer(message, number, name, dns.A)
 
     async def serve_stream(self, member: Member, connection: socket.socket) -> None:
-        """Questions over TCP, one after the other."""
+        """Answer questions over a TCP connection, one after the other."""
         loop = asyncio.get_running_loop()
         with connection, contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
             while True:
@@ -175,7 +178,7 @@ async def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def servers_of(resolv_conf: str) -> list[tuple[str, int]]:
-    """The name servers that a `resolv.conf` lists."""
+    """Return the first name servers that a `resolv.conf` lists, with their port."""
     found = []
     for line in resolv_conf.splitlines():
         words = line.split()

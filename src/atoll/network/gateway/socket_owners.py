@@ -1,8 +1,8 @@
-"""Which process a refused connection came from, as far as this machine can see it.
+"""Finds the process that a refused connection came from, as far as the host can see it.
 
-The kernel says which socket of the sandbox's network has that address, and `/proc` who holds the socket. Both are asked
-in a thread, at most so often, and with bounds on what is looked at: a sandbox decides how many there are. Of a sandbox
-with a kernel of its own nothing is known.
+The kernel knows which socket in the sandbox's network namespace has the address, and `/proc` shows which process holds
+the socket. Lookups run in a thread, their rate is limited, and so is the number of entries they look at, because a
+sandbox decides how many there are. The processes of a sandbox with a kernel of its own cannot be seen.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Owners:
         self._busy = 0
 
     async def find(self, network: int, kind: str, source: tuple[str, int]) -> str:
-        """`name[pid]` as the sandbox itself knows it, of whoever speaks `kind` (tcp or udp) from that address in that
-        network namespace. Empty if it is not known, or not in time."""
+        """Return the process that uses an address in a network namespace, as `name[pid]` with the id that it has inside
+        the sandbox. `kind` is tcp or udp. The result is empty if the process is not found in time."""
         if not network or self._busy >= 4:
             return ""
         loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ def owner(network: int, kind: str, source: tuple[str, int]) -> str:
     if inode is None:
         return ""
     wanted, left = f"socket:[{inode}]", _MAX_DESCRIPTORS
-    for pid in reversed(pids):  # the newest is the likeliest
+    for pid in reversed(pids):  # the newest process is the most likely one
         with suppress(OSError):
             for fd in os.scandir(f"/proc/{pid}/fd"):
                 left -= 1
@@ -68,7 +68,7 @@ def owner(network: int, kind: str, source: tuple[str, int]) -> str:
 
 
 def _processes(network: int) -> Iterator[int]:
-    """All that are in this network namespace."""
+    """Yield the host's ids of all processes in this network namespace."""
     wanted = f"net:[{network}]"
     for count, entry in enumerate(os.scandir("/proc")):
         if count > _MAX_PROCESSES:
@@ -80,7 +80,8 @@ def _processes(network: int) -> Iterator[int]:
 
 
 def _inode(pid: int, kind: str, source: tuple[str, int]) -> int | None:
-    """Of the socket with this address. The kernel writes addresses as the machine keeps them in memory."""
+    """Return the inode number of the socket with this address. The kernel's tables show addresses in host byte
+    order."""
     ours = f"{int.from_bytes(IPv4Address(source[0]).packed, 'little'):08X}:{source[1]:04X}"
     anywhere = f"00000000:{source[1]:04X}"
     mapped = f"0000000000000000FFFF0000{ours}"

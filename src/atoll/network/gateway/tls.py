@@ -1,5 +1,5 @@
-"""One end of a TLS connection, opened: what it carries is read and written through a plain socket pair, by whoever
-reads and writes plain connections."""
+"""Terminates TLS on one connection. The decrypted bytes are read and written through a plain socket pair, so that code
+for plain connections can be used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class TlsEnd:
         self._inner.setblocking(False)
 
     async def open(self, start: bytes = b"") -> None:
-        """Shake hands; `start` is what has been read of it already. ConnectionError says why it did not work."""
+        """Do the TLS handshake. `start` is the part of it that has been read already. Raises ConnectionError if it
+        fails."""
         self._incoming.write(start)
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
@@ -43,7 +44,7 @@ class TlsEnd:
         )
 
     async def close(self) -> None:
-        """At once, and whatever has not been passed on is lost. May be repeated."""
+        """Close the connection at once. Bytes that have not been passed on are lost. May be repeated."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -51,7 +52,8 @@ class TlsEnd:
         self._inner.close()
 
     async def drain(self) -> None:
-        """Wait until all that was written to the plain socket has gone, after its end was told."""
+        """Wait until everything that was written to the plain socket has been sent. Shut the plain socket down for
+        writing first."""
         if self._tasks:
             await asyncio.wait(self._tasks[1:])
 
@@ -78,7 +80,7 @@ class TlsEnd:
                     await self._flush()
                     more = await self._loop.sock_recv(self._raw, _PIECE)
                     if not more:
-                        break  # without a word: what its bytes mean is told by HTTP itself
+                        break  # an end without a TLS close is accepted, because HTTP itself shows what is missing
                     self._incoming.write(more)
                     continue
                 if not data:
@@ -95,7 +97,7 @@ class TlsEnd:
                 self._tls.write(data)
                 await self._flush()
             with suppress(ssl.SSLError):
-                self._tls.unwrap()  # says that this is the end, and does not wait for an answer
+                self._tls.unwrap()  # send the TLS close, and do not wait for an answer
             await self._flush()
             self._raw.shutdown(socket.SHUT_WR)
 

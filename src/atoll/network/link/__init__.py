@@ -1,1 +1,1 @@
-"""The links of sandboxes in the kernel: the router's network namespace and its packet filter."""
+"""The kernel's side of sandbox networks: links, the router's network namespace and its packet filter."""

@@ -1,8 +1,9 @@
-"""The gate: the router's own rules that refuse what no rule of a sandbox's policy could allow.
+"""The gate: rules in the router's packet filter that refuse connections that no rule of a sandbox's policy could allow.
 
-Each policy is a chain (`threshold.py`), shared by all sandboxes that have the same, and a map leads from a sandbox's
-address to its chain. The gate opens nothing: whatever passes is decided by the gateway as before. Without it, on a
-kernel that cannot log packets to us, connections are refused after they were accepted.
+Each policy is a chain (`threshold.py`), which is shared by all sandboxes with the same policy. A map leads from a
+sandbox's address to its chain. The gate allows nothing by itself: the gateway decides about every connection that
+passes. On a kernel that cannot log packets to this process there is no gate, and connections are refused only after
+they were accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Gate:
             self._map = VerdictMap(router.TABLE, router.POLICIES)
 
     async def restore(self, members: Mapping[int, NetworkPolicy]) -> None:
-        """Replace all rules of the router, at one moment, by those for these sandboxes."""
+        """Replace all rules of the router atomically by those for these sandboxes."""
         chains = dict(_chain(policy) for policy in members.values())
         self._members = {slot: _chain(policy)[0] for slot, policy in members.items()}
         elements = [f"{router.addresses(slot)[1]} : jump {name}" for slot, name in self._members.items()]
@@ -40,11 +41,11 @@ class Gate:
             await self._nft(router.replacing(router.rules("\n".join(chains.values()), elements)))
             self._chains, self.is_there = set(chains), True
         except RuntimeError as error:
-            print(f"gateway: refusals come late: {error}", file=sys.stderr, flush=True)
+            print(f"gateway: connections are refused late: {error}", file=sys.stderr, flush=True)
             await self._nft(router.replacing(router.rules(None)))
 
     async def admit(self, slot: int, policy: NetworkPolicy) -> None:
-        """From now on its connections are refused as this policy says."""
+        """Apply a policy to the new connections of a sandbox."""
         if not self.is_there:
             return
         name, text = _chain(policy)
@@ -55,14 +56,14 @@ class Gate:
         self._members[slot] = name
 
     def forget(self, slot: int) -> None:
-        """May be repeated."""
+        """Remove a sandbox from the gate. May be repeated."""
         if self._members.pop(slot, None) is not None and self.is_there:
             self._map.remove(router.addresses(slot)[1])
 
     async def collect(self) -> None:
-        """Remove the chains that nobody uses."""
+        """Remove the chains that no sandbox uses."""
         if unused := self._chains - set(self._members.values()):
-            with suppress(RuntimeError):  # they are tried again
+            with suppress(RuntimeError):  # the next call tries again
                 await self._nft("".join(f"delete chain inet {router.TABLE} {name}\n" for name in unused))
                 self._chains -= unused
 
@@ -71,7 +72,7 @@ class Gate:
 
 
 def _chain(policy: NetworkPolicy) -> tuple[str, str]:
-    """Its name and its text."""
+    """Return the name and the nftables text of the chain of a policy."""
     lines = "\n".join(map(str, steps(policy)))
     name = f"policy_{hashlib.sha256(lines.encode()).hexdigest()[:16]}"
     return name, f"chain {name} {{\n{lines}\n}}"
@@ -83,6 +84,6 @@ def _load(router_fd: int, text: str) -> None:
         with netlink.inside(router_fd):
             done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=_NFT_S)
     except subprocess.TimeoutExpired:
-        raise RuntimeError("nft does not end") from None
+        raise RuntimeError("nft did not end in time") from None
     if done.returncode:
         raise RuntimeError(f"nft: {done.stderr.decode(errors='replace').strip()[:300]}")

@@ -1,5 +1,5 @@
-"""Links, addresses and routes, spoken to the kernel directly: starting `ip` five times would take longer than making a
-sandbox."""
+"""Makes links, addresses and routes with netlink requests to the kernel. Starting `ip` five times would take longer
+than making a sandbox."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MAIN_TABLE, _BOOT_PROTOCOL, _GLOBAL_SCOPE, _HOST_SCOPE = 254, 3, 0, 254
 
 
 def setns(fd: int) -> None:
-    """This thread's new sockets belong to that network from now on."""
+    """Move this thread to a network namespace. Its new sockets then belong to that namespace."""
     if _libc.setns(fd, _CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), "setns")
 
 
 def new_network() -> int:
-    """A descriptor of a new, empty network namespace. Leaves this thread where it was."""
+    """Make a new, empty network namespace and return its descriptor. This thread stays in its own namespace."""
     with _here_afterwards():
         if _libc.unshare(_CLONE_NEWNET):
             number = ctypes.get_errno()
@@ -48,7 +48,7 @@ def own_network() -> int:
 
 @contextmanager
 def inside(fd: int) -> Iterator[None]:
-    """For the duration of a block without any `await`."""
+    """Move this thread to a network namespace for the duration of a block, which must not contain an `await`."""
     with _here_afterwards():
         setns(fd)
         yield
@@ -65,7 +65,7 @@ def _here_afterwards() -> Iterator[None]:
 
 
 class Links:
-    """A connection to the kernel about the links of the network it was opened in."""
+    """A netlink connection for the links of the network namespace in which it was opened."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE)
@@ -83,7 +83,8 @@ class Links:
         self.close()
 
     def make_pair(self, name: str, peer: str, peer_network: int, mtu: int) -> None:
-        """A veth pair: one end here, the other over there. Both down, without any address."""
+        """Make a veth pair with one end in this network namespace and the other in `peer_network`. Both ends are down
+        and have no address."""
         there = _interface(0) + _attribute(_IFNAME, _text(peer)) + _attribute(_MTU, struct.pack("=I", mtu))
         there += _attribute(_NET_NS_FD, struct.pack("=I", peer_network))
         kind = _attribute(_INFO_KIND, b"veth") + _attribute(_INFO_DATA, _attribute(_VETH_PEER, there))
@@ -106,7 +107,7 @@ class Links:
         self._ask(_NEWROUTE, body + _attribute(_OIF, struct.pack("=I", index)), _CREATE | _EXCL)
 
     def receive_everything(self, index: int) -> None:
-        """Every address that no link has is one of this machine's own: nothing is ever sent on."""
+        """Treat every address that no link has as one of this namespace's own, so that no packet is ever forwarded."""
         body = _route(_LOCAL_ROUTE, _HOST_SCOPE) + _attribute(_OIF, struct.pack("=I", index))
         self._ask(_NEWROUTE, body, _CREATE)
 

@@ -1,5 +1,5 @@
-"""What the kernel's packet filter is asked for directly: which chain judges a sandbox's connections, and to be told of
-those that were refused. Starting `nft` for each sandbox would take longer than all the rest of its link."""
+"""Talks to the kernel's packet filter directly: sets which chain applies to a sandbox's connections, and receives those
+that were refused. Starting `nft` for each sandbox would take longer than making the rest of its link."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEADER = struct.Struct("=IHHII")
 
 
 class VerdictMap:
-    """A map from addresses to chains, in a table of the network that it was opened in."""
+    """A map from addresses to chains, in a table of the network namespace in which it was opened."""
 
     def __init__(self, table: str, name: str) -> None:
         self._table, self._name = table, name
@@ -36,12 +36,12 @@ class VerdictMap:
         self._socket.close()
 
     def put(self, address: IPv4Address, chain: str, *, replace: bool) -> None:
-        """At one moment also where another is replaced."""
+        """Map an address to a chain. Replacing an existing entry is atomic too."""
         removal = [(_DELETE_ELEMENT, self._elements(address, None))] if replace else []
         self._change([*removal, (_NEW_ELEMENT, self._elements(address, chain))])
 
     def remove(self, address: IPv4Address) -> None:
-        """May be repeated."""
+        """Remove an address. May be repeated."""
         with suppress(FileNotFoundError):
             self._change([(_DELETE_ELEMENT, self._elements(address, None))])
 
@@ -74,7 +74,7 @@ class VerdictMap:
 
 
 class PacketLog:
-    """Copies of packets that a rule logs to a group, from the network that it was opened in."""
+    """Receives copies of the packets that rules log to a group, in the network namespace in which it was opened."""
 
     def __init__(self, group: int, length: int) -> None:
         self._socket = _opened()
@@ -100,7 +100,8 @@ class PacketLog:
         self._socket.close()
 
     def read(self) -> list[bytes]:
-        """The beginnings of some packets. BlockingIOError: there are none. Other OSErrors: some were lost."""
+        """Return the beginnings of some packets. Raises BlockingIOError if there are none, and another OSError if some
+        were lost."""
         found = []
         for kind, _, body in _messages(self._socket.recv(65_536)):
             if kind == _LOG_PACKET:
@@ -120,7 +121,7 @@ def _message(kind: int, flags: int, number: int, family: int, resource: int, bod
 
 
 def _messages(data: bytes) -> list[tuple[int, int, bytes]]:
-    """Kind, number and content of each."""
+    """Return the kind, number and content of each message."""
     found, at = [], 0
     while at + _HEADER.size <= len(data):
         length, kind, _, number, _ = _HEADER.unpack_from(data, at)

@@ -1,9 +1,9 @@
-"""The router: a network namespace of the installation's own, where the links of all its sandboxes end.
+"""The router: the network namespace of an installation in which the links of all its sandboxes end.
 
-It has no other link, so nothing that arrives there can be sent on by the kernel, whatever happens to its rules. The
-rules drop everything but TCP and UDP from a sandbox's own address, refuse connections that no rule of the sandbox's
-policy could allow (`gate.py`), and hand the rest to the gateway's sockets. It is kept
-by a mount, so that links outlive the gateway's process; without that process they lead nowhere.
+It has no other link, so the kernel cannot forward anything that arrives there, whatever its rules are. The rules drop
+everything except TCP and UDP from a sandbox's own address, refuse connections that no rule of the sandbox's policy
+could allow (`gate.py`), and pass the rest to the gateway's sockets. A mount keeps the namespace alive, so links outlive
+the gateway's process. Without that process they lead nowhere.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _TCP, _UDP, _DNS_UDP, _DNS_TCP = 5301, 5302, 5300, 5303
 IP_TRANSPARENT, IP_RECVORIGDSTADDR = 19, 20
 FIRST = IPv4Address("198.18.0.0")
 RESOLVER = FIRST + 1
-"""What sandboxes are told; in truth the resolver answers at every address."""
+"""The name server in a sandbox's `resolv.conf`. In fact the resolver answers at every address."""
 SLOTS = range(1, 65_536)
 MTU = 1500
 LINK = "eth0"
-"""The name of a link in its sandbox."""
+"""The name of the link inside the sandbox."""
 
 TABLE, POLICIES = "atoll", "policies"
 REFUSED_GROUP = 1
-"""What the gate refuses is logged to this group."""
+"""The netfilter log group for connections that the gate refuses."""
 
 
 def rules(chains: str | None = "", members: Sequence[str] = ()) -> str:
-    """All of them. `chains` are those of policies and `members` elements of the map that leads there; None: no gate."""
-    # No sandbox can keep the gateway so busy that others wait: what comes too fast is dropped by the kernel.
+    """Return all rules of the router. `chains` are the chains of policies (None: no gate), and `members` the elements
+    of the map that leads to them."""
+    # The kernel drops what comes too fast, so no sandbox can keep the gateway so busy that others wait.
     elements = f"elements = {{ {', '.join(members)} }};" if members else ""
     gate = f"""
   chain refused {{
@@ -91,7 +92,7 @@ table inet {TABLE} {{
 
 
 def replacing(text: str) -> str:
-    """The same at one moment instead of those that are there."""
+    """Return rules that replace the existing ones atomically."""
     return f"table inet {TABLE}\ndelete table inet {TABLE}\n{text}"
 
 
@@ -113,19 +114,19 @@ class Listeners:
 
 
 def nft() -> str | None:
-    """The program that installs the rules; often not in an ordinary PATH."""
+    """Return the path of `nft`, which installs the rules and is often not in the PATH of ordinary users."""
     return shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 def open_router(path: Path) -> int:
-    """The namespace that `path` keeps, made with its rules if there is none."""
+    """Return a descriptor of the namespace that is mounted at `path`. It is made with its rules if it is missing."""
     if path.exists() and _is_namespace(path):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     path.touch(0o600)
     fd = netlink.new_network()
     try:
         with netlink.inside(fd):
-            # The rules are there before any link, and so before anything can arrive. The worker adds the gate.
+            # The rules exist before any link, and so before any packet can arrive. The worker adds the gate.
             subprocess.run(
                 [nft() or "nft", "-f", "-"], input=rules(None).encode(), check=True, capture_output=True, timeout=10
             )
@@ -143,7 +144,7 @@ def open_router(path: Path) -> int:
 
 
 def remove_router(path: Path) -> None:
-    """And with it every link. May be repeated."""
+    """Remove the router and thereby all links. May be repeated."""
     while path.exists() and _is_namespace(path):
         if _libc.umount2(os.fsencode(path), _DETACH):
             break
@@ -161,7 +162,7 @@ def listen(router: int) -> Listeners:
 
 
 def transparent_socket(router: int, kind: int, address: tuple[str, int]) -> socket.socket:
-    """One that speaks as somebody else."""
+    """Return a socket in the router that is bound to a foreign address, so that it can send as that host."""
     with netlink.inside(router):
         made = socket.socket(socket.AF_INET, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
@@ -175,7 +176,7 @@ def transparent_socket(router: int, kind: int, address: tuple[str, int]) -> sock
 
 
 def addresses(slot: int) -> tuple[IPv4Address, IPv4Address]:
-    """Of the router's end and of the sandbox's."""
+    """Return the addresses of a link: the router's end and the sandbox's end."""
     return FIRST + 2 * slot, FIRST + 2 * slot + 1
 
 
@@ -188,7 +189,7 @@ def link_name(slot: int) -> str:
 
 
 def connect(router: Links, router_fd: int, network: int, slot: int) -> None:
-    """A link between the router and the network of a sandbox. If it fails there is none."""
+    """Make a link between the router and the network namespace of a sandbox. After a failure there is no link."""
     name, (ours, theirs) = link_name(slot), addresses(slot)
     router.make_pair(name, LINK, network, MTU)
     try:
@@ -197,7 +198,7 @@ def connect(router: Links, router_fd: int, network: int, slot: int) -> None:
         router.add_address(index, ours, 31)
         with netlink.inside(network), Links() as links:
             far = socket.if_nametoindex(LINK)
-            with suppress(FileNotFoundError):  # a kernel without IPv6; else not even a link-local address
+            with suppress(FileNotFoundError):  # no IPv6, not even a link-local address; the kernel may not have it
                 Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")
             links.add_address(far, theirs, 31)
             links.up(far)

@@ -1,8 +1,8 @@
-"""What no rule of a policy could allow, as steps that the kernel takes when a connection begins. Pure.
+"""Computes the steps by which the kernel refuses new connections that no rule of a policy could allow. Pure.
 
-The steps agree with what the gateway decides by address, but for two things that it alone knows: which names a
-connection will give, and which addresses its resolver gave out. What one of those could open passes, to be decided
-there.
+The steps agree with what the gateway decides by address, except for two things that only the gateway knows: the name
+that a connection will give, and the addresses that its resolver returned. Connections that one of these could allow
+pass, and the gateway decides about them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Decides for the addresses and ports that it names; empty: for all."""
+    """Passes or refuses connections to these addresses and ports. An empty tuple stands for all."""
 
     passes: bool
     networks: tuple[IPv4Network, ...] = ()
@@ -31,7 +31,7 @@ class Step:
         )
 
     def __str__(self) -> str:
-        """As nftables reads it, in a chain where `return` means that it passes."""
+        """Return the step in the language of nftables, for a chain in which `return` lets a connection pass."""
         networks = f"ip daddr {{ {', '.join(map(str, self.networks))} }} " if self.networks else ""
         ports = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in self.ports)
         verdict = "return" if self.passes else "goto refused"
@@ -48,7 +48,7 @@ _PRIVATE = Step(False, _v4(PRIVATE))
 
 
 def steps(policy: NetworkPolicy) -> tuple[Step, ...]:
-    """In order; the first that covers a connection decides, and the last covers all."""
+    """Return the steps of a policy, in order. The first one that covers a connection decides; the last covers all."""
     if policy == "none":
         return (Step(False),)
     rules = policy.rules if isinstance(policy, NetworkRules) else ()
@@ -72,7 +72,7 @@ def steps(policy: NetworkPolicy) -> tuple[Step, ...]:
 
 
 def _by_ports(rules: list[Rule], otherwise: Ranges) -> list[Step]:
-    """One step for the ports of all of these rules; none if there are no rules."""
+    """Return one step for the ports of all these rules, or none if there are no rules."""
     if not rules:
         return []
     each = [rule.ports or otherwise for rule in rules]
@@ -88,7 +88,7 @@ def _by_range(rules: Iterable[Rule], *, passes: bool) -> list[Step]:
 
 
 def _merged(pairs: Iterable[tuple[int, int]]) -> Ranges:
-    """A set of nftables takes no ranges that overlap."""
+    """Merge overlapping ranges, which a set of nftables does not accept."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(pairs):
         if merged and low <= merged[-1][1] + 1:

@@ -1,5 +1,5 @@
-"""Connections that cannot be held open or filled for nothing: headers have a deadline and a size, clients that vanish
-are noticed."""
+"""Connections that cannot be kept open or filled without limit: headers have a deadline and a maximum size, and clients
+that vanish are detected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.server.connections.vanished_clients import Watched
 
 GONE = "gone"
 CUT = "cut"
-"""In `scope["state"]`: what ends the connection at once."""
+"""Key in `scope["state"]` of a function that ends the connection at once."""
 _SWITCHING = 101
 _HEADERS_S = 20.0
 _MAX_BYTES = 64 << 10
@@ -23,7 +23,8 @@ _LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n
 
 
 class BoundedProtocol(Watched, HttpToolsProtocol):
-    """As uvicorn's own. From the first byte of a connection or request its headers have `_HEADERS_S` to be complete."""
+    """uvicorn's HTTP protocol with limits. The headers must be complete within `_HEADERS_S` from the first byte of a
+    connection or request."""
 
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0
@@ -58,7 +59,7 @@ class BoundedProtocol(Watched, HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def data_received(self, data: bytes) -> None:
-        if self._deadline is not None:  # also what is not a whole header yet
+        if self._deadline is not None:  # also counts incomplete headers
             self._header_bytes += len(data) if len(data) < _MAX_BYTES else 0
             if self._header_bytes > 2 * _MAX_BYTES:
                 self._refuse(_LARGE)
@@ -88,8 +89,8 @@ class BoundedProtocol(Watched, HttpToolsProtocol):
 
 
 class BoundedSocket(Watched, WebSocketsSansIOProtocol):
-    """As uvicorn's own. `scope["state"][GONE]` is set when the connection is lost: whoever is busy with a message does
-    not ask for the next one, and would not learn of it."""
+    """uvicorn's WebSocket protocol. It sets `scope["state"][GONE]` when the connection is lost, because code that is
+    busy with one message does not ask for the next one and would not notice."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

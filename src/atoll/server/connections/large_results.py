@@ -1,8 +1,8 @@
 """Large answers as JSON, encoded piece by piece while they are sent.
 
-Encoding at once would need many times the memory: a zero byte becomes six characters, and all would pass through the
-event loop in one step. So what is small is encoded at once, and what is not goes out in pieces, and others have their
-turn between two of them, however many answers one user waits for.
+Encoding one at once would need many times its memory, because a zero byte becomes six characters, and it would block
+the event loop. So only small answers are encoded at once. Others are sent in pieces, and other users get their turn
+between two pieces, however many answers one user waits for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _turns = Shares(1024, 1)
 
 
 def execution(result: ExecutionResult, encoding: Encoding) -> Response:
-    """As `ExecResult` describes it."""
+    """Return the response that `ExecResult` describes."""
     rest = {
         "exit_code": result.exit_code,
         "exitCode": result.exit_code,
@@ -56,7 +56,7 @@ def execution(result: ExecutionResult, encoding: Encoding) -> Response:
 
 
 def listing(items: Sequence[T], shown: Callable[[T], BaseModel]) -> Response:
-    """A list of models, which are made as they are sent."""
+    """Return a list of models, which are created as they are sent."""
 
     def pieces() -> Iterator[str]:
         for start in range(0, len(items), _ITEMS):

@@ -1,6 +1,6 @@
-"""Answers that go on: a line of JSON for each thing that happens, or server-sent events for those who ask for them.
+"""Streamed answers: a line of JSON for each event, or server-sent events for clients that ask for them.
 
-A client that goes away is noticed at once, also while nothing happens: what fed its stream is closed then.
+A client that disconnects is noticed at once, even while nothing happens, and the source of its stream is then closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SSE = "text/event-stream"
 
 
 class EventStream(Response):
-    """An error after the first line is a line too, of type `error`, and the last."""
+    """A stream of events. An error after the first line is sent as the last line, of type `error`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class EventStream(Response):
 
 
 class Download(StreamingResponse):
-    """Pieces of a file. They are closed when the answer is over, also when its client went away in the middle."""
+    """Pieces of a file. Their source is closed when the answer ends, also if the client disconnects in the middle."""
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], status_code: int = 200, **options: Any) -> None:
         super().__init__(pieces, status_code, **options)
@@ -101,18 +101,20 @@ class Download(StreamingResponse):
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work; it is cancelled when the client goes away, as nobody would ever see its result."""
+    """Return the result of the work. The work is cancelled when the client disconnects, as nobody would see its
+    result."""
     await request.body()
     return await while_there(request, work)
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The same once the body was read: only after it is the next message the end of the connection."""
+    """As `while_connected`, for a request whose body has been read: only then is the next message the end of the
+    connection."""
     working = asyncio.create_task(work)
     waiting = {working}
     try:
         await asyncio.wait(waiting, timeout=_SHORT_S)
-        if not working.done():  # to look after the client costs as much as a short piece of work
+        if not working.done():  # watching the client costs as much as a short piece of work
             waiting.add(asyncio.create_task(_gone(request.receive)))  # type: ignore[arg-type]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -121,7 +123,7 @@ async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
         if len(waiting) > 1 or not working.done():
             await asyncio.gather(*waiting, return_exceptions=True)
     if working.cancelled():
-        raise ConnectionResetError("the client went away")
+        raise ConnectionResetError("the client disconnected")
     return working.result()
 
 

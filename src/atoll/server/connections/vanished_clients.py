@@ -1,9 +1,9 @@
-"""Clients that vanish: without a word, or with one that nobody hears because nothing is being read from them.
+"""Detect clients that vanish: silently, or with a notice that goes unseen because nothing is being read from them.
 
-Three things tell. The kernel probes connections on which nothing happens. What was sent and is not acknowledged for
-`SILENT_S` goes nowhere. And that a client has hung up is in the state of its connection, also while reading from it is
-put off. Whoever is there but reads nothing of what waits for it is given up after `slow_s`, the time that a client also
-has to send something.
+There are three signs. The kernel probes connections on which nothing happens. Data that is not acknowledged for
+`SILENT_S` is not arriving. And the state of a connection shows that the client has hung up, even while reading from it
+is put off. A client that is connected but does not read what waits for it is given up after `slow_s`, the time that a
+client also has to send something.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any
 SILENT_S = 3.0
 _LOOK_EVERY_S = 0.5
 _HUNG_UP = frozenset((7, 8, 9, 11))
-"""CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING, as the kernel counts states."""
+"""CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING, as the kernel numbers the states."""
 _LOOKS = 2
-"""So often in a row: the first time what it sent last may just be on its way to us."""
+"""How many checks in a row must agree. At the first one, the client's last data may still be on its way."""
 _INFO = struct.Struct("=B23xI28xI60xQ")
-"""The head of `struct tcp_info`: state, …, segments not acknowledged, …, ms since one was, …, bytes that were."""
+"""The head of `struct tcp_info`: state, …, unacknowledged segments, …, ms since the last acknowledgement, …,
+acknowledged bytes."""
 
 
 def probe_idle(sock: socket.socket) -> None:
-    """For a socket that listens: what it accepts inherits it."""
+    """Enable keep-alive probes on a listening socket. Connections that it accepts inherit the setting."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -32,7 +33,7 @@ def probe_idle(sock: socket.socket) -> None:
 
 
 class Watched:
-    """Beside a protocol of uvicorn: a connection whose client has vanished is cut."""
+    """Mixin for uvicorn's protocols that cuts a connection whose client has vanished."""
 
     config: Any
     transport: Any

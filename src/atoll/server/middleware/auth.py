@@ -1,4 +1,4 @@
-"""Who asks: every route names the scope that it needs, and gets the caller who has it."""
+"""Identify callers: every route names the scope that it needs, and gets a caller who has it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from atoll.service import Caller, ForbiddenError, NotAuthenticatedError, Scope
 
 SESSION_HEADER = "X-Session-API-Key"
 KEY_HEADER, RUNTIME = "X-API-Key", "/runtime/"
-"""An API key as programs send it that were written for OpenHands's cloud, and where."""
+"""The header in which programs that were written for OpenHands's cloud send an API key, and the paths on which it is
+read."""
 BEARER = "atoll.bearer."
-"""A page in a browser cannot set headers on a WebSocket: it sends the credential as a subprotocol."""
+"""Prefix of a WebSocket subprotocol that carries a credential, because a page in a browser cannot set headers."""
 
 SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key (`atoll_…`) or a token (JWT)."},
     "key": {"type": "apiKey", "in": "header", "name": KEY_HEADER, "description": "An API key."},
     "session": {"type": "apiKey", "in": "header", "name": SESSION_HEADER, "description": "Of one sandbox."},
 }
-"""As openapi.json tells them. FastAPI's own way to tell costs every request two more calls."""
+"""The security schemes in openapi.json. FastAPI's own way to declare them costs every request two more calls."""
 
 
 def services_of(connection: HTTPConnection) -> Services:
@@ -36,7 +37,8 @@ def services_of(connection: HTTPConnection) -> Services:
 
 
 async def identify(connection: HTTPConnection) -> Caller:
-    """Raises NotAuthenticatedError, or RateLimitedError. The request is the caller's from here on."""
+    """Return the caller, and attribute the request to them from here on. Raises NotAuthenticatedError or
+    RateLimitedError."""
     if (known := admission_of(connection.scope)) is not None:
         return known.caller
     services = services_of(connection)
@@ -63,19 +65,20 @@ async def identify(connection: HTTPConnection) -> Caller:
 
 
 def take_in(connection: HTTPConnection, caller: Caller) -> None:
-    """The request is the caller's from here on, whatever it was that said so. Raises RateLimitedError."""
+    """Attribute the request to this caller from here on, however they were identified. Raises RateLimitedError."""
     services = services_of(connection)
     services.rate.count(caller)
     services.admissions.admit(connection.scope, caller)
 
 
 def subprotocol(websocket: WebSocket) -> str | None:
-    """The one to answer with, if the credential came as one."""
+    """Return the subprotocol to answer with, if the credential was sent as one."""
     return next((name for name in websocket.scope.get("subprotocols", []) if name.startswith(BEARER)), None)
 
 
 def needs(scope: Scope, *, session: bool = False) -> Callable[..., Awaitable[Caller]]:
-    """The dependency of a route. With `session` a session key is good too, for its own sandbox."""
+    """Return the dependency of a route that needs this scope. With `session`, a session key is valid too, for its own
+    sandbox."""
 
     async def check(request: Request) -> Caller:
         return allow(await identify(request), scope, session=session)
@@ -86,7 +89,7 @@ def needs(scope: Scope, *, session: bool = False) -> Callable[..., Awaitable[Cal
 
 
 async def admit(websocket: WebSocket, scope: Scope) -> Caller | None:
-    """The same for a WebSocket into a sandbox. None: it was refused, and told so as any other request is."""
+    """As `needs`, for a WebSocket into a sandbox. Returns None if it was refused, after sending the error."""
     try:
         need_known_origin(websocket)
         return allow(await identify(websocket), scope, session=True)
@@ -96,8 +99,11 @@ async def admit(websocket: WebSocket, scope: Scope) -> Caller | None:
 
 
 def need_known_origin(connection: HTTPConnection) -> None:
-    """A browser lets every page open a WebSocket anywhere, and says only whose page it is. Raises ForbiddenError for
-    one that is neither this server's own nor of an origin that the settings name. Programs send no origin."""
+    """Raise ForbiddenError for a WebSocket that a page of an unknown origin opens.
+
+    A browser lets every page open a WebSocket anywhere, and only says which origin the page has. Known origins are this
+    server's own and those in the settings. Programs send no origin.
+    """
     origin = connection.headers.get("origin")
     if origin is None or connection.scope["type"] != "websocket":
         return
@@ -121,7 +127,8 @@ def allow(caller: Caller, scope: Scope, *, session: bool) -> Caller:
 
 
 def _runtime_key(connection: HTTPConnection) -> str | None:
-    """Everywhere else the header is not ours: on the host of a port it is meant for what listens inside."""
+    """Return the API key in `X-API-Key`, on the paths of runtimes only. Elsewhere the header is not meant for this
+    server: on the host of a port it is for the program inside."""
     is_ours = connection.scope["path"].startswith(RUNTIME) and "atoll.port" not in connection.scope
     return connection.headers.get(KEY_HEADER) if is_ours else None
 
@@ -142,7 +149,8 @@ AdminScope = Annotated[Caller, Depends(needs(Scope.ADMIN))]
 
 
 async def _services(connection: HTTPConnection) -> Services:
-    """Asynchronous though it waits for nothing: anything else is called in a thread, which costs more than the rest."""
+    """Return the services. The function is async although it awaits nothing, because FastAPI calls others in a thread,
+    which costs more than everything else."""
     return services_of(connection)
 
 

@@ -1,4 +1,4 @@
-"""Limits that hold before a route sees anything: the size of a body, and how slowly it may come."""
+"""Limits that apply before a route is called: the size of a body, and how slowly it may arrive."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _UPLOADS = re.compile(
     r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|commands/[^/]+/stdin$|ports/.*)|snapshots/[^/]+/content$)"
 )
 _SMALL = 64 << 10
-"""How much of a body is read before its sender is known."""
+"""How much of a body is read before its sender is identified."""
 
 
 class BodyLimits:
-    """A pure ASGI middleware: nothing is copied or buffered on the way."""
+    """A pure ASGI middleware. It copies and buffers nothing."""
 
     def __init__(
         self, app: ASGIApp, max_body_bytes: int, max_upload_bytes: int, slow_s: float, *, streamed: bool = False
     ) -> None:
-        """`streamed`: whatever its path, no body is ever held as a whole."""
+        """`streamed` says that no body is ever held as a whole, whatever its path."""
         self._app = app
         self._streamed = streamed
         self._max_body_bytes = max_body_bytes
@@ -50,12 +50,12 @@ class BodyLimits:
         async def limited() -> Message:
             nonlocal seen, over
             if over:
-                return await receive()  # waiting for the client to go away may take as long as it likes
+                return await receive()  # only the end of the connection can come, at any time
             try:
                 async with asyncio.timeout(self._slow_s):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"nothing came for {self._slow_s:g} s", {"Connection": "close"}) from None
+                raise HTTPException(408, f"no data received for {self._slow_s:g} s", {"Connection": "close"}) from None
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
                 over = not message.get("more_body", False)
@@ -69,7 +69,8 @@ class BodyLimits:
 
 
 async def _account(scope: Scope, size: int) -> None:
-    """A body that the route gets as a whole is held in memory on behalf of a user, who has to be known before."""
+    """Charge a body to its user. The route gets it as a whole, so it is held in memory and the user has to be
+    identified first."""
     try:
         caller = await identify(HTTPConnection(scope))
         admission = admission_of(scope)
@@ -84,4 +85,4 @@ async def _account(scope: Scope, size: int) -> None:
 
 
 def _too_large(most: int) -> HTTPException:
-    return HTTPException(413, f"at most {most} bytes are taken", {"Connection": "close"})
+    return HTTPException(413, f"at most {most} bytes are accepted", {"Connection": "close"})

@@ -1,7 +1,8 @@
-"""Requests that go on for long end when the right to them does: the key is revoked or expires, the user is locked out.
+"""End long requests when the right to them ends: the key is revoked or expires, or the user is locked out.
 
-Whoever asks is known when the request begins. A terminal, a stream or a slow command may go on for hours, so while one
-does the credential is looked at again every few seconds, and the connection is cut as if the client had vanished.
+The caller is identified when a request begins. A terminal, a stream or a slow command may go on for hours, so meanwhile
+the credential is checked again every few seconds. If it is invalid, the connection is cut as if the client had
+vanished.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _LOOK_EVERY_S = 3.0
 
 
 def remember(connection: HTTPConnection, caller: Caller) -> None:
-    """Who a request is from."""
+    """Remember the caller of a request."""
     connection.scope[_CALLER] = caller
 
 
 class RevocationWatch:
-    """A pure ASGI middleware around everything that has a caller."""
+    """A pure ASGI middleware around all requests that have a caller."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,7 +38,7 @@ class RevocationWatch:
             return
         watching: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
-        # Most requests are over long before: a timer costs them next to nothing.
+        # Most requests end long before that, and a timer costs them next to nothing.
         timer = loop.call_later(_LOOK_EVERY_S, lambda: watching.append(loop.create_task(_watch(scope))))
         try:
             await self._app(scope, receive, send)
@@ -58,5 +59,5 @@ async def _watch(scope: Scope) -> None:
             scope["state"][CUT]()
             return
         except SandboxError:
-            pass  # the database is away: what was allowed goes on
+            pass  # the database is unavailable: what was allowed goes on
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -1,12 +1,12 @@
-"""The time of the event loop, shared by accounts: nobody's requests fill it while somebody else needs it.
+"""Share the time of the event loop between accounts: no account's requests fill it while another account needs it.
 
-Every step of every task runs in one thread. A loop takes what is ready in the order of its arrival, so an account with
-many requests, or with expensive ones, would delay each of the many steps of everybody else. Here a task whose context
-names an account (`atoll.workers.account`) asks before each step. While others are active too, an account that has used
-up its part of the loop's time, and more of it than others, waits for more; its steps then go on one after another. An
-account alone never waits, and neither does a step that hands on a cancellation or an error.
+Every step of every task runs in one thread. A loop runs steps in the order in which they become ready, so an account
+with many or expensive requests would delay each of the many steps of everybody else. Here a task whose context names an
+account (`atoll.workers.account`) asks before each step. While other accounts are active too, an account that has used
+up its part of the loop's time, and more of it than others, has to wait; its steps then run one after another. An
+account alone never waits, and neither does a step that delivers a cancellation or an error.
 
-What counts is the time that passes and not the processor's: on a busy machine a step takes others just as long.
+What counts is elapsed time and not processor time: on a busy machine a step delays others just as long.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atoll.workers import account
 
 ACTIVE_S = 0.03
-"""So long after its last step an account still counts as active."""
+"""How long an account still counts as active after its last step."""
 PART = 0.3
-"""Of the loop's time, for one account while another is active. What is left keeps the loop soon ready for others."""
+"""The part of the loop's time for one account while another is active. The rest keeps the loop responsive for
+others."""
 CREDIT_S = 0.01
-"""What an account may use at once before it has to wait."""
+"""How much time an account may use at once before it has to wait."""
 MAX_DEBT_S = 0.04
-"""One long step does not keep the account waiting for longer than this takes to pay."""
+"""Maximum debt of an account, which bounds how long it waits after one long step."""
 
 
 HEAVY = 0.67
-"""Only those wait who lately used this much of what the heaviest user did."""
+"""An account has to wait only if it recently used this fraction of what the heaviest account used."""
 _FORGET_S = 1.0
 BYTE_S = 4e-3 / (1 << 20)
-"""What a byte of a body costs. The loop's transports receive and send it outside of all tasks, and the kernel copies it
-in the same thread."""
+"""How much time a byte of a body costs. The loop's transports receive and send it outside of all tasks, and the kernel
+copies it in the same thread."""
 
 
 class Usage:
-    """Of one account, while others are active."""
+    """What one account uses while others are active."""
 
     def __init__(self, now: float) -> None:
         self.balance, self.at = CREDIT_S, now
@@ -58,7 +59,7 @@ class Usage:
         return self.balance
 
     def recent(self, now: float) -> float:
-        """What it used of the last second, about."""
+        """Return roughly how much of the last second the account used."""
         return self._recent * math.exp((self._counted_at - now) / _FORGET_S)
 
     def spend(self, seconds: float, now: float) -> None:
@@ -67,7 +68,7 @@ class Usage:
 
 
 class Turns:
-    """Who may use the event loop now. For one loop, and only from its thread."""
+    """Decides which account may use the event loop now. An object serves one loop and is used only from its thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
         self._loop, self._clock = loop, clock
@@ -75,10 +76,11 @@ class Turns:
         self._shared_until = 0.0
         self._heaviest: Usage | None = None
         self.usages: dict[str, Usage] = {}
-        """Of those who have used the loop since it was last somebody's alone."""
+        """The accounts that have used the loop since one account last had it alone."""
 
     def wait(self, who: str) -> asyncio.Future[None] | None:
-        """Before a step of this account. None: it may go on at once. Whoever does not wait any more cancels it."""
+        """Ask for a step of this account. Returns None if it may run at once, else a future to await, or to cancel to
+        give up."""
         self._last_at = now = self._clock()
         if who != self._last:
             self._changed(who, now)
@@ -99,12 +101,12 @@ class Turns:
         return self._clock() < self._shared_until
 
     def is_active_besides(self, who: str) -> bool:
-        """Whether somebody else is. From any thread."""
+        """Whether another account is active. May be called from any thread."""
         now = self._clock()
         return now < self._shared_until or (self._last not in ("", who) and now < self._last_at + ACTIVE_S)
 
     def spend(self, who: str, seconds: float) -> None:
-        """After a step of this account, while others are active."""
+        """Charge a step to this account. Called only while others are active."""
         now = self._clock()
         usage = self.usages.get(who)
         if usage is None:
@@ -115,7 +117,7 @@ class Turns:
 
     def _changed(self, who: str, now: float) -> None:
         if self._last:
-            if now >= self._shared_until:  # all begin anew, but for those whom a timer is about to wake
+            if now >= self._shared_until:  # all start afresh, except accounts that a timer is about to wake
                 self.usages = {each: usage for each, usage in self.usages.items() if usage.waiting}
                 self._heaviest = None
             self._shared_until = now + ACTIVE_S
@@ -132,7 +134,8 @@ class Turns:
         usage.timer = self._loop.call_later(min(paid_s, alone_s), self._grant, usage)
 
     def _grant(self, usage: Usage) -> None:
-        """The next step of an account that has paid; all of them as soon as nobody else is active."""
+        """Let the next step of an account run if it has paid its debt, or all its steps if no other account is
+        active."""
         usage.timer = None
         now = self._clock()
         alone = now >= self._shared_until
@@ -148,7 +151,7 @@ class Turns:
 
 
 class _Steps:
-    """A coroutine, driven step by step."""
+    """Drives a coroutine step by step."""
 
     def __init__(self, turns: Turns, work: Coroutine[Any, Any, Any]) -> None:
         self._turns, self._work = turns, work
@@ -156,7 +159,7 @@ class _Steps:
     def __await__(self) -> Generator[Any, None, Any]:
         turns, work = self._turns, self._work
         error: BaseException | None = None
-        owed_s = 0.0  # by steps before it was known whose task this is: of those who ask, and prove who they are
+        owed_s = 0.0  # for steps before the account was known, which identify the caller
         try:
             while True:
                 began = time.perf_counter() if turns.is_shared else 0.0
@@ -165,7 +168,7 @@ class _Steps:
                 except StopIteration as end:
                     return end.value
                 finally:
-                    who = account.get()  # which the step itself may have found out
+                    who = account.get()  # the step itself may have set it
                     if began:
                         owed_s += time.perf_counter() - began
                     if owed_s and who:
@@ -178,10 +181,10 @@ class _Steps:
                         yield from turn
                 except GeneratorExit:
                     raise
-                except BaseException as thrown:  # the cancellation of the task, or what it waited for failed
+                except BaseException as thrown:  # the task was cancelled, or what it awaited failed
                     error = thrown
         finally:
-            error = None  # it holds this frame, and the frame would hold it
+            error = None  # avoids a reference cycle between the error and this frame
             work.close()
 
 
@@ -193,7 +196,7 @@ turns_of: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionar
 
 
 class BodyWeight:
-    """A pure ASGI middleware: the bytes of bodies count as time of the loop."""
+    """A pure ASGI middleware that charges the bytes of bodies as time of the loop."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -220,7 +223,7 @@ class BodyWeight:
 
 
 def take_turns(loop: asyncio.AbstractEventLoop) -> Turns:
-    """From here on, for every task that is made in this loop."""
+    """Let every task that is created in this loop from now on take turns."""
     turns = turns_of[loop] = Turns(loop)
 
     def make(

@@ -1,8 +1,8 @@
 """Exposed ports by host name: `PORT-ID.localhost`, or below the domain that the server was given for it.
 
-Such a host is one origin with nothing but that port. The API is not there, and nothing that a page from there can send,
-its cookies included, means anything to the API. Who opens a link there gets a cookie that stands for the link, on that
-host alone.
+Such a host is an origin of its own with nothing but that port. The API is not available there, and nothing that a page
+there can send, its cookies included, has a meaning for the API. A browser that opens a link there gets a cookie that
+stands for the link, on that host alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from atoll.service.models.runtime import PORTS, SERVICES
 _OWN = b"/.atoll/"
 _LINK = re.compile(rb"/\.atoll/~([0-9]{1,12}\.[0-9a-f]{0,32}\.[0-9a-f]{64})(/.*)?")
 _AGENT, _NAMES = PORTS["AGENT_SERVER"], "|".join(SERVICES)
-"""OpenHands puts the name of a service before the host of a runtime's agent server."""
+"""OpenHands puts the name of a service in front of the host of a runtime's agent server."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -42,7 +42,7 @@ class _Admitted:
 
 
 class PortsByHost:
-    """A pure ASGI middleware: what is asked of such a host goes to the port, everything else on to the API."""
+    """A pure ASGI middleware that passes requests to such a host on to the port, and all others on to the API."""
 
     def __init__(self, app: ASGIApp, domain: str, max_upload_bytes: int, slow_s: float) -> None:
         self._app = app
@@ -75,7 +75,8 @@ class PortsByHost:
 
 
 async def _entered(request: Request) -> Response:
-    """Whoever comes by a link goes on to the page behind it with a cookie, so that its URL is seen nowhere else."""
+    """Redirect a browser that opens a link to the page behind it, with a cookie, so that the URL of the link is seen
+    nowhere else."""
     port, sandbox_id, _ = request.scope["atoll.port"]
     found = _LINK.fullmatch(request.scope["raw_path"].partition(b"?")[0])
     if found is None or request.method not in ("GET", "HEAD"):
@@ -92,7 +93,7 @@ async def _entered(request: Request) -> Response:
 
 
 async def _admit(connection: HTTPConnection) -> tuple[Caller, PortRequest]:
-    """A port that is public, the cookie of a link, or a credential as for the API."""
+    """Identify the caller: any for a public port, else by the cookie of a link or by a credential as for the API."""
     services = services_of(connection)
     port, sandbox_id, host = connection.scope["atoll.port"]
     admitted = await _by_port(connection, services, sandbox_id, port)
@@ -133,7 +134,10 @@ async def _by_port(connection: HTTPConnection, services: Services, sandbox_id: s
 
 
 def _need_own_origin(connection: HTTPConnection) -> None:
-    """A cookie comes along with whatever page sends a request: only this host's own pages may do more than look."""
+    """Raise ForbiddenError unless the request only reads or comes from a page of this host.
+
+    Browsers send the cookie along with requests of any page.
+    """
     origin = connection.headers.get("origin")
     if origin is None or (connection.scope["type"] == "http" and connection.scope["method"] in _SAFE):
         return
@@ -142,7 +146,7 @@ def _need_own_origin(connection: HTTPConnection) -> None:
 
 
 async def _is_ours(connection: HTTPConnection, services: Services) -> bool:
-    """Whether its Authorization is a credential of this server's: then it is not for what listens inside."""
+    """Whether the Authorization header is a credential of this server, and so not meant for the program inside."""
     kind, _, value = connection.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer":
         return False
@@ -160,5 +164,5 @@ def _scheme(services: Services) -> str:
 
 
 def _name(host: str) -> str:
-    """Without its port, its case and a final dot."""
+    """Return a host name in lower case, without its port and a final dot."""
     return re.sub(r":[0-9]*$", "", host.strip().lower()).removesuffix(".")

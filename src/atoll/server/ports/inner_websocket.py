@@ -1,5 +1,5 @@
-"""WebSockets to what listens inside. Each side speaks the protocol with us, so nothing malformed passes either way;
-what is passed on are whole messages, of bounded size."""
+"""WebSockets to programs inside. The server speaks the protocol with each side, so nothing malformed passes in either
+direction; only whole messages of bounded size are passed on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_CODE = 1005
 
 
 async def bridge(websocket: WebSocket, caller: Caller, services: Services, wanted: PortRequest) -> None:
-    """Until either side closes it, the sandbox ends, or the right to it does."""
+    """Pass messages on until either side closes the WebSocket, the sandbox ends, or the right to it ends."""
     try:
         await services.sandboxes.ports.need_exposed(caller, wanted.sandbox_id, wanted.port)
         sandbox = await services.sandboxes.sandbox(caller, wanted.sandbox_id)
@@ -75,7 +75,7 @@ async def _carry(websocket: WebSocket, inside: Inside, wanted: PortRequest) -> N
             code, reason = outwards.result()
         elif inwards in done:
             inwards.result()
-            with contextlib.suppress(TimeoutError):  # for the answer to the end that was said inside
+            with contextlib.suppress(TimeoutError):  # for the answer to the close frame that was sent inside
                 await asyncio.wait_for(outwards, _CLOSE_S)
             return
     finally:
@@ -86,7 +86,7 @@ async def _carry(websocket: WebSocket, inside: Inside, wanted: PortRequest) -> N
 
 
 async def _outwards(websocket: WebSocket, inside: Inside) -> tuple[int, str]:
-    """The code and the reason that it ended with."""
+    """Pass messages on to the client. Returns the code and the reason of the end."""
     try:
         async for opcode, data in inside:
             if opcode is Opcode.TEXT:
@@ -94,7 +94,7 @@ async def _outwards(websocket: WebSocket, inside: Inside) -> tuple[int, str]:
             else:
                 await websocket.send_bytes(data)
     except UnicodeDecodeError:
-        return _INVALID, "what came is no text"
+        return _INVALID, "invalid UTF-8 in a text message"
     except (OSError, SandboxError):
         return _GOING_AWAY, "the sandbox has ended"
     return inside.ending
@@ -109,11 +109,11 @@ async def _inwards(websocket: WebSocket, inside: Inside) -> None:
                 return
             await inside.send(message.get("text"), message.get("bytes"))
     except (OSError, SandboxError):
-        await asyncio.Event().wait()  # the other direction knows what became of it
+        await asyncio.Event().wait()  # the other direction reports what happened
 
 
 class Inside:
-    """The client's side of a WebSocket to a port."""
+    """The client's side of a WebSocket to a port inside."""
 
     def __init__(self, stream: PortStream, wanted: PortRequest, websocket: WebSocket) -> None:
         self._stream = stream
@@ -132,7 +132,7 @@ class Inside:
         return self._protocol.subprotocol
 
     async def shake_hands(self) -> Response | None:
-        """None: it is one now. Else what to say."""
+        """Open the WebSocket. Returns None on success, otherwise the response to send to the client."""
         request = self._protocol.connect()
         del request.headers["Host"]
         for name, value in self._headers:
@@ -144,7 +144,7 @@ class Inside:
             if not data:
                 self._protocol.receive_eof()
                 if not (events := self._protocol.events_received()):
-                    return PlainTextResponse("it ended before it answered\n", 502)
+                    return PlainTextResponse("the connection was closed before an answer\n", 502)
                 break
             self._protocol.receive_data(data)
         self._early = events[1:]
@@ -153,18 +153,18 @@ class Inside:
             return None
         status = error.response.status_code if isinstance(error, InvalidStatus) else 502
         return PlainTextResponse(
-            f"what listens there accepts no WebSocket: {error}\n", status if 400 <= status < 600 else 502
+            f"the program on this port accepts no WebSocket: {error}\n", status if 400 <= status < 600 else 502
         )
 
     @property
     def ending(self) -> tuple[int, str]:
-        """As a close frame may carry it."""
+        """The code and the reason of the end, as a close frame may carry them."""
         said = self._protocol.close_rcvd or self._protocol.close_sent
         code, reason = (said.code, said.reason) if said is not None else (0, "")
         if code == _NO_CODE:
             return 1000, ""
         usable = code in (1000, 1001, 1002, 1003) or 1007 <= code <= 1014 or 3000 <= code <= 4999
-        return (code, reason) if usable else (_FAILED, "what listens there ended without a word")
+        return (code, reason) if usable else (_FAILED, "the program on this port gave no valid reason")
 
     async def send(self, text: str | None, data: bytes | None) -> None:
         if text is not None:
@@ -180,7 +180,7 @@ class Inside:
             await self._flush()
 
     async def __aiter__(self) -> AsyncIterator[tuple[Opcode, bytes]]:
-        """Whole messages, until the end."""
+        """Yield whole messages until the end."""
         kind, parts = Opcode.BINARY, bytearray()
         frames = self._early
         while True:

@@ -1,4 +1,4 @@
-"""A request to an exposed port: how it came, and what of it and of its answer is passed on."""
+"""A request to an exposed port: how it arrived, and which parts of it and of its answer are passed on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from starlette.requests import HTTPConnection
 from atoll.server.middleware.auth import SESSION_HEADER, services_of
 
 COOKIE = "atoll_port"
-"""Stands for a link, on the host of its port alone. Never goes inside, and nothing inside can set it."""
+"""The cookie that stands for a link, on the host of its port alone. It never goes inside, and nothing inside can set
+it."""
 
 _HOP = frozenset(
     (
@@ -49,33 +50,34 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class PortRequest:
-    """One request to an exposed port: where it leads, and how it came."""
+    """One request to an exposed port: where it leads, and how it arrived."""
 
     sandbox_id: str
     port: int
     target: bytes
-    """What to ask for inside: path and query as they were sent."""
+    """The path and query to request inside, as they were sent."""
     host: str | None = None
-    """The host it was asked for by, if that is the port's own; None: by path."""
+    """The host name in the request if it is the port's own, or None if the port was requested by path."""
     keeps_authorization: bool = False
-    """The header is meant for what listens inside: it is no credential of ours."""
+    """Whether the Authorization header is meant for the program inside, and is no credential of this server."""
     until: float | None = None
-    """When the right to it ends."""
+    """When the right to the port ends."""
     scheme: str = "http"
     session_key: str = ""
-    """The key that what listens inside knows its callers by. It is not one of ours."""
+    """The key by which the program inside recognizes its callers. It is not a key of this server."""
     for_anyone: bool = False
-    """It is public, so that whoever listens inside may say whose pages can read its answers."""
+    """Whether the port is public, so that the program inside may say which origins can read its answers."""
 
     def inwards(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
-        """The headers of a request as they go inside. By path the browser sends what it has for the API as well."""
+        """Return the headers of a request as they go inside. If the port was requested by path, credentials are left
+        out, because the browser sends those that it has for the API."""
         found: RawHeaders = [(b"host", (self.host or f"localhost:{self.port}").encode("latin-1"))]
         for name, value in headers:
             lower = name.decode("latin-1").lower()
             if lower in _NOT_IN or lower.startswith(("x-forwarded-", "sec-websocket-")):
                 continue
             if lower == _SESSION and (self.session_key or value.strip().lower().startswith(_OURS)):
-                continue  # any other is meant for what listens inside
+                continue  # any other is meant for the program inside
             if lower in _CREDENTIALS:
                 if self.host is None or (lower == "authorization" and not self.keeps_authorization):
                     continue
@@ -93,7 +95,7 @@ class PortRequest:
         return found
 
     def outwards(self, headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
-        """The headers of an answer as they are shown to a browser."""
+        """Return the headers of an answer as the browser gets them."""
         found: RawHeaders = []
         for name, value in headers:
             lower = name.decode("latin-1").lower()
@@ -116,10 +118,10 @@ class PortRequest:
 
 
 async def with_inside_key(connection: HTTPConnection, wanted: PortRequest) -> PortRequest:
-    """Return the request with the sandbox's own key in place of a valid session key of ours, which stays outside.
+    """Return the request with the sandbox's own key in place of a valid session key, which stays outside.
 
-    OpenHands's agent server knows its callers by the key in its environment, sent as a header or, by browsers that open
-    a WebSocket, in the query.
+    OpenHands's agent server recognizes its callers by the key in its environment, sent as a header or, by browsers that
+    open a WebSocket, in the query.
     """
     callbacks = services_of(connection).sandboxes.callbacks
     sent = connection.headers.get(SESSION_HEADER)
@@ -131,7 +133,7 @@ async def with_inside_key(connection: HTTPConnection, wanted: PortRequest) -> Po
 
 
 def cookies(header: str) -> list[str]:
-    """The values of our own cookie: there can be several, of which a page may have made all but one."""
+    """Return the values of this server's cookie. There can be several, of which a page may have made all but one."""
     pairs = (part.strip().partition("=") for part in header.split(";"))
     return [value for name, _, value in pairs if name == COOKIE]
 
@@ -142,7 +144,7 @@ def _without_ours(value: bytes) -> bytes:
 
 
 def _of_this_host(value: bytes) -> bytes:
-    """A cookie that is good for this host and no other; empty if it would be ours."""
+    """Return a cookie that is valid for this host only, or nothing if it would replace this server's own cookie."""
     first, *attributes = value.split(b";")
     if first.partition(b"=")[0].strip() == COOKIE.encode():
         return b""

@@ -1,4 +1,4 @@
-"""One HTTP request to what listens inside, and its answer."""
+"""One HTTP request to a program inside, and its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PIECE = 65_536
 
 
 async def forward(request: Request, caller: Caller, services: Services, wanted: PortRequest) -> Response:
-    """Pass the request on, and its answer back. Raises what the service raises for ports that are not to be reached."""
+    """Pass the request on and return its answer. Raises the service's errors for ports that must not be reached."""
     port = wanted.port
     await services.sandboxes.ports.need_exposed(caller, wanted.sandbox_id, port)
     sandbox = await services.sandboxes.sandbox(caller, wanted.sandbox_id)
@@ -41,7 +41,7 @@ async def forward(request: Request, caller: Caller, services: Services, wanted: 
         except TimeoutError:
             return page(request, 504, f"Port {port} did not answer in time")
         except (h11.ProtocolError, OSError, SandboxError) as error:
-            return page(request, 502, f"What listens on port {port} does not speak HTTP", str(error))
+            return page(request, 502, f"The program on port {port} does not speak HTTP", str(error))
         response = StreamingResponse(_body(upstream, opened.pop_all()), answer.status_code)
         response.raw_headers = wanted.outwards(answer.headers.raw_items())
         return response
@@ -59,7 +59,7 @@ class UpstreamHttp:
         self._http = h11.Connection(h11.CLIENT)
 
     async def ask(self, request: Request, wanted: PortRequest, patience: asyncio.Timeout) -> None:
-        """As long as something goes in there is time."""
+        """Send the request inside. The deadline is extended as long as the body makes progress."""
         loop = asyncio.get_running_loop()
         length = request.headers.get("content-length")
         has_body = length is not None or "transfer-encoding" in request.headers

@@ -63,7 +63,7 @@ async def secret() -> None:
 
 
 async def _read(request: Request, services: Services, sandbox_id: str, key: str) -> object:
-    """The body, of whoever has the sandbox's key: nothing is read for anybody else."""
+    """Return the body, if the caller has the sandbox's key. Nothing is read from anybody else."""
     take_in(request, await services.sandboxes.callbacks.admit(sandbox_id, key))
     data = bytearray()
     async for piece in request.stream():

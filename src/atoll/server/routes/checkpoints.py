@@ -1,4 +1,4 @@
-"""Checkpoints of a sandbox: keep its state, compare, go back."""
+"""Checkpoints of a sandbox: save its state, compare, roll back."""
 
 from __future__ import annotations
 
@@ -185,5 +185,5 @@ async def restart(caller: SandboxUseScope, services: AppServices, sandbox_id: Sa
 
 
 def printable(path: str) -> str:
-    """File names are bytes; an answer is text."""
+    """Return a file name, which is bytes, as valid text."""
     return path.encode(errors="surrogateescape").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What requests for commands ask, and what is answered."""
+"""The models of requests for commands and of their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting commands for requests, and passing on what they read and write."""
+"""Start commands for requests, and pass on their input and output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def start_command(
 
 @contextlib.asynccontextmanager
 async def detached_at_end(command: AsyncCommand) -> AsyncGenerator[None, None]:
-    """Let go of a command at the end of the block; it goes on."""
+    """Detach from a command at the end of the block. The command continues."""
     try:
         yield
     finally:
@@ -63,7 +63,7 @@ async def send_input(command: AsyncCommand, request: Request, end: bool) -> None
 async def follow_output(
     services: Services, sandbox_id: str, command: AsyncCommand, encoding: Encoding
 ) -> AsyncGenerator[Happening, None]:
-    """Each piece with the offset behind it, from where to go on after a lost connection."""
+    """Yield each piece of output with the offset behind it, from where to continue after a lost connection."""
     place = f"{sandbox_id}/{command.id}"
     services.followed[place] = command
     try:

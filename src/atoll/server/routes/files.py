@@ -1,4 +1,4 @@
-"""Files of a sandbox. Every path is resolved inside it; the server's own files are never touched by one."""
+"""Files of a sandbox. Every path is resolved inside the sandbox, so none leads to the server's own files."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ async def read(
     headers = {"Accept-Ranges": "bytes", "ETag": f'"{info.mtime_s:.9f}-{info.size}"'}
     if partial:
         headers |= {"Content-Range": f"bytes {start}-{stop - 1}/{info.size}", "Content-Length": str(stop - start)}
-    # The first piece is read before the answer begins, so that a file that cannot be read is an error and not an
-    # empty answer. A file may grow or shrink while it is read: its length is told only for a part.
+    # The first piece is read before the answer begins, so that a file that cannot be read is an error and not an empty
+    # answer. A file may grow or shrink while it is read, so its length is sent only for a part.
     first = await anext(pieces, b"")
     assert isinstance(pieces, AsyncGenerator)
     content = _content(services, first, pieces)
@@ -284,7 +284,8 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
 
 
 def _range(text: str | None, size: int) -> tuple[int, int, bool]:
-    """Start, stop, and whether only a part was asked for. What is no range of bytes is ignored, as HTTP says."""
+    """Return start, stop, and whether only a part was requested. A header that is no range of bytes is ignored, as HTTP
+    requires."""
     match = _RANGE.match(text) if text else None
     if match is None or not (match[1] or match[2]):
         return 0, size, False
@@ -312,5 +313,5 @@ def _entry(info: FileInfo) -> FileEntry:
 
 
 def _shown(path: str) -> str:
-    """A name need not be UTF-8, JSON must be."""
+    """Return a path as JSON can contain it. JSON must be UTF-8, but file names need not be."""
     return path.encode(errors="surrogateescape").decode(errors="replace")

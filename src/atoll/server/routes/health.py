@@ -1,4 +1,4 @@
-"""Whether the server works, what it is, and its figures."""
+"""The health of the server, its description and its metrics."""
 
 from __future__ import annotations
 

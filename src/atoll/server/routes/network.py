@@ -1,4 +1,4 @@
-"""What a sandbox may reach, and what was refused to it."""
+"""The network policy of a sandbox, and what it has refused."""
 
 from __future__ import annotations
 

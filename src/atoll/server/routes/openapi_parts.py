@@ -26,7 +26,8 @@ async def _resolved(
         ),
     ],
 ) -> str:
-    """Routes that identify their caller by themselves take ids only."""
+    """Return the id of the sandbox that the caller means. Routes that identify their caller only later accept ids
+    only."""
     known = admission_of(connection.scope)
     return sandbox_id if known is None else await services_of(connection).sandboxes.resolve(known.caller, sandbox_id)
 

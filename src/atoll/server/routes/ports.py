@@ -1,4 +1,4 @@
-"""Exposed ports by path: only those that are exposed, with a credential or a signed link, or public ones."""
+"""Exposed ports by path: with a credential, with a signed link, or without either if the port is public."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 Port = Annotated[
     int, BeforeValidator(plain_number), Path(ge=1, le=65_535, description="The port number inside the sandbox.")
 ]
-"""Written in one way only: what is decided on a path must not depend on who reads it."""
+"""A port number in its only valid notation, because what is decided about a path must not depend on how it is
+parsed."""
 
 
 class LinkRequest(BaseModel):
@@ -135,14 +136,14 @@ async def hide(caller: ManageScope, services: AppServices, sandbox_id: SandboxId
 
 @router.api_route("/{port}/{path:path}", methods=_METHODS, include_in_schema=False)
 async def by_path(request: Request, services: AppServices, sandbox_id: SandboxId, port: Port, path: str) -> Response:
-    """Pass the request on to what listens on that port, and its answer back."""
+    """Pass the request on to the program that listens on this port, and return its answer."""
     caller, wanted = await _admit(request, sandbox_id, port, path)
     return await forward(request, caller, services, wanted)
 
 
 @router.websocket("/{port}/{path:path}")
 async def socket_by_path(websocket: WebSocket, sandbox_id: SandboxId, port: Port, path: str) -> None:
-    """The same for a WebSocket."""
+    """As `by_path`, for a WebSocket."""
     try:
         caller, wanted = await _admit(websocket, sandbox_id, port, path)
     except SandboxError as error:
@@ -161,7 +162,8 @@ async def _expose_if_not(caller: Caller, services: Services, sandbox_id: str, po
 
 
 async def _admit(connection: HTTPConnection, sandbox_id: str, port: int, path: str) -> tuple[Caller, PortRequest]:
-    """Who asks, and for what; as it was sent, with its escapes, the path is in the request."""
+    """Return the caller and the request to pass on. Its path is taken from the raw path, with escapes as they were
+    sent."""
     services = services_of(connection)
     before, until = f"/ports/{port}/", None
     caller = await services.sandboxes.credentials.by_public_port(sandbox_id, port)

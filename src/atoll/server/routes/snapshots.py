@@ -1,4 +1,4 @@
-"""Snapshots: states of sandboxes under names of their own, which outlive them and move between servers as files."""
+"""Snapshots: named states of sandboxes that outlive them and can move between servers as files."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ def _open_new(file: Path) -> IO[bytes]:
 
 
 def _new_file(services: Services) -> Path:
-    """In a directory of the server's own, which is emptied when it starts."""
+    """Return a path for a new file, in a directory that the server empties when it starts."""
     return services.settings.transfers / f"snapshot-{secrets.token_hex(12)}"

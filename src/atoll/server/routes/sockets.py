@@ -39,8 +39,11 @@ async def terminal(
     columns: Annotated[int, Query(ge=1, le=1000)] = 80,
     command: Annotated[str | None, Query(max_length=4096)] = None,
 ) -> None:
-    """A program (default: a shell) on a terminal of its own. Binary messages are what is typed and what is shown; text
-    messages are JSON: `{"resize": [rows, columns]}` from the client, `{"exit": code}` at the end."""
+    """Run a program (default: a shell) on a terminal of its own.
+
+    Binary messages are what is typed and what is shown. Text messages are JSON: `{"resize": [rows, columns]}` from the
+    client, `{"exit": code}` at the end.
+    """
     async with _admitted(websocket) as admitted:
         if admitted is None:
             return
@@ -63,8 +66,8 @@ async def terminal(
 
 @router.websocket("/agent")
 async def agent(websocket: WebSocket, sandbox_id: str) -> None:
-    """The byte stream to the sandbox's agent, as binary messages: what the SDK speaks. A message means nothing by
-    itself, only the bytes do."""
+    """Carry the byte stream to the sandbox's agent, which the SDK speaks, as binary messages. Message boundaries mean
+    nothing."""
     async with _admitted(websocket) as admitted:
         if admitted is None:
             return
@@ -94,7 +97,7 @@ async def _admitted(websocket: WebSocket) -> AsyncIterator[tuple[Caller, Service
 
 
 async def _gone(websocket: WebSocket) -> None:
-    """Returns when the connection is lost, also while a message is still being passed on."""
+    """Return when the connection is lost, even while a message is still being passed on."""
     await websocket.scope["state"][GONE].wait()
 
 
@@ -106,7 +109,8 @@ async def _show(websocket: WebSocket, opened: AsyncTerminal) -> None:
 
 
 async def _type(websocket: WebSocket, opened: AsyncTerminal) -> None:
-    """Until the client goes away, also while the program does not read what was typed: so much is kept for it."""
+    """Pass on what is typed until the client disconnects, even while the program does not read it: up to a limit, it is
+    kept."""
     waiting: collections.deque[Mapping[str, Any]] = collections.deque()
     changed = asyncio.Condition()
 
@@ -135,7 +139,7 @@ async def _type(websocket: WebSocket, opened: AsyncTerminal) -> None:
 
 
 async def _typed(websocket: WebSocket, opened: AsyncTerminal, message: Mapping[str, Any]) -> bool:
-    """False: it made no sense, and the connection is closed."""
+    """Pass on one message. Returns False if it was invalid, after closing the connection."""
     if (data := message.get("bytes")) is not None:
         with contextlib.suppress(BrokenPipeError):
             await opened.write(data)
@@ -174,5 +178,5 @@ class _AgentEnd(SocketEnd):
         self._sandbox = sandbox
 
     async def write(self, data: bytes) -> None:
-        async with self._sandbox.use():  # which wakes one that fell asleep
+        async with self._sandbox.use():  # resumes a paused sandbox
             await super().write(data)

@@ -1,9 +1,10 @@
-"""Telling others what happens to their sandboxes: signed posts to a URL that they lease.
+"""Deliver events of sandboxes to other servers: signed posts to a URL that is leased.
 
-A lease is a promise for minutes, kept in memory: whoever wants more renews it, and whoever has died is forgotten. What
-is told is read from the journal of events, from a cursor, so nothing waits in memory however slow the other side is,
-and nothing is left out when it comes back within its lease. An URL is told anything only after it has answered with a
-word that only whoever leased it can know is wanted: nobody is made to talk to a stranger.
+A lease lasts for minutes and is kept in memory: a client that wants more renews it, and a client that has died is
+forgotten. Events are read from the journal, from a cursor, so nothing waits in memory however slow the receiver is, and
+nothing is left out when it comes back within its lease. A URL gets events only after it has answered a signed
+challenge, which only the holder of the lease's secret can recognize. The server can therefore not be used to send
+messages to strangers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Webhook:
     secret: bytes
     after: int
     until: float
-    """On the clock of this process."""
+    """When the lease ends, on the monotonic clock of this process."""
     failing: bool = False
     delivered: int = 0
     task: asyncio.Task[None] | None = None
@@ -65,8 +66,11 @@ class Webhooks:
         return [hook for hook in self._all.values() if caller.owner in (None, hook.caller.user_id)]
 
     async def lease(self, caller: Caller, url: str, secret: bytes, lease_s: float, after: int | None) -> Webhook:
-        """Begin or renew one. ValueError if the URL does not answer as it should: why is not said, as that would tell
-        what there is on the server's network."""
+        """Begin or renew a lease.
+
+        Raises ValueError if the URL does not answer as it should. The reason is not given, because it would reveal what
+        exists on the server's network.
+        """
         parse(url)
         mine = [hook for hook in self._all.values() if hook.caller.user_id == caller.user_id]
         hook = next((each for each in mine if each.url == url and hmac.compare_digest(each.secret, secret)), None)
@@ -75,7 +79,7 @@ class Webhooks:
             if len(mine) >= _MAX_OF_ONE:
                 raise LimitReachedError(f"a user has at most {_MAX_OF_ONE} webhooks", hint="Delete one of them first.")
             hook = Webhook(secrets.token_hex(8), caller, url, secret, after or 0, until, failing=True)
-            self._all[hook.id] = hook  # it counts while it is being introduced
+            self._all[hook.id] = hook  # it counts against the maximum from now on
             try:
                 if after is None:
                     hook.after = await self._sandboxes.manager.latest_event()
@@ -141,7 +145,7 @@ class Webhooks:
         try:
             status, _ = await self._post(hook, {"type": "events", "events": told, "next_after": after})
         except NotPostedError as error:
-            _log.debug("the webhook %s did not take it: %s", hook.url, error)
+            _log.debug("the webhook %s did not accept a message: %s", hook.url, error)
             return False
         return 200 <= status < 300
 
@@ -151,7 +155,8 @@ class Webhooks:
         return await post(hook.url, headers, body, hosts=self._hosts)
 
     async def _is_still_allowed(self, hook: Webhook) -> bool:
-        """Its key may have been revoked, its user locked out."""
+        """Whether the credential of the webhook is still valid. Its key may have been revoked, or its user locked
+        out."""
         try:
             await self._identities.check(hook.caller)
         except NotAuthenticatedError:

@@ -1,7 +1,7 @@
 """A request to an address that a user named, which must not become one to the server's own network.
 
-The name is resolved once, every address that it has is judged, and the connection goes to one that was: no second look
-at a name server, no proxy, no redirection. What comes back is bounded.
+The name is resolved once, every address that it has is checked, and the connection goes to one of these addresses:
+there is no second name lookup, no proxy and no redirect. The size of the answer is bounded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PIECE = 16 << 10
 
 
 class NotPostedError(Exception):
-    """It did not get there, or was not taken. Its words are for the server's administrators."""
+    """The request did not arrive, or was not accepted. The message is for the server's administrators."""
 
 
 def parse(url: str) -> SplitResult:
-    """Raises ValueError for what nobody can be reached at."""
+    """Return the parts of a URL. Raises ValueError for a URL that no request can be sent to."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None or parts.fragment:
         raise ValueError("invalid URL: write https://HOST/PATH, without a user or a fragment")
@@ -38,8 +38,8 @@ def parse(url: str) -> SplitResult:
 
 
 async def post(url: str, headers: dict[str, str], body: bytes, *, hosts: Collection[str] = ()) -> tuple[int, bytes]:
-    """The status and the answer. Only public addresses are reached, but for the hosts that are named by the server's
-    settings. Raises NotPostedError."""
+    """Send a request and return the status and the answer. Only public addresses are reached, except for hosts that the
+    server's settings name. Raises NotPostedError."""
     parts = parse(url)
     assert parts.hostname is not None
     try:

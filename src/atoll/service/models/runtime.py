@@ -76,7 +76,7 @@ class RuntimeStart(BaseModel):
 
     @property
     def user(self) -> str | None:
-        """`UID:GID` of the command. None: the engine's default."""
+        """`UID:GID` of the command, or None for the engine's default."""
         if self.run_as_user is None:
             return None
         group = self.run_as_group if self.run_as_group is not None else self.fs_group

@@ -1,4 +1,4 @@
-"""What a user asks for when a sandbox is made or forked."""
+"""Requests to create or fork a sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.service.models.exposed_port import ExposedPort, HealthCheck
 
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
 MAX_SETTINGS = 512 << 10
-"""The most characters in the settings of one sandbox or one spec, which are stored more than once."""
+"""Maximum number of characters in the settings of one sandbox or one spec, which are stored more than once."""
 _MAX_LABELS = 16 << 10
 _LIFE = {"lifetime": "lifetime_s", "timeout": "lifetime_s"}
 
@@ -66,7 +66,7 @@ class SandboxSettings(BaseModel):
         return before(lambda given: manus_names.settings(given, cls.model_fields), value)
 
     def spec(self) -> SandboxSpec:
-        """Raise SpecError for invalid settings."""
+        """Convert the settings to a spec. Raise SpecError if they are invalid."""
         values = {name: getattr(self, name) for name in SandboxSettings.model_fields if name != "volumes"}
         try:
             values["network"] = with_secrets(self.network)

@@ -1,4 +1,4 @@
-"""Containers by name: the calls of the Docker API that we need, with its refusals in our own words."""
+"""Containers by name: the calls of the Docker API that Atoll needs, with its refusals as Atoll's errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Json = dict[str, Any]
 
 
 class Containers:
-    """Raises EngineError and EngineUnavailableError; `make`, `start` and `switch` let the engine's refusal through."""
+    """The containers of a Docker engine. Methods raise EngineError and EngineUnavailableError; `make`, `start` and
+    `switch` raise RefusedError as well."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -33,11 +34,11 @@ class Containers:
         await self._http.call("POST", f"/containers/{name}/start", timeout_s=SLOW_S)
 
     async def switch(self, name: str, verb: str) -> None:
-        """`pause` or `unpause`."""
+        """Pause or unpause a container. `verb` is `pause` or `unpause`."""
         await self._http.call("POST", f"/containers/{name}/{verb}", timeout_s=SLOW_S)
 
     async def inspect(self, name: str) -> Json | None:
-        """None: there is no such container."""
+        """Return the description of a container; None if there is none."""
         try:
             found = await self._http.call("GET", f"/containers/{name}/json")
         except RefusedError as error:
@@ -55,18 +56,18 @@ class Containers:
         return list(found)
 
     async def stats(self, name: str) -> Json | None:
-        """None: it does not run."""
+        """Return the statistics of a container; None if it does not run."""
         try:
             query = {"stream": "0", "one-shot": "1"}
             found = await self._http.call("GET", f"/containers/{name}/stats", query=query, timeout_s=SLOW_S)
         except RefusedError as error:
             if error.status in (404, 409):
                 return None
-            raise EngineError(f"the Docker engine gives no figures: {error.message}") from error
+            raise EngineError(f"the Docker engine cannot report statistics: {error.message}") from error
         return found if isinstance(found, dict) else None
 
     async def written_bytes(self, name: str) -> int:
-        """What it has written over its image. The engine looks at every file for that."""
+        """Return how much a container has written over its image. The Docker engine looks at every file for that."""
         try:
             found = await self._http.call("GET", f"/containers/{name}/json", query={"size": "1"}, timeout_s=SLOW_S)
         except RefusedError as error:
@@ -74,7 +75,7 @@ class Containers:
         return int(found.get("SizeRw") or 0)
 
     async def remove(self, name: str) -> None:
-        """Kill and remove it, with the anonymous volumes that its image asked for. May be repeated."""
+        """Kill and remove a container, with the anonymous volumes that its image declares. May be repeated."""
         deadline = time.monotonic() + _REMOVE_S
         while True:
             try:
@@ -84,7 +85,7 @@ class Containers:
             except RefusedError as error:
                 if error.status == 404:
                     return
-                # 409: somebody else removes it right now. 500: its disk is still in use for a moment.
+                # 409: another request is removing it. 500: its disk is still in use for a moment.
                 if error.status not in (409, 500) or time.monotonic() > deadline:
                     raise EngineError(
                         f"container '{name}' cannot be removed: {error.message}", hint="Delete it again later."
@@ -92,7 +93,7 @@ class Containers:
             await asyncio.sleep(_AGAIN_S)
 
     async def last_words(self, name: str) -> str:
-        """What its first process wrote to its log, on one line."""
+        """Return the last lines that its first process wrote to its log, as one line."""
         try:
             query = {"stderr": "1", "stdout": "1", "tail": "5"}
             said = await self._http.raw("GET", f"/containers/{name}/logs", query=query)
@@ -101,18 +102,19 @@ class Containers:
         return printable(said, 300, instead=" ")
 
     async def ran_out_of_memory(self, name: str, since: float) -> bool:
-        """Whether anything in it was killed for its memory limit since that moment."""
+        """Return whether anything in a container was killed for its memory limit since that moment."""
         async with aclosing(self._memory_events(name, since, wait=True)) as told:
             return await anext(told, None) is not None
 
     async def oom_kills(self, name: str, since: float, *, wait: bool) -> int:
-        """How often that was, as far as the engine remembers it. `wait` for what it hears of a little later."""
+        """Count the kills for the memory limit that the Docker engine remembers. `wait` includes those it learns of a
+        little later."""
         async with aclosing(self._memory_events(name, since, wait=wait)) as told:
             return len([None async for _ in told])
 
     async def _memory_events(self, name: str, since: float, *, wait: bool) -> AsyncGenerator[Json, None]:
         filters = json.dumps({"type": ["container"], "container": [name], "event": ["oom"]})
-        # The engine hears of it a moment later than whoever waits for the process.
+        # The engine learns of a kill a moment after the process that waits for the killed one.
         until = time.time() + (_EVENT_S if wait else 0.0)
         query = {"since": f"{since:.9f}", "until": f"{until:.9f}", "filters": filters}
         lines = self._http.lines("GET", "/events", query=query, headers={}, timeout_s=QUICK_S)

@@ -1,4 +1,4 @@
-"""Whether the storage of a Docker engine can limit the disk of a container, and what the limit counts there."""
+"""Whether the storage of a Docker engine can limit the disk of a container, and what the limit counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.errors import UnsupportedError
 from atoll.model import SandboxSpec
 
 _COUNT_ALL = ("btrfs", "devicemapper")
-"""Drivers whose limit counts what the container sees, files of its image included."""
+"""Drivers whose limit counts all that the container sees, including the files of its image."""
 _COUNT_WRITTEN = ("zfs",)
 _SNAPSHOTTER = "io.containerd.snapshotter.v1"
 
@@ -18,19 +18,19 @@ _SNAPSHOTTER = "io.containerd.snapshotter.v1"
 @dataclass(frozen=True, slots=True)
 class Storage:
     problem: str = ""
-    """Why it cannot limit the disk; empty if it can."""
+    """Why the disk cannot be limited; empty if it can."""
     counts_image: bool = False
 
     def size(self, disk_bytes: int, image_bytes: int) -> int:
-        """What to ask the engine for, so that a sandbox can write so many bytes."""
+        """Return the size to request from the Docker engine so that a sandbox can write `disk_bytes`."""
         return disk_bytes + image_bytes if self.counts_image else disk_bytes
 
 
 def storage_of(info: dict[str, Any]) -> Storage:
-    """From the engine's own account of itself."""
+    """Find out about the storage from the Docker engine's description of itself."""
     driver = str(info.get("Driver") or "unknown")
     status = dict(pair for pair in info.get("DriverStatus") or () if len(pair) == 2)
-    if status.get("driver-type") == _SNAPSHOTTER:  # these take the option and do nothing
+    if status.get("driver-type") == _SNAPSHOTTER:  # snapshotters accept the option and ignore it
         return Storage(f"its images are kept by containerd's snapshotter '{driver}', which has no limits")
     if driver in _COUNT_ALL or driver in _COUNT_WRITTEN:
         return Storage(counts_image=driver in _COUNT_ALL)
@@ -39,14 +39,16 @@ def storage_of(info: dict[str, Any]) -> Storage:
     backing = str(status.get("Backing Filesystem") or "unknown")
     if backing != "xfs":
         return Storage(f"its storage driver 'overlay2' has limits on xfs only, not on {backing}")
-    # The engine does not say whether its xfs counts by project; this machine's mounts do, if it is the engine's too.
+    # The engine does not report whether its xfs has project quotas; this machine's mounts do, if it is the engine's
+    # too.
     if not _project_quota(info.get("DockerRootDir")):
         return Storage("the xfs under its storage driver 'overlay2' is not mounted with pquota")
     return Storage()
 
 
 def check_volumes(spec: SandboxSpec, volumes: tuple[str, ...]) -> None:
-    """Raise UnsupportedError if the image makes the engine keep some directories elsewhere, without a limit."""
+    """Raise UnsupportedError if the image declares volumes, which the Docker engine keeps elsewhere, without a
+    limit."""
     if spec.limits.disk_bytes is not None and volumes:
         raise UnsupportedError(
             f"engine 'docker' cannot enforce disk with image '{spec.image}': the image declares volumes "

@@ -1,6 +1,6 @@
-"""Where the Docker engine is, found as the `docker` program finds it.
+"""The address of the Docker engine, found as the `docker` program finds it.
 
-In this order: `DOCKER_HOST`, the context that `DOCKER_CONTEXT` or `docker context use` chose, the customary sockets.
+The order is: `DOCKER_HOST`, the context that `DOCKER_CONTEXT` or `docker context use` chose, the usual sockets.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _PLAIN_PORT, _TLS_PORT = 2375, 2376
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One of `path` (a unix socket) and `host` is set."""
+    """The address of a Docker engine. Either `path` (a unix socket) or `host` is set."""
 
     path: str = ""
     host: str = ""
     port: int = 0
     certificates: Path | None = None
-    """The directory with ca.pem, cert.pem and key.pem. None: not encrypted."""
+    """The directory with ca.pem, cert.pem and key.pem; None if the connection is not encrypted."""
 
     def __str__(self) -> str:
         return f"unix://{self.path}" if self.path else f"tcp://{self.host}:{self.port}"
 
     @property
     def may_be_local(self) -> bool:
-        """Its containers may be processes of this machine. Not certain: a socket can be forwarded from elsewhere."""
+        """Whether the containers may be processes of this machine. This is not certain: a socket can be forwarded."""
         return bool(self.path)
 
     def tls(self) -> ssl.SSLContext | None:
@@ -55,7 +55,8 @@ class Endpoint:
 
 
 def find(environ: Mapping[str, str] | None = None) -> Endpoint:
-    """Raises EngineUnavailableError for an address that makes no sense. Whether anybody answers there is open."""
+    """Find the address of the Docker engine. Does not check that it answers. Raises EngineUnavailableError if the
+    address is invalid."""
     environ = os.environ if environ is None else environ
     folder = Path(environ.get("DOCKER_CONFIG") or Path(environ.get("HOME") or "/root", ".docker"))
     if host := environ.get("DOCKER_HOST"):
@@ -87,7 +88,7 @@ def parse(address: str, certificates: Path | None = None) -> Endpoint:
             hint="Forward its socket: 'ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST', "
             "then set DOCKER_HOST=unix:///tmp/docker.sock.",
         )
-    raise _nonsense(address, "it is not an address")
+    raise _nonsense(address, "the address is invalid")
 
 
 def _nonsense(address: str, reason: str) -> EngineUnavailableError:
@@ -108,7 +109,7 @@ def _of_context(folder: Path, name: str) -> Endpoint:
 
 
 def _customary(environ: Mapping[str, str]) -> str:
-    """The system's socket, or that of an engine that runs without root."""
+    """Return the system's socket, or that of a rootless engine."""
     candidates = [DEFAULT_SOCKET]
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         candidates += [f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock"]

@@ -1,4 +1,4 @@
-"""What a Docker engine can do, from its own account of itself."""
+"""What a Docker engine can do, according to its own description."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class Facts:
 
     @property
     def isolation(self) -> str:
-        """What the default runtime gives."""
+        """The isolation level of the default OCI runtime."""
         if is_gvisor(self.default_runtime):
             return "gvisor"
         return "vm" if has_own_kernel(self.default_runtime) else "namespaces"
 
     @property
     def problems(self) -> dict[Capability, str]:
-        """What is missing for limits that it cannot enforce, as far as it is known."""
+        """The reasons why limits cannot be enforced, as far as they are known."""
         return {Capability.DISK: self.storage.problem} if self.storage.problem else {}
 
     def defaults(self, wanted: Limits, spec: SandboxSpec) -> EffectiveLimits:
-        """The limits of a sandbox that asks for none: never more than the engine's machine has."""
+        """Return the default limits of a sandbox, which never exceed the resources of the engine's machine."""
         found = self.capabilities
         if has_own_kernel(self.runtime(spec)):
             found -= {Capability.PIDS}
@@ -85,7 +85,8 @@ class Facts:
         return enforceable_defaults(wanted.model_copy(update=update), found, spec.limits)
 
     def runtime(self, spec: SandboxSpec) -> str:
-        """The name of the runtime that gives the isolation asked for. Raises UnsupportedError."""
+        """Return the name of the OCI runtime for the requested isolation level. Raises UnsupportedError if there is
+        none."""
         if spec.isolation is None:
             return self.default_runtime
         wanted = {"namespaces": _NAMESPACES, "gvisor": _GVISOR, "vm": _VIRTUAL}[spec.isolation]
@@ -107,8 +108,8 @@ class Facts:
         """Raise EngineUnavailableError if no sandbox can work there."""
         if self.architecture not in seccomp_format.ARCHITECTURES or self.architecture != platform.machine():
             raise EngineUnavailableError(
-                f"the Docker engine runs on {self.architecture}, but our agent is made for {platform.machine()}",
-                hint="Use an engine on the same kind of machine.",
+                f"the Docker engine runs on {self.architecture}, but Atoll's agent is built for {platform.machine()}",
+                hint="Use an engine on a machine of the same architecture.",
             )
         if not self.seccomp:
             raise EngineUnavailableError(
@@ -120,7 +121,8 @@ _known: dict[str, tuple[float, Facts]] = {}
 
 
 async def learn(http: Http) -> Facts:
-    """Asked again after half a minute: the answer takes the engine ten milliseconds. Raises EngineUnavailableError."""
+    """Return the facts about a Docker engine, at most half a minute old: the answer takes the engine ten milliseconds.
+    Raises EngineUnavailableError."""
     key = str(http.endpoint)
     at, facts = _known.get(key, (0.0, None))
     if facts is None or time.monotonic() - at > _FRESH_S:
@@ -145,7 +147,7 @@ def is_gvisor(runtime: str) -> bool:
 
 
 def has_own_kernel(runtime: str) -> bool:
-    """Whether containers of this runtime are processes of another kernel than the host's."""
+    """Return whether containers of this OCI runtime run on another kernel than the host's."""
     return is_gvisor(runtime) or runtime in _VIRTUAL
 
 
@@ -161,7 +163,7 @@ def parse(info: Any) -> Facts:
         runtimes=frozenset(info.get("Runtimes") or ()),
         default_runtime=str(info.get("DefaultRuntime") or "runc"),
         root_dir=str(info.get("DockerRootDir") or ""),
-        # A memory limit that leaves the swap open is none.
+        # A memory limit that does not include swap is no limit.
         memory=bool(info.get("MemoryLimit")) and bool(info.get("SwapLimit")),
         cpus=bool(info.get("CpuCfsQuota")),
         pids=bool(info.get("PidsLimit")),

@@ -1,8 +1,8 @@
-"""As much of HTTP/1.1 as the Docker API needs, on asyncio's streams.
+"""The part of HTTP/1.1 that the Docker API needs, on asyncio's streams.
 
-Every request has a connection of its own. On a unix socket that costs a tenth of a millisecond, and in return nothing
-outlives a request: there is no pool to close, nothing belongs to an event loop, and an engine that was restarted is
-simply connected to again. Decision 20 has the measurements.
+Every request has a connection of its own. On a unix socket that takes a tenth of a millisecond, and in return nothing
+outlives a request: there is no connection pool to close, nothing belongs to an event loop, and no connection is left
+over from before a restart of the Docker engine. Decision 20 has the measurements.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from atoll.errors import EngineError, EngineUnavailableError
 from atoll.printable import printable
 
 QUICK_S = 5.0
-"""For whatever the engine answers from memory, and for the connection itself."""
+"""Timeout for opening a connection, and for requests that the Docker engine answers from memory."""
 SLOW_S = 60.0
 _LOOK_S = 1.0
-"""While a slow request runs the engine is asked every second whether it is there at all."""
+"""How often the Docker engine is pinged while a slow request runs, to find out whether it still works."""
 _MAX_HEAD = 64 << 10
 _MAX_BODY = 64 << 20
 _MAX_MESSAGE = 2000
@@ -32,7 +32,7 @@ _CONTINUE = 100
 
 
 class RefusedError(Exception):
-    """The engine understood and said no. Never leaves this package."""
+    """The Docker engine understood the request and refused it. This exception never leaves the package."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{message} ({status})")
@@ -41,7 +41,7 @@ class RefusedError(Exception):
 
 
 class BrokenOffError(Exception):
-    """The engine closed the connection in the middle of its answer. Never leaves this package."""
+    """The Docker engine closed the connection in the middle of its answer. This exception never leaves the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Answer:
     writer: asyncio.StreamWriter
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
+        """Yield the body as it arrives."""
         if "chunked" in self.headers.get("transfer-encoding", ""):
             while size := int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
                 if size > _MAX_BODY:
@@ -77,7 +77,8 @@ class Answer:
 
 
 class Http:
-    """Requests to one Docker engine. Raises EngineUnavailableError without an answer, RefusedError for a "no"."""
+    """Requests to one Docker engine. They raise EngineUnavailableError without an answer, RefusedError for a
+    refusal."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -92,7 +93,7 @@ class Http:
         tar: bytes | None = None,
         timeout_s: float = QUICK_S,
     ) -> Any:
-        """The answer's JSON; None if it has none."""
+        """Return the JSON of the answer; None if its body is empty."""
         async with self._request(method, path, query, body, tar, {}, timeout_s) as answer:
             text = await answer.body()
         return _decoded(text) if text.strip() else None
@@ -106,14 +107,14 @@ class Http:
         body: Any = None,
         timeout_s: float = SLOW_S,
     ) -> bytes:
-        """The answer as it is."""
+        """Return the body of the answer as it is."""
         async with self._request(method, path, query, body, None, {}, timeout_s) as answer:
             return await answer.body()
 
     async def lines(
         self, method: str, path: str, *, query: Mapping[str, str], headers: Mapping[str, str], timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """JSON objects, one in each line, as they come."""
+        """Yield the JSON objects of the answer, one per line, as they arrive."""
         async with self._request(method, path, query, None, None, headers, timeout_s) as answer:
             rest = b""
             async for piece in answer.pieces():
@@ -125,7 +126,7 @@ class Http:
                         yield value
 
     async def stream(self, path: str, timeout_s: float) -> AsyncIterator[bytes]:
-        """The answer to a GET piece by piece, whatever its length."""
+        """Yield the answer to a GET piece by piece, whatever its length."""
         try:
             async with self._request("GET", path, None, None, None, {}, timeout_s) as answer:
                 async for piece in answer.pieces():
@@ -136,7 +137,7 @@ class Http:
     async def send(
         self, path: str, query: Mapping[str, str], pieces: AsyncIterator[bytes], timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """POST a tar archive piece by piece; what the engine says about it, one JSON object in each line."""
+        """POST a tar archive piece by piece. Yields the JSON objects of the answer, one per line."""
         async with self._translated(timeout_s):
             reader, writer = await self._connect()
             try:
@@ -228,15 +229,14 @@ class Http:
             ) from error
 
     async def _watch(self, deadline: asyncio.Timeout) -> None:
-        """An engine that works on a request for long still answers a ping; one that hangs does not, and then the
-        request is over."""
+        """End a slow request if the Docker engine hangs. An engine that works on a request still answers pings."""
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                with suppress(RefusedError):  # a proxy in between may refuse it: that is an answer too
+                with suppress(RefusedError):  # a proxy in between may refuse the ping, which is an answer too
                     await self.raw("GET", "/_ping", timeout_s=QUICK_S)
             except EngineUnavailableError:
-                with suppress(RuntimeError):  # it ended by itself meanwhile
+                with suppress(RuntimeError):  # the request has ended meanwhile
                     deadline.reschedule(asyncio.get_running_loop().time())
                 return
 
@@ -248,7 +248,7 @@ class Http:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """At once, also when the other side does not care to say goodbye."""
+    """Close at once, without waiting for the other side."""
     writer.transport.abort()
     with suppress(OSError):
         await writer.wait_closed()
@@ -267,7 +267,8 @@ def _encoded(
     if tar is None:
         lines |= {"Content-Type": "application/json", "Content-Length": str(len(content))}
     else:
-        # Sent when the engine asks for it: one that refuses hangs up, and its reason would be lost.
+        # The archive is sent after "100 Continue": an engine that refuses closes the connection, and its reason would
+        # be lost.
         lines |= {"Content-Type": "application/x-tar", "Content-Length": str(len(tar)), "Expect": "100-continue"}
     target = f"{path}?{urlencode(query)}" if query else path
     head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
@@ -276,7 +277,7 @@ def _encoded(
 
 async def _head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, bodiless: bool = False) -> Answer:
     status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    if bodiless:  # its headers speak of the body that another method would have got
+    if bodiless:  # the headers of this answer describe the body of a GET
         lines = []
     headers = {}
     for line in lines:
@@ -301,4 +302,4 @@ def _decoded(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EngineError("the Docker engine answered with something else than JSON") from error
+        raise EngineError("the Docker engine answered with something other than JSON") from error

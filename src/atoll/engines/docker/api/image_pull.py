@@ -1,4 +1,4 @@
-"""The image of a sandbox: there already, or pulled from its registry."""
+"""The image of a sandbox, which is pulled from its registry if the Docker engine does not have it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.model import ImageProgress
 
 PULL_S = 1800.0
 _STALL_S = 60.0
-"""A registry that says nothing for so long will not say anything any more."""
+"""A registry that has sent nothing for this long is given up."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 _ABSENT = ("not found", "does not exist", "manifest unknown", "no such image", "pull access denied")
 _log = logging.getLogger(__name__)
@@ -29,19 +29,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What we need to know of one."""
+    """The properties of an image that Atoll needs."""
 
     id: str
     architecture: str
     env: dict[str, str]
     size_bytes: int = 0
     volumes: tuple[str, ...] = ()
-    """Directories that the engine keeps outside of a container's own disk."""
+    """Directories that the Docker engine keeps outside of the container's own disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a pull is."""
+    """How far a pull has come."""
 
     image: str
     status: str
@@ -54,14 +54,14 @@ OnProgress = Callable[[Progress], None]
 
 
 def summed(on_progress: Callable[[ImageProgress], None]) -> OnProgress:
-    """The engine tells of each layer by itself, downloads and extractions; users want to know how far all of it is."""
+    """Add up the progress of all layers. The Docker engine reports each layer and each stage separately."""
     layers: dict[str, tuple[int, int]] = {}
 
     def step(told: Progress) -> None:
         is_download = told.status == "Downloading"
         if is_download and told.total_bytes:
             layers[told.layer] = (told.done_bytes, told.total_bytes)
-        elif told.layer in layers:  # downloaded, or extracted from what was downloaded
+        elif told.layer in layers:  # downloaded, or being extracted after its download
             layers[told.layer] = (layers[told.layer][1], layers[told.layer][1])
         done, total = (sum(sizes) for sizes in zip(*layers.values(), strict=True)) if layers else (0, 0)
         stage = "extract" if told.status == "Extracting" else "pull"
@@ -71,7 +71,7 @@ def summed(on_progress: Callable[[ImageProgress], None]) -> OnProgress:
 
 
 async def ensure(http: Http, name: str, on_progress: OnProgress | None = None) -> Image:
-    """The image, pulled if it is missing. Cancelling stops the pull."""
+    """Return the image, pulled if it is missing. Cancelling stops the pull."""
     check_name(name)
     found = await find(http, name)
     if found is None:
@@ -79,7 +79,7 @@ async def ensure(http: Http, name: str, on_progress: OnProgress | None = None) -
         await pull(http, name, on_progress)
         found = await find(http, name)
         if found is None:
-            raise ImageError(f"image '{name}' was pulled and is not there", hint="It may be for another platform.")
+            raise ImageError(f"image '{name}' was pulled but cannot be found", hint="It may be for another platform.")
     return found
 
 
@@ -109,7 +109,7 @@ async def find(http: Http, name: str) -> Image | None:
 
 
 async def pull(http: Http, name: str, on_progress: OnProgress | None = None) -> None:
-    """Raises ImageNotFoundError, with the reason, also when the registry cannot be reached."""
+    """Pull an image. Raises ImageNotFoundError with the reason, also when the registry cannot be reached."""
     repository, tag = _split(name)
     query = {"fromImage": repository, "tag": tag} if tag else {"fromImage": repository}
     asker = access.current()
@@ -164,7 +164,8 @@ def _progress(name: str, line: dict[str, Any]) -> Progress:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Without a tag the engine would pull all of them."""
+    """Split a name into repository and tag. The default tag is `latest`, as the Docker engine would otherwise pull all
+    tags."""
     if "@" in name:
         return name, ""
     repository, colon, tag = name.rpartition(":")
@@ -174,10 +175,14 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _credentials(repository: str, asker: access.Access) -> dict[str, str]:
-    """The engine makes the connection, so all that can be judged here is where the registry's name leads now."""
+    """Return the headers with the credentials for a registry.
+
+    The Docker engine makes the connection, so Atoll can only check the addresses that the registry's name has now.
+    """
     first, slash, _ = repository.partition("/")
     registry = first if slash and ("." in first or ":" in first or first == "localhost") else "docker.io"
-    if asker.guarded and registry != "docker.io":  # which is public, and often a mirror that only the engine knows
+    # Docker Hub is public, and often reached through a mirror that only the engine knows
+    if asker.guarded and registry != "docker.io":
         host, _, port = registry.rpartition(":") if ":" in registry else (registry, "", "443")
         host = host.strip("[]").lower()
         asker.check(host, int(port or 443), asker.resolve(host, int(port or 443)))

@@ -1,13 +1,13 @@
 """Byte streams to the agent in a container.
 
-Two ways. When the container's first process can be seen from here (the engine is on this machine and we are root), its
-socket is opened through `/proc/PID/root`: no detour, no copying, a tenth of a millisecond. Otherwise the engine
-executes the agent's own `connect` inside, whose standard streams reach us over HTTP and are pumped into a socket pair
-(`bridges.py`).
+There are two ways. If the container's first process is visible from here (the Docker engine is on this machine and
+Atoll runs as root), its socket is opened through `/proc/PID/root`. That needs no detour and no copying, and takes a
+tenth of a millisecond. Otherwise the Docker engine executes the agent's own `connect` inside, whose standard streams
+arrive over HTTP and are copied to a socket pair (`exec_bridge.py`).
 
-Code inside may do with the socket's path what it likes. So no link is ever followed on the way to it, it must be a
-socket, and who listens on it must be the container's first process: we are never led to a socket of the host, and
-nobody inside takes the agent's place.
+Code inside may do anything with the socket's path. So no symbolic link is ever followed on the way to it, it must be a
+socket, and the listening process must be the container's first process. This way Atoll never connects to a socket of
+the host, and no program inside can take the agent's place.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _FOLLOW_NOTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotVisibleError(Exception):
-    """The process cannot be seen from here. Never leaves this package."""
+    """The process is not visible from here. This exception never leaves the package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A running container, as far as a connection needs to know it."""
+    """The facts about a running container that are needed to connect to it."""
 
     container_id: str
     pid: int
@@ -52,7 +52,7 @@ class Target:
 
     @classmethod
     def noted(cls, details: dict[str, str]) -> Target | None:
-        """From a handle's details; None if it was not noted there."""
+        """Read a target from a handle's details; None if they do not contain one."""
         try:
             return cls(details["container"], int(details["pid"]), details["runtime"])
         except (KeyError, ValueError):
@@ -63,31 +63,32 @@ class Target:
 
 
 class Streams:
-    """`direct` False: always through the engine, as from another machine."""
+    """Opens streams to agents. With `direct=False` they always go through the Docker API, as from another machine."""
 
     def __init__(self, http: Http, *, direct: bool = True) -> None:
         self.bridges = ExecBridges(http)
         self._direct = direct and http.endpoint.may_be_local
 
     async def direct(self, target: Target) -> socket.socket:
-        """Raises NotVisibleError, OSError, AgentUnreachableError."""
+        """Connect through /proc. Raises NotVisibleError, OSError, AgentUnreachableError."""
         if not self.reaches(target):
             raise NotVisibleError
         return await connect_directly(target.pid, target.container_id)
 
     def reaches(self, target: Target) -> bool:
-        """Whether a direct way is worth a try."""
-        # Under another kernel the first process is that kernel's, and its root directory not the container's.
+        """Return whether a direct connection is worth a try."""
+        # With another kernel, the first process is that kernel, and its root directory is not the container's.
         return self._direct and not facts.has_own_kernel(target.runtime)
 
     async def open(self, target: Target) -> socket.socket:
-        """Raises OSError, AgentUnreachableError, RefusedError, EngineUnavailableError."""
+        """Connect to the agent in either way. Raises OSError, AgentUnreachableError, RefusedError,
+        EngineUnavailableError."""
         with suppress(NotVisibleError):
             return await self.direct(target)
         return await self.bridges.connect(target.container_id, agent_volume.PROGRAM, agent_volume.SOCKET)
 
     async def answers(self, target: Target) -> bool:
-        """Whether the agent of a container that has just been started listens already."""
+        """Return whether the agent of a container that has just been started already listens."""
         try:
             (await self.direct(target)).close()
             return True
@@ -98,23 +99,24 @@ class Streams:
         try:
             return await self.bridges.knock(target.container_id, agent_volume.PROGRAM, agent_volume.SOCKET)
         except RefusedError:
-            return False  # it has just ended, as the next look at it will show
+            return False  # the container has just ended, as the next inspection will show
 
 
 async def connect_directly(
     pid: int, container_id: str, path: str = agent_volume.SOCKET, *, first: bool = True
 ) -> socket.socket:
-    """Through the root directory of the container's first process, who must be the one that listens if `first`.
+    """Connect through the root directory of the container's first process.
 
-    Raises NotVisibleError if this is not possible from here, AgentUnreachableError if what is there is not the agent,
-    OSError if it does not listen.
+    If `first` is true, that process must be the one that listens; otherwise any process of the container may be. Raises
+    NotVisibleError if this is not possible from here, AgentUnreachableError if something other than the agent listens,
+    OSError if nothing listens.
     """
     with _opened(pid, container_id, path) as fd:
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             stream.setblocking(False)
             while not _try_connect(stream, fd):  # noqa: ASYNC110
-                # The agent is behind with accepting. The kernel tells nobody when there is room again.
+                # The agent's backlog is full, and the kernel does not report when there is room again.
                 await asyncio.sleep(_PAUSE_S)
             size = _CREDENTIALS.size
             listener, _, _ = _CREDENTIALS.unpack(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
@@ -128,7 +130,7 @@ async def connect_directly(
 
 @contextmanager
 def _opened(pid: int, container_id: str, path: str) -> Iterator[int]:
-    """A descriptor of the socket itself, not of what a name leads to."""
+    """Open the socket itself as an O_PATH descriptor, without following any symbolic link."""
     fds: list[int] = []
     try:
         try:
@@ -150,7 +152,8 @@ def _opened(pid: int, container_id: str, path: str) -> Iterator[int]:
 
 
 def is_in(pid: int, container_id: str) -> bool:
-    """Whether a process of this machine belongs to the container, by its control group, which it cannot change."""
+    """Return whether a process of this machine belongs to the container, by its control group, which it cannot
+    change."""
     with open(f"/proc/{pid}/cgroup", errors="replace") as groups:
         return container_id in groups.read()
 

@@ -1,12 +1,12 @@
-"""The agent inside containers: a read-only volume that all sandboxes of an engine share.
+"""The agent inside containers, from a read-only volume that all sandboxes of a Docker engine share.
 
-Copying the agent into each container costs a quarter of the time of a start, and code inside could then change it. So
-it is copied once, into a volume named after its digest, and every sandbox mounts that. This needs no directory of the
-host and works on engines of other machines.
+Copying the agent into each container would take a quarter of the time of a start, and code inside could then change it.
+So it is copied once, into a volume named after its digest, which every sandbox mounts. This needs no directory of the
+host and works with Docker engines on other machines.
 
-A volume cannot be filled atomically. Who fills it does so through a container of a fixed name that is never started,
-and removes that at the end: the volume is complete when it exists and the container does not. A container that stays
-is from somebody who died; after a while it is removed and the work done again.
+A volume cannot be filled atomically. It is filled through a container with a fixed name that is never started and that
+is removed at the end. So the volume is complete when it exists and the container does not. A container that stays was
+left by a process that died; after a while it is removed and the work is repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _PAUSE_S = 0.05
 class Agent:
     digest: str
     tar: bytes
-    """The program, and the empty directory that the sandbox's own small file system for the socket is mounted on."""
+    """An archive with the program, and with the empty directory where the small file system for the socket is
+    mounted."""
 
     @property
     def volume(self) -> str:
@@ -45,7 +46,7 @@ class Agent:
 
 
 def packed() -> Agent:
-    """The agent of this installation. Raises EngineUnavailableError if it was not built."""
+    """Return the agent of this installation. Raises EngineUnavailableError if it was not built."""
     path = agent_binary.path()
     found = path.stat()
     return _packed(str(path), found.st_mtime_ns, found.st_size)
@@ -59,7 +60,7 @@ def _packed(path: str, mtime_ns: int, size: int) -> Agent:
 
 
 def archive(program: bytes, prefix: str = "") -> bytes:
-    """A tar with `agent` and `run/`, below `prefix`."""
+    """Return a tar archive with `agent` and `run/` below `prefix`."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, mode in ((prefix, 0o755), (f"{prefix}run", 0o1777 if prefix else 0o700)):
@@ -77,7 +78,7 @@ _complete: set[tuple[str, str]] = set()
 
 
 async def ensure(http: Http, agent: Agent, image: str) -> None:
-    """Make sure that the volume is there. `image` is any image that the engine has."""
+    """Make sure that the volume exists. `image` is any image that the Docker engine has."""
     if (str(http.endpoint), agent.volume) in _complete:
         return
     for last_try in (False, True):
@@ -94,7 +95,8 @@ async def ensure(http: Http, agent: Agent, image: str) -> None:
 
 
 async def fill(http: Http, agent: Agent, image: str) -> bool:
-    """Write the agent into the volume, which is made if missing. False: somebody else is at it."""
+    """Write the agent into the volume, which is created if it is missing. Returns False if another process is doing
+    so."""
     mount = {
         "Type": "volume",
         "Source": agent.volume,
@@ -127,7 +129,7 @@ async def fill(http: Http, agent: Agent, image: str) -> bool:
 
 
 def forget(http: Http, agent: Agent) -> None:
-    """Somebody removed the volume: it is looked for again next time."""
+    """Forget that the volume exists, because it was removed. It is looked for again next time."""
     _complete.discard((str(http.endpoint), agent.volume))
 
 
@@ -143,7 +145,7 @@ async def _exists(http: Http, path: str) -> bool:
     except RefusedError as error:
         if error.status == 404:
             return False
-        raise EngineError(f"the Docker engine refuses to say what it has: {error.message}") from error
+        raise EngineError(f"the Docker engine cannot be queried: {error.message}") from error
     return True
 
 
@@ -152,4 +154,4 @@ async def _remove_filler(http: Http, agent: Agent) -> None:
         await http.call("DELETE", f"/containers/{agent.volume}", query={"force": "1"}, timeout_s=SLOW_S)
     except RefusedError as error:
         if error.status not in (404, 409):
-            raise EngineError(f"a container of ours cannot be removed: {error.message}") from error
+            raise EngineError(f"a container of Atoll cannot be removed: {error.message}") from error

@@ -1,8 +1,9 @@
-"""An agent of ours in a running container that is not ours.
+"""An agent in a running container that Atoll did not create.
 
-The agent is put there as a file and started by a shell of the container, under the container's own user and walls. The
-shell waits for the end of its input, which is a connection that we hold: when we let go of it, or die, the shell ends
-the agent and removes what was put there. The connection is held as a bare socket, so it belongs to no event loop.
+The agent is put there as a file and started by a shell of the container, with the container's own user and
+restrictions. The shell waits for the end of its input, which is a connection that this process holds. When the
+connection is closed, or this process dies, the shell kills the agent and removes its files. The connection is held as a
+bare socket, so it belongs to no event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SHELL = "/bin/sh"
 
 
 class AttachedContainer:
-    """Made by `enter`, ended by `leave`."""
+    """An agent in a container of somebody else. `enter` creates it, `leave` ends it."""
 
     def __init__(self, http: Http, container: dict[str, Any], folder: str) -> None:
         self.container = container
@@ -61,13 +62,14 @@ class AttachedContainer:
         *,
         direct: bool = True,
     ) -> AttachedContainer:
-        """Raises SandboxNotFoundError, SandboxGoneError, EngineError if it does not let us in."""
+        """Start an agent in a container. Raises SandboxNotFoundError, SandboxGoneError, and EngineError if the
+        container does not permit it."""
         http = Http(where or endpoint.find())
         found = await Containers(http).inspect(quote(container, safe=""))
         if found is None:
             raise SandboxNotFoundError(f"there is no container '{container}'")
         if not found["State"]["Running"]:
-            raise SandboxGoneError(f"container '{container}' does not run", cause=Cause.EXIT)
+            raise SandboxGoneError(f"container '{container}' is not running", cause=Cause.EXIT)
         visit = cls(http, found, f"/.atoll-{secrets.token_hex(8)}")
         if not direct:
             visit._target = Target(visit._target.container_id, 0, visit._target.runtime)
@@ -78,7 +80,7 @@ class AttachedContainer:
         except RefusedError as error:
             await visit.leave()
             raise EngineError(
-                f"the container '{container}' does not let us in: {error.message}",
+                f"the container '{container}' does not accept an agent: {error.message}",
                 hint="Its root must be writable and it must have a shell.",
             ) from error
         except BaseException:
@@ -97,7 +99,7 @@ class AttachedContainer:
             raise AgentUnreachableError(f"the agent in the container cannot be reached: {error}") from error
 
     async def explain(self) -> None:
-        """Raise SandboxGoneError if the container has ended."""
+        """Raise SandboxGoneError if the container has ended; otherwise do nothing."""
         found = await Containers(self._http).inspect(self._target.container_id)
         seen = container_state.MISSING if found is None else container_state.observe(found)
         if seen.state in (State.STOPPED, State.MISSING, State.ERROR):
@@ -105,7 +107,7 @@ class AttachedContainer:
             raise SandboxGoneError(f"the container has ended: {seen.reason or cause}", cause=cause)
 
     async def leave(self) -> None:
-        """End the agent and remove it. May be repeated."""
+        """End the agent and remove its files. May be repeated."""
         lifeline, self._lifeline = self._lifeline, None
         await self._bridges.aclose()
         if lifeline is not None:
@@ -117,7 +119,7 @@ class AttachedContainer:
         return f"{self._folder}/agent", f"{self._folder}/run/socket"
 
     async def _check_shell(self) -> None:
-        """Before anything is put there: what is put there is removed by that shell."""
+        """Make sure that there is a shell before any file is put into the container: the shell removes those files."""
         try:
             path = f"/containers/{self._target.container_id}/archive"
             await self._http.call("HEAD", path, query={"path": _SHELL})
@@ -174,12 +176,12 @@ class AttachedContainer:
         return await connect_directly(self._target.pid, self._target.container_id, self._paths[1], first=False)
 
     async def _runs(self) -> bool:
-        """Also before it runs: the engine answers us first and starts it then."""
+        """Return whether the shell runs or is about to: the Docker engine answers before it starts the program."""
         state = await self._http.call("GET", f"/exec/{self._exec_id}/json")
         return bool(state.get("Running")) or state.get("ExitCode") is None
 
     async def _await_end(self) -> None:
-        """Until the agent is gone, or for a while: a container that is paused ends it later."""
+        """Wait until the agent is gone, but not for long: a paused container ends it only after it is resumed."""
         with suppress(TimeoutError, RefusedError):
             async with asyncio.timeout(_LEAVE_S):
                 while await self._runs():  # noqa: ASYNC110

@@ -1,8 +1,9 @@
-"""The link of a container to the gateway. The engine makes it with no network but loopback; the link is put into its
-network namespace from outside, before anybody can run anything in it.
+"""The link between a container and the gateway.
 
-That needs a container whose processes are this machine's own, in a network namespace of its own that its kernel is
-ours of. What was last decided is written down by the gateway: a container's labels cannot be changed.
+The Docker engine creates the container with no network but loopback. Atoll then puts the link into its network
+namespace from outside, before anything can run in it. That requires that the container's processes are visible on this
+machine, and that they have a network namespace of their own in the host's kernel. The gateway records the latest
+policy, because a container's labels cannot be changed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ContainerLinks:
         self._settings = settings
 
     def problem(self, known: facts.Facts) -> str | None:
-        """Why no container of this engine can have one."""
+        """Return why no container of this Docker engine can have a link; None if containers can."""
         if not self._http.endpoint.may_be_local or not os.path.isdir(known.root_dir):
             return "the Docker engine is not on this machine"
         if facts.has_own_kernel(known.default_runtime):
@@ -40,7 +41,7 @@ class ContainerLinks:
         return client.problem()
 
     def check(self, spec: SandboxSpec, known: facts.Facts) -> None:
-        """Raises UnsupportedError for a policy that cannot be enforced under the runtime of this spec."""
+        """Raise UnsupportedError for a policy that cannot be enforced under the OCI runtime of this spec."""
         if spec.network == "none":
             return
         if (reason := self.problem(known)) is not None:
@@ -49,7 +50,8 @@ class ContainerLinks:
             raise _refused(_OTHER_KERNEL.format(runtime))
 
     def trusted(self, sandbox_id: str, policy: NetworkPolicy) -> Path | None:
-        """A file with the certificates that a container of this name has to trust. None: whatever its image does."""
+        """Write a file with the certificates that the sandbox's container has to trust. None: those of its image are
+        enough."""
         if not opens_tls(policy):
             return None
         path = self._trusted(sandbox_id)
@@ -73,7 +75,7 @@ class ContainerLinks:
             raise SandboxGoneError("the sandbox ended while it was being connected") from None
         try:
             try:
-                # Only now is it certain whose network that is.
+                # Only now that the descriptor is open is it certain whose network namespace it is.
                 mine = is_in(target.pid, target.container_id)
             except OSError:
                 mine = False
@@ -84,7 +86,7 @@ class ContainerLinks:
             os.close(fd)
 
     async def change(self, sandbox_id: str, policy: NetworkPolicy) -> bool:
-        """False: it has no link."""
+        """Change the policy of a link. Returns False if the sandbox has none."""
         self._gateway.need_authority(sandbox_id, policy)
         return await workers.run(workers.ENGINE, self._gateway.change, sandbox_id, policy)
 
@@ -92,8 +94,10 @@ class ContainerLinks:
         return policy != "none" or self._gateway.files.is_member(sandbox_id)
 
     async def renew(self, sandbox_id: str, target: Target, policy: NetworkPolicy) -> None:
-        """Before anybody uses it: the gateway runs, and its link leads to the container that it is now. `policy` is for
-        one that the gateway does not know."""
+        """Make sure that the gateway runs and that the link leads to the sandbox's current container.
+
+        To be called before the sandbox is used. `policy` applies if the gateway does not know the sandbox.
+        """
         if self.may_be_linked(sandbox_id, policy):
             await workers.run(workers.ENGINE, self._renew, sandbox_id, target, policy)
 
@@ -103,7 +107,7 @@ class ContainerLinks:
             links = Path(f"/proc/{target.pid}/net/dev").read_text()
         except OSError:
             raise SandboxGoneError("the sandbox ended while it was being connected") from None
-        if known is None or f"{client.LINK}:" not in links:  # a namespace that is gone gives its number to the next
+        if known is None or f"{client.LINK}:" not in links:  # a new namespace may have the number of one that is gone
             self._attach(sandbox_id, target, policy if known is None else known.policy)
         else:
             self._gateway.ensure()
@@ -112,7 +116,7 @@ class ContainerLinks:
         return await workers.run(workers.ENGINE, self._gateway.refusals, sandbox_id)
 
     async def remove(self, sandbox_id: str) -> None:
-        """May be repeated."""
+        """Remove the link and what was recorded about it. May be repeated."""
         await workers.run(workers.ENGINE, self._remove, sandbox_id)
 
     def _remove(self, sandbox_id: str) -> None:
@@ -121,7 +125,7 @@ class ContainerLinks:
         self._trusted(sandbox_id).unlink(missing_ok=True)
 
     def now(self, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
-        """The spec with the policy that holds now."""
+        """Return the spec with the policy that is in force now."""
         policy = self._gateway.policy(sandbox_id)
         return spec if policy is None else spec.model_copy(update={"network": policy})
 

@@ -1,4 +1,4 @@
-"""Streams through the engine: it executes a program inside, whose standard streams reach us over HTTP."""
+"""Streams through the Docker API: a program is executed inside, and its standard streams arrive over HTTP."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _ATTACHED = {"Detach": False, "Tty": False}
 
 
 class ExecBridges:
-    """Each bridge belongs to the event loop that it was made in, and ends with it."""
+    """Bridges to agents. Each belongs to the event loop that it was created in and ends with it."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def connect(self, container: str, program: str, path: str) -> socket.socket:
-        """Raises RefusedError, EngineUnavailableError, OSError. Whether it answers shows only when it is spoken to."""
+        """Open a bridge. Whether the agent answers becomes known only when something is sent to it. Raises
+        RefusedError, EngineUnavailableError, OSError."""
         exec_id = await self._prepare(container, [program, "connect", path], stdin=True)
         reader, writer = await self._http.hijack(f"/exec/{exec_id}/start", _ATTACHED)
         try:
@@ -41,24 +42,25 @@ class ExecBridges:
         return ours
 
     async def _await_start(self, exec_id: str) -> None:
-        """Until the program runs. If it cannot, the engine would write its reason into the middle of our stream."""
+        """Wait until the program runs. If it could not be started, the Docker engine would write the reason into the
+        middle of the stream."""
         while True:
             state = await self._http.call("GET", f"/exec/{exec_id}/json")
             if state.get("Pid"):
                 return
             if not state.get("Running") and state.get("ExitCode") is not None:
-                raise ConnectionRefusedError("the container has ended, or does not run programs")
+                raise ConnectionRefusedError("the container has ended, or cannot run programs")
             await asyncio.sleep(_PAUSE_S)
 
     async def knock(self, container: str, program: str, path: str) -> bool:
-        """Whether the agent listens: without input its `connect` only connects, and says how that went."""
+        """Return whether the agent listens: without input, its `connect` only connects and exits with the outcome."""
         exec_id = await self._prepare(container, [program, "connect", path], stdin=False)
         await self._http.raw("POST", f"/exec/{exec_id}/start", body=_ATTACHED)
         answer = await self._http.call("GET", f"/exec/{exec_id}/json")
         return bool(answer.get("ExitCode") == 0)
 
     async def aclose(self) -> None:
-        """Those of other event loops end with their loops."""
+        """Close the bridges of this event loop. Those of other event loops end with their loops."""
         loop = asyncio.get_running_loop()
         mine = [task for task in self._carrying if task.get_loop() is loop]
         for task in mine:
@@ -79,7 +81,7 @@ class ExecBridges:
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: socket.socket) -> None:
-    """Until either side ends, or the event loop does."""
+    """Copy in both directions until either side or the event loop ends."""
     expected = (OSError, asyncio.IncompleteReadError)
     try:
         await copy_until_one_ends(SocketEnd(stream), _ExecEnd(reader, writer), expected=expected)
@@ -89,7 +91,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, str
 
 
 class _ExecEnd(StreamEnd):
-    """The standard streams of a program. The engine marks each piece with the stream that it came from."""
+    """The standard streams of a program. The Docker engine prefixes each piece with the number of its stream."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)

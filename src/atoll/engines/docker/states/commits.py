@@ -1,12 +1,13 @@
 """Saved states as images of the Docker engine.
 
-Their repositories say what they are (`atoll-INSTALLATION-checkpoint`, `-snapshot`, `-origin`), their tags are their
-ids, and a label holds what we know of them. An origin is kept only for containers that came from it. Tags can change,
-labels cannot: so a checkpoint that is deleted while forks need it is only tagged anew.
+The name of the repository contains the kind of state (`atoll-INSTALLATION-checkpoint`, `-snapshot`, `-origin`), the tag
+is its id, and a label holds its description. An origin is kept only for the containers that were created from it. Tags
+can change and labels cannot, so a checkpoint that is deleted while forks need it only gets another tag.
 
-`docker commit` writes the container's configuration into the image, with its environment: values that are not the
-image's own are blanked. Some engines keep a second copy of that configuration, so only what goes with its sandbox is
-committed; what outlives it is a plain file tree without any (`flatten`).
+`docker commit` writes the container's configuration into the image, including its environment; all values that do not
+come from the image are blanked. Some engines keep a second copy of that configuration. So only states that are deleted
+with their sandbox are committed; a state that outlives it is stored as a file tree without any configuration
+(`flatten`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ SLOW_S = 1800.0
 
 class SavedState(StateRecord):
     image: str
-    """What the sandbox was made from, as its spec says."""
+    """The image that the sandbox was created from, as its spec names it."""
     env: dict[str, str] = Field(default_factory=dict)
-    """That image's own variables."""
+    """The variables of that image."""
     image_id: str = ""
-    """Of the state itself. Not written down: the engine knows."""
+    """The id of the state's own image. It is not written down: the Docker engine knows it."""
     architecture: str = ""
 
     def as_checkpoint(self) -> Checkpoint:
@@ -55,11 +56,11 @@ class SavedState(StateRecord):
 
 
 _standing: set[str] = set()
-"""Containers that stand still only because their state is being kept."""
+"""Containers that are paused only while their state is saved."""
 
 
 def stands_still(container: Mapping[str, Any]) -> bool:
-    """Whether it is paused for a moment, by us."""
+    """Return whether a container is paused for a moment to save its state."""
     return str(container.get("Id")) in _standing
 
 
@@ -69,7 +70,7 @@ class Commits:
         self._prefix = f"atoll-{installation[:8]}"
 
     async def commit(self, container: Mapping[str, Any], saved: SavedState, kind: Kind) -> SavedState:
-        """The state of a container, which stands still meanwhile."""
+        """Save the state of a container, which is paused meanwhile."""
         config = container.get("Config") or {}
         blank = {str(entry).partition("=")[0] for entry in config.get("Env") or ()}
         own = {name: value for name, value in saved.env.items() if name in blank}
@@ -84,13 +85,13 @@ class Commits:
         try:
             answer = await self._http.call("POST", "/commit", query=query, body=body, timeout_s=SLOW_S)
         except RefusedError as error:
-            raise EngineError(f"the Docker engine could not keep the state: {error.message}") from error
+            raise EngineError(f"the Docker engine could not save the state: {error.message}") from error
         finally:
             _standing.discard(str(container["Id"]))
         return saved.model_copy(update={"image_id": str(answer["Id"])})
 
     async def flatten(self, pieces: AsyncIterator[bytes], saved: SavedState) -> SavedState:
-        """A snapshot from a file tree, as a tar archive."""
+        """Make a snapshot from a tar archive of a file tree."""
         query = {
             "fromSrc": "-",
             "repo": self._repository("snapshot"),
@@ -100,16 +101,16 @@ class Commits:
         try:
             async for line in self._http.send("/images/create", query, pieces, SLOW_S):
                 if "error" in line:
-                    raise EngineError(f"the Docker engine could not keep the state: {str(line['error'])[:500]}")
+                    raise EngineError(f"the Docker engine could not save the state: {str(line['error'])[:500]}")
         except RefusedError as error:
-            raise EngineError(f"the Docker engine could not keep the state: {error.message}") from error
+            raise EngineError(f"the Docker engine could not save the state: {error.message}") from error
         for found in await self.all("snapshot"):
             if found.id == saved.id:
                 return found
-        raise EngineError("the Docker engine says that it kept the state, and it is not there")
+        raise EngineError("the Docker engine reported that it saved the state, but it cannot be found")
 
     async def all(self, kind: Kind) -> list[SavedState]:
-        """Oldest first."""
+        """Return all states of a kind, oldest first."""
         query = {"filters": json.dumps({"reference": [self._repository(kind)]})}
         try:
             answer = await self._http.call("GET", "/images/json", query=query, timeout_s=SLOW_S)
@@ -119,14 +120,14 @@ class Commits:
         return sorted(found, key=lambda saved: (saved.created_at, saved.id))
 
     async def hide(self, saved: SavedState) -> None:
-        """From now on it is kept only for those who need it."""
+        """Hide a deleted state, so that it is kept only for containers that need it."""
         query = {"repo": self._repository("origin"), "tag": saved.id}
         await self._ask("POST", f"/images/{saved.image_id}/tag", query)
         await self.untag(saved, "checkpoint")
         await self.untag(saved, "snapshot")
 
     async def untag(self, saved: SavedState, kind: Kind) -> None:
-        """Without another tag the image goes, as soon as no container needs it."""
+        """Remove a tag. An image without a tag is removed as soon as no container needs it."""
         await self._ask("DELETE", f"/images/{self._repository(kind)}:{saved.id}", {"force": "1"})
 
     async def _ask(self, method: str, path: str, query: Mapping[str, str]) -> None:
@@ -134,7 +135,7 @@ class Commits:
             await self._http.call(method, path, query=query, timeout_s=SLOW_S)
         except RefusedError as error:
             if error.status != 404:
-                raise EngineError(f"the Docker engine cannot do that to an image: {error.message}") from error
+                raise EngineError(f"the Docker engine cannot change an image: {error.message}") from error
 
     def _repository(self, kind: Kind) -> str:
         return f"{self._prefix}-{kind}"

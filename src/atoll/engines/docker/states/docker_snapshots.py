@@ -1,4 +1,4 @@
-"""Snapshots of containers: states under names of their own, which outlive the sandbox, and as files."""
+"""Snapshots of containers: images with names of their own, which outlive the sandbox, and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SNAPSHOT = "snapshot:"
 
 
 class DockerSnapshots(DockerStates):
-    """The rest of a `Checkpointing`."""
+    """The part of `Checkpointing` that concerns snapshots."""
 
     async def snapshot(
         self, handle: Handle, name: str, checkpoint_id: str | None = None, *, memory: bool = False
@@ -73,7 +73,7 @@ class DockerSnapshots(DockerStates):
 
 
 def snapshot_of(image: str) -> str | None:
-    """The name in `snapshot:NAME`."""
+    """Return the name in `snapshot:NAME`; None if the image is not a snapshot."""
     if not image.startswith(SNAPSHOT):
         return None
     if not (name := image.removeprefix(SNAPSHOT)):

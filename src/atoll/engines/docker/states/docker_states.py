@@ -1,11 +1,12 @@
-"""Saved states of containers, with what a Docker engine can do.
+"""Saved states of containers, by means of the Docker API.
 
-What it costs: a checkpoint is `docker commit`, for which the container stands still, tenths of a second and more with
-much that was written. Going back and forking make new containers from such an image. A snapshot and a comparison read
-all files of the sandbox. What is in volumes is in none of them, also in those that an image asks for.
+A checkpoint is a `docker commit`, during which the container is paused: tenths of a second, and more if much was
+written. A rollback and a fork create new containers from such an image. A snapshot and a comparison read all files of
+the sandbox. Contents of volumes are never saved, not even of those that an image declares.
 
-Going back makes the new container beside the old one first, under another name; then the old one is removed, and the
-new one gets its name and is started. If we die after the removal, whoever looks at the sandbox next completes it.
+A rollback first creates the new container beside the old one, under another name. Then the old one is removed, and the
+new one gets its name and is started. If the process dies after the removal, the next process that looks at the sandbox
+completes the rollback.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _KILLED = 137
 
 
 class DockerStates(DockerParts, abc.ABC):
-    """A `Checkpointing`."""
+    """The part of `Checkpointing` that concerns checkpoints and forks."""
 
     @abc.abstractmethod
     async def delete(self, handle: Handle) -> None: ...
@@ -80,7 +81,8 @@ class DockerStates(DockerParts, abc.ABC):
             return (await finish(self._commits.commit(container, saved, "checkpoint"))).as_checkpoint()
 
     async def _check_room(self, handle: Handle, more: SavedState) -> None:
-        """The engine's own limit is for what the container has written; what checkpoints keep of that counts here."""
+        """Raise SandboxResourceError if another checkpoint would exceed the disk limit. The Docker engine limits only
+        the container itself; Atoll also counts its checkpoints."""
         most = handle.limits().limits.disk_bytes
         if most is None:
             return
@@ -139,7 +141,7 @@ class DockerStates(DockerParts, abc.ABC):
         raise no_memory()
 
     async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
-        """By reading all files of both states."""
+        """List the differences between two states by reading all files of both."""
         before = await self._find(handle, old)
         async with self._kept(handle, new) as after:
             with tempfile.TemporaryDirectory(prefix="atoll-diff-", dir=self._settings.data_dir) as folder:
@@ -154,14 +156,14 @@ class DockerStates(DockerParts, abc.ABC):
     # --- for the rest of the engine --------------------------------------------------------------------------------
 
     async def _forget_states(self, sandbox_id: str) -> None:
-        """The sandbox is gone: so are its checkpoints, but for those that forks need."""
+        """Remove the checkpoints of a deleted sandbox, except those that forks need."""
         for saved in await self._commits.all("checkpoint"):
             if saved.sandbox_id == sandbox_id:
                 await self._drop(saved, sweep=False)
         await self._sweep()
 
     async def _collect(self) -> list[str]:
-        """Remove containers whose maker died before it started them, and complete deletions that were killed."""
+        """Remove containers that were never started because their creator died, and complete interrupted deletions."""
         removed, installation = [], self._settings.installation_id()
         for entry in await self._containers.labelled(f"{INSTALLATION}={installation}"):
             sandbox_id = str((entry.get("Labels") or {}).get(SANDBOX, ""))
@@ -177,7 +179,8 @@ class DockerStates(DockerParts, abc.ABC):
         return removed
 
     async def _is_on_its_way_back(self, entry: Mapping[str, Any], sandbox_id: str) -> bool:
-        """Whether it is needed: somebody goes on with it, or it is all that there is of the sandbox."""
+        """Return whether a container that was never started is needed: an operation is using it, or it is all that is
+        left of the sandbox."""
         if self._exclusion.is_busy(sandbox_id):
             return True
         if not (entry.get("Labels") or {}).get(RESTORED):
@@ -187,12 +190,12 @@ class DockerStates(DockerParts, abc.ABC):
         return found is None or found["Id"] == entry["Id"]
 
     async def _completed(self, name: str) -> dict[str, Any] | None:
-        """The container of that name, after completing a way back that was broken off."""
+        """Return the container of that name, after completing an interrupted rollback."""
         found = await self._containers.inspect(name)
         if (found is None or _is_going(found)) and await self._containers.inspect(name + NEXT) is not None:
             deadline = time.monotonic() + _GOING_S
             while found is not None and _is_going(found) and time.monotonic() < deadline:
-                await asyncio.sleep(_PAUSE_S)  # the engine removes it, whether or not anybody waits for that
+                await asyncio.sleep(_PAUSE_S)  # the engine removes it, whether or not a request waits for that
                 found = await self._containers.inspect(name)
             if found is not None:
                 return found
@@ -216,12 +219,13 @@ class DockerStates(DockerParts, abc.ABC):
 
     @asynccontextmanager
     async def _alone(self, handle: Handle) -> AsyncIterator[None]:
-        """Nobody else of this installation changes the sandbox meanwhile. What fails because it is deleted says so."""
+        """Hold off other operations of this installation on the sandbox. Errors caused by its deletion are reported as
+        such."""
         async with self._exclusion.alone(handle.sandbox_id):
             try:
                 yield
             except EngineUnavailableError:
-                raise  # it would be waited for once more
+                raise  # another request would wait for the engine again
             except EngineError as error:
                 if await self._containers.inspect(self._who(handle.sandbox_id).container) is None:
                     raise exclusion.deleted(handle.sandbox_id) from error
@@ -240,7 +244,7 @@ class DockerStates(DockerParts, abc.ABC):
         )
 
     async def _described(self, handle: Handle, container: dict[str, Any], name: str, made_by: str) -> SavedState:
-        """What to write down about its state as it is now."""
+        """Return the description of the sandbox's current state."""
         image = await self._origin(handle, container)
         return SavedState(
             id=os.urandom(12).hex(),
@@ -255,7 +259,7 @@ class DockerStates(DockerParts, abc.ABC):
         )
 
     async def _origin(self, handle: Handle, container: dict[str, Any]) -> Image:
-        """The image that the sandbox began with."""
+        """Return the image that the sandbox was created from."""
         labels = (container.get("Config") or {}).get("Labels") or {}
         image_id = str(labels.get(ORIGIN) or container["Image"])
         for kind in ("origin", "snapshot", "checkpoint"):
@@ -275,11 +279,11 @@ class DockerStates(DockerParts, abc.ABC):
         try:
             await self._containers.make(who.container + NEXT, body)
         except RefusedError as error:
-            raise EngineError(f"the Docker engine could not make the container anew: {error.message}") from error
+            raise EngineError(f"the Docker engine could not make the container again: {error.message}") from error
         if ORIGIN in labels and image.id == origin:
             await fresh_identity.freshen(self._http, who.container + NEXT, handle.sandbox_id)
         self._exclusion.refuse_deleted(handle.sandbox_id)
-        # By its id: whoever looks at the sandbox meanwhile may give its name to the new one.
+        # Removed by its id: the next process that looks at the sandbox may already have given its name to the new one.
         await self._containers.remove(str(container["Id"]))
         await self._rename(who.container)
         await self._completed(who.container)
@@ -289,7 +293,7 @@ class DockerStates(DockerParts, abc.ABC):
         try:
             await self._http.call("POST", f"/containers/{name}{NEXT}/rename", query={"name": name})
         except RefusedError as error:
-            if error.status not in (404, 409):  # else somebody else was faster
+            if error.status not in (404, 409):  # otherwise another process has renamed or removed it first
                 raise EngineError(f"the Docker engine could not rename a container: {error.message}") from error
 
     async def _drop(self, saved: SavedState, *, sweep: bool = True) -> None:
@@ -311,7 +315,7 @@ class DockerStates(DockerParts, abc.ABC):
 
     @asynccontextmanager
     async def _kept(self, handle: Handle, checkpoint: str | None) -> AsyncIterator[SavedState]:
-        """A checkpoint, or the state of now as long as the context lasts."""
+        """Yield a checkpoint, or the current state, which is then kept until the context ends."""
         if checkpoint is not None:
             yield await self._find(handle, checkpoint)
             return
@@ -330,7 +334,7 @@ class DockerStates(DockerParts, abc.ABC):
 
     @asynccontextmanager
     async def _exported(self, saved: SavedState) -> AsyncIterator[AsyncIterator[bytes]]:
-        """All its files, as a tar archive, from a container that never runs."""
+        """Yield all files of a state as a tar archive, from a container that never runs."""
         name = f"{self._who('x').container}-export-{os.urandom(6).hex()}"
         labels = {INSTALLATION: self._settings.installation_id(), **maker_label()}
         body = {
@@ -359,7 +363,8 @@ class DockerStates(DockerParts, abc.ABC):
 
 
 def _parent(container: Mapping[str, Any], known: Sequence[SavedState]) -> str | None:
-    """The last one that was made of this container, else the one that the container came from."""
+    """Return the id of the last checkpoint of this container, or else of the state that the container was created
+    from."""
     began = image_archive.moment(container.get("Created"))
     later = [saved for saved in known if saved.created_at > began]
     if later:
@@ -368,7 +373,7 @@ def _parent(container: Mapping[str, Any], known: Sequence[SavedState]) -> str | 
 
 
 def _is_going(container: Mapping[str, Any]) -> bool:
-    """Whether it is being removed, or was killed for that."""
+    """Return whether the container is being removed, or was killed in order to be removed."""
     state = container.get("State") or {}
     return state.get("Status") in ("removing", "dead") or state.get("ExitCode") == _KILLED
 

@@ -1,11 +1,11 @@
-"""A snapshot of the Docker engine as a file, to be moved to another one.
+"""A snapshot of a Docker engine as a file, for use with another one.
 
-    one line of JSON     what it is
-    a tar archive        all its files, packed with gzip
-    64 hex digits, \\n   the SHA-256 of all before
+    one line of JSON     the description of the snapshot
+    a tar archive        all its files, compressed with gzip
+    64 hex digits, \\n   the SHA-256 of everything before
 
-The digest tells damage, not malice. A stranger's archive is unpacked by the Docker engine, as a layer of an image that
-only sandboxes use; nothing in the file decides a name.
+The digest detects damage, not manipulation. An archive from a stranger is unpacked by the Docker engine, as a layer of
+an image that only sandboxes use; no name is taken from the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GZIP = 31
 
 @dataclass(frozen=True, slots=True)
 class ImageArchive:
-    """A file that is what its digest says."""
+    """A file whose digest is correct."""
 
     saved: SavedState
     start: int
@@ -51,7 +51,7 @@ def moment(text: object) -> float:
 
 
 async def write(saved: SavedState, tree: AsyncIterator[bytes], file: Path) -> None:
-    """It appears as a whole, or not at all."""
+    """Write a snapshot to a file, atomically: the file appears complete or not at all."""
     header = {"format": _FORMAT, "version": _VERSION, "saved": json.loads(saved.model_dump_json())}
     digest, packer = hashlib.sha256(), zlib.compressobj(1, zlib.DEFLATED, _GZIP)
     try:
@@ -73,7 +73,7 @@ async def write(saved: SavedState, tree: AsyncIterator[bytes], file: Path) -> No
 
 
 def read(file: Path) -> ImageArchive:
-    """Raises ImageError for a file that is damaged or no snapshot of this engine."""
+    """Read the description of a snapshot. Raises ImageError if the file is damaged or no snapshot of this engine."""
     try:
         with file.open("rb") as content:
             return _understood(content, file)
@@ -82,7 +82,7 @@ def read(file: Path) -> ImageArchive:
 
 
 def measure(file: Path, incoming: ImageArchive, most_bytes: int | None) -> None:
-    """Raises ImageError if it unpacks to more than it may, before anybody unpacks it."""
+    """Raise ImageError if a snapshot would unpack to more than the maximum, before it is unpacked."""
     most = _MAX_BYTES if most_bytes is None else min(most_bytes, _MAX_BYTES)
     total = 0
     for piece in _plain(file, incoming):
@@ -92,7 +92,7 @@ def measure(file: Path, incoming: ImageArchive, most_bytes: int | None) -> None:
 
 
 async def pieces(file: Path, incoming: ImageArchive) -> AsyncIterator[bytes]:
-    """Its tar archive."""
+    """Yield the tar archive of a snapshot in pieces."""
     source = _plain(file, incoming)
     while (piece := await workers.run(workers.TRANSFER, next, source, None)) is not None:
         yield piece
@@ -112,7 +112,7 @@ def _plain(file: Path, incoming: ImageArchive) -> Iterator[bytes]:
                         yield piece
                     data = unpacker.unconsumed_tail
             if not unpacker.eof:
-                raise ImageError(f"'{file}' is damaged: its archive breaks off")
+                raise ImageError(f"'{file}' is damaged: its archive is incomplete")
     except zlib.error as error:
         raise ImageError(f"'{file}' is damaged: {error}") from error
 
@@ -121,7 +121,8 @@ def _understood(content: IO[bytes], file: Path) -> ImageArchive:
     found = snapshot_envelope.read_header(content, _FORMAT, _MAX_HEADER_BYTES)
     if found is None:
         raise ImageError(
-            f"'{file}' is no snapshot of a Docker engine", hint="Snapshots of other engines stay with these."
+            f"'{file}' is not a snapshot of a Docker engine",
+            hint="Only the kind of engine that exported a snapshot can import it.",
         )
     header, start, end = found
     snapshot_envelope.check_version(file, header, _VERSION)

@@ -1,4 +1,4 @@
-"""What is different between two file trees, each a tar archive in a file. Only read, never unpacked."""
+"""The differences between two file trees, each a tar archive in a file. The archives are read, never unpacked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Entry:
 
 
 def changes(old: Path, new: Path, *, text: bool, cancellation: Cancellation | None = None) -> list[Change]:
-    """By path. Of a directory that was removed only the directory itself is told."""
+    """List the differences, sorted by path. A removed directory is listed without its contents."""
     cancellation = cancellation or Cancellation()
     try:
         before, after = _index(old, cancellation), _index(new, cancellation)
@@ -74,7 +74,7 @@ def _index(file: Path, cancellation: Cancellation) -> dict[str, _Entry]:
 
 
 def _with_texts(found: list[Change], old: Path, new: Path, cancellation: Cancellation) -> list[Change]:
-    """Those come first that come first by path; what is beyond the bounds is reported without its text."""
+    """Add texts to changes in the order of their paths. Changes beyond the maximum are reported without text."""
     wanted = {change.path.strip("/") for change in found if change.kind is not ChangeKind.REMOVED}
     before, after = _texts(old, wanted), _texts(new, wanted)
     texts = Texts(MAX_DIFFERENCES, cancellation)
@@ -94,7 +94,7 @@ def _with_texts(found: list[Change], old: Path, new: Path, cancellation: Cancell
 
 
 def _texts(file: Path, wanted: set[str]) -> dict[str, list[str] | Omitted]:
-    """The lines of files, as many as are held in memory, or why they are not shown."""
+    """Return the lines of the wanted files, or why they are not shown."""
     found: dict[str, list[str] | Omitted] = {}
     left = MAX_DIFFERENCES
     with tarfile.open(file, "r:", errors="surrogateescape") as archive:

@@ -1,12 +1,13 @@
 """The control groups above those of sandboxes: one for the installation, and in it one for each account.
 
-Theory of operation. `/atoll-<installation>/@<account>/<sandbox>`. What all sandboxes of an account, and all of the
-installation, take together ends at the ceiling of that group: the kernel then ends or refuses something *inside* it, so
-neither another account nor the host pays. Processor time is shared by weight among accounts first and then within each,
-so a hundred busy sandboxes of one user get no more than the single one of another.
+The path of a sandbox's group is `/atoll-<installation>/@<account>/<sandbox>`. The ceilings of the upper groups bound
+what all sandboxes of an account, and all sandboxes of the installation, use together. When a ceiling is reached, the
+kernel ends or refuses something *inside* that group, so neither another account nor the host suffers. CPU time is
+shared by weight, first among accounts and then within each, so a hundred busy sandboxes of one user get no more than
+the single one of another.
 
-A group is made when its first sandbox is, and removed by whoever tidies up. Both may happen at once: a removal fails as
-long as something is in the group, and whoever finds its parent gone makes it again.
+A group is created with its first sandbox, and removed by any later cleanup. Both may happen at once: a removal fails
+while something is in the group, and a creation that finds the parent gone creates it again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from atoll.engines.host.cgroups.groups import Group, Hierarchy, hide_names
 from atoll.resources import Ceilings, Resources
 
 ACCOUNT = "@"
-"""What the names of accounts' groups begin with; no sandbox's does."""
+"""The first character of the names of accounts' groups; no sandbox's name begins with it."""
 _NOBODYS = "own"
-"""The account of those who name none: the user of the SDK."""
+"""The account of specs that name none, as when the SDK is used without a server."""
 _VIRTUAL_KERNEL_STANDS = 64
-"""Threads of a virtual kernel that serves some processes."""
+"""Threads of a virtual kernel that serves a few processes."""
 PREFIXES = ("", "libpod-")
-"""What Docker engines put before a container's id to name its group. The id of a sandbox is shorter than these."""
+"""The prefixes of container ids in the names of Docker engines' groups. The id of a sandbox is shorter than a
+container's."""
 _CONTAINER = re.compile(rf"({'|'.join(PREFIXES)})[0-9a-f]{{64}}")
 _TRIES = 100
 
@@ -41,14 +43,14 @@ class AccountGroups:
         self._balance = Balance(hierarchy, resources.account.cpu_weight)
         self._made: set[str] = set()
         self._counted: dict[str, int] = {}
-        """How many sandboxes of an account its ceiling of processes was last made for."""
+        """The number of sandboxes for which an account's ceiling of processes was last computed."""
 
     def path(self, account: str) -> str:
         return f"{self._top}/{ACCOUNT}{account or _NOBODYS}"
 
     def make(self, account: str, sandbox_id: str, limits: CgroupLimits, *, virtual: bool = False) -> Group:
-        """A sandbox's own group, with those above it. Raises OSError if a limit of the sandbox cannot be set. With a
-        `virtual` kernel it has many threads."""
+        """Create a sandbox's own group and those above it. A `virtual` kernel has many threads. Raises OSError if a
+        limit of the sandbox cannot be set."""
         parent = self.path(account)
         group = Group(self._hierarchy, f"{parent}/{sandbox_id}")
         for tries_left in range(_TRIES, -1, -1):
@@ -57,7 +59,7 @@ class AccountGroups:
             try:
                 group.create(limits, parents=False)
                 break
-            except FileNotFoundError:  # somebody tidied up since we made it
+            except FileNotFoundError:  # a cleanup has removed the parent since
                 self._made.discard(parent)
                 if not tries_left:
                     raise
@@ -65,7 +67,7 @@ class AccountGroups:
         return group
 
     def ensure(self, account: str) -> str:
-        """Make an account's group if it is missing, and return its path, for sandboxes that another program makes."""
+        """Create an account's group if it is missing, for sandboxes that another program creates. Returns its path."""
         self._make_above(account)
         self._raise_ceilings(account)
         return self.path(account)
@@ -73,12 +75,12 @@ class AccountGroups:
     def _make_above(self, account: str) -> None:
         for path, ceilings in ((self._top, self._resources.installation), (self.path(account), self._own(account))):
             group = Group(self._hierarchy, path)
-            with suppress(FileNotFoundError):  # removed again already: our caller notices
+            with suppress(FileNotFoundError):  # already removed again, which the caller notices
                 group.create(CgroupLimits(), parents=False)
                 for directory in group.directories():
                     hide_names(directory)
                 for limits in self._each(ceilings):
-                    # A ceiling cannot be lowered below what is in use: then the one from before holds.
+                    # A ceiling cannot be lowered below the current use: then the previous one stays in force.
                     with suppress(OSError):
                         group.limit(limits)
         self._made.add(self.path(account))
@@ -86,16 +88,16 @@ class AccountGroups:
         self._balance.forget(self.path(account))
 
     def _own(self, account: str) -> Ceilings:
-        """An account that is nobody's in particular may take all that the installation has."""
+        """Return the ceilings of an account. Sandboxes without an account may use all that the installation has."""
         return self._resources.account if account else Ceilings(cpu_weight=self._resources.account.cpu_weight)
 
     def _raise_ceilings(self, account: str, *, virtual: int = 0) -> None:
-        """A thousand idle sandboxes have a thousand processes, which are not the ones that ceilings are for."""
+        """Raise the ceilings of processes by those that idle sandboxes have, which ceilings are not meant to limit."""
         path = self.path(account)
         count = _count(Group(self._hierarchy, path))
         if "pids" not in self._hierarchy.controllers or (count <= self._counted.get(path, 0) and not virtual):
             return
-        self._counted[path] = count + max(count // 4, 16)  # some ahead, so that not every creation comes here
+        self._counted[path] = count + max(count // 4, 16)  # with a reserve, so that not every creation has to do this
         top = Group(self._hierarchy, self._top).directory("pids")
         accounts = [f"{self._top}/{name}" for name in _names(top)] if top is not None else []
         for each, ceilings, below in (
@@ -104,12 +106,12 @@ class AccountGroups:
         ):
             if ceilings.pids is not None and ceilings.pids_for_each:
                 standing = sum(self._standing(account, ceilings.pids_for_each) for account in below)
-                standing += _VIRTUAL_KERNEL_STANDS * virtual  # its runtime has not set its limit yet
-                with suppress(OSError):  # removed again already
+                standing += _VIRTUAL_KERNEL_STANDS * virtual  # its OCI runtime has not set its limit yet
+                with suppress(OSError):  # already removed again
                     Group(self._hierarchy, each).limit(CgroupLimits(pids=ceilings.pids + standing))
 
     def _standing(self, path: str, for_each: int) -> int:
-        """How many processes the sandboxes of an account have however idle they are."""
+        """Return how many processes the sandboxes of an account have even when idle."""
         group = Group(self._hierarchy, path)
         directory = group.directory("pids")
         virtual = sum(_is_virtual(directory / name) for name in _names(directory)) if directory is not None else 0
@@ -125,13 +127,13 @@ class AccountGroups:
         return [limits for limits in found if limits is not None]
 
     def balance(self) -> None:
-        """Weigh the accounts by what they have used lately. From one thread at a time."""
+        """Set the accounts' weights by what they have used lately. To be called from one thread at a time."""
         directory = Group(self._hierarchy, self._top).directory("cpu")
         names = [name for name in _names(directory) if name.startswith(ACCOUNT)] if directory is not None else []
         self._balance.look([f"{self._top}/{name}" for name in names])
 
     def find(self, sandbox_id: str) -> str | None:
-        """The path of the group of a sandbox of which nothing else is known."""
+        """Return the path of a sandbox's group when only its id is known; None if there is none."""
         for directory in Group(self._hierarchy, self._top).directories():
             for name in _names(directory):
                 if name.startswith(ACCOUNT) and (directory / name / sandbox_id).is_dir():
@@ -139,7 +141,8 @@ class AccountGroups:
         return None
 
     def names(self) -> set[str]:
-        """Of all groups of sandboxes but containers, also those that are directly in the installation's."""
+        """Return the names of all sandboxes' groups except containers', also of those directly in the installation's
+        group."""
         found: set[str] = set()
         for directory in Group(self._hierarchy, self._top).directories():
             for name in _names(directory):
@@ -147,7 +150,7 @@ class AccountGroups:
         return {name for name in found if not _CONTAINER.fullmatch(name)}
 
     def containers(self) -> list[Group]:
-        """The groups of all containers, in which there may be nothing any more."""
+        """Return the groups of all containers, including empty ones."""
         paths: set[str] = set()
         for directory in Group(self._hierarchy, self._top).directories():
             for account in _names(directory):
@@ -157,7 +160,7 @@ class AccountGroups:
         return [Group(self._hierarchy, path) for path in sorted(paths)]
 
     def remove_empty(self) -> None:
-        """Accounts without sandboxes, and then the installation's own group if nothing is left in it."""
+        """Remove the groups of accounts without sandboxes, and the installation's own group if it is then empty."""
         for directory in Group(self._hierarchy, self._top).directories():
             for name in _names(directory):
                 if name.startswith(ACCOUNT):
@@ -167,14 +170,14 @@ class AccountGroups:
                 directory.rmdir()
 
     def enforced(self) -> tuple[str, ...]:
-        """What the ceilings of accounts and of the installation can bound here."""
+        """Return what the ceilings of accounts and of the installation can limit here."""
         if not self._hierarchy.writable():
             return ()
         return tuple(name for name in ("memory", "pids", "cpu") if name in self._hierarchy.controllers)
 
 
 def _count(group: Group) -> int:
-    """How many groups are in this one: each is a link to it."""
+    """Return the number of groups in this one. Each adds a link to the directory."""
     directory = group.directory("pids")
     try:
         return max(0, os.stat(directory).st_nlink - 2) if directory is not None else 0
@@ -183,7 +186,7 @@ def _count(group: Group) -> int:
 
 
 def _is_virtual(directory: Path) -> bool:
-    """Whether this is the group of a sandbox with a kernel of its own, which has many threads."""
+    """Return whether this is the group of a sandbox with a kernel of its own, which has many threads."""
     try:
         return (directory / "pids.max").read_text().strip() == str(VIRTUAL_KERNEL_THREADS)
     except OSError:

@@ -1,12 +1,12 @@
-"""Who needs the control groups that all sandboxes of an installation share.
+"""A lock on the control groups that all sandboxes of an installation share.
 
-A runtime makes a sandbox's group step by step in one hierarchy after the other, and needs the groups above it all the
-while. These go when no sandbox is in them, which another process may find to be so between two of these steps. So
-whoever starts a sandbox claims them until its own group is there, and whoever removes them first makes sure that
-nobody does. Claims are locks, which the kernel frees if their holder dies.
+An OCI runtime creates a sandbox's group step by step, in one hierarchy after the other, and needs the groups above it
+all the time. These are removed when no sandbox is in them, which another process may find to be so between two of these
+steps. So every start of a sandbox claims the shared groups until the sandbox's own group exists, and every removal
+first makes sure that they are unclaimed. Claims are file locks, which the kernel releases if their holder dies.
 
-Whoever finds them claimed leaves them to the claimant, who removes them after its own sandbox. Those who remove them
-take turns: the one before may have looked while the last sandbox of the other was still there.
+A removal that finds the groups claimed leaves them to the claimant, which removes them after its own sandbox. Removals
+take turns: the previous one may have looked while the last sandbox of the next was still there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll.settings import Settings
 
 _RETRY_S = 0.002
 _TURN_S = 2.0
-"""A removal takes milliseconds; one that hangs is not waited for."""
+"""Maximum time to wait for a turn. A removal takes milliseconds; one that hangs is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class GroupLock:
 
     @classmethod
     def of(cls, settings: Settings) -> GroupLock:
-        """All engines of an installation have their sandboxes in the same groups."""
+        """Return the lock of an installation. The sandboxes of all its engines are in the same groups."""
         return cls(settings.data_dir / "oci" / "groups.lock")
 
     @asynccontextmanager
     async def claimed(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Nobody removes a group that sandboxes share meanwhile."""
+        """Keep the shared groups from being removed. Raises EngineError if a removal takes too long."""
         fd = _open(self.path)
         try:
             while not _lock(fd, fcntl.LOCK_SH):
@@ -53,8 +53,10 @@ class GroupLock:
 
     @contextmanager
     def unclaimed(self) -> Iterator[bool]:
-        """Nobody starts a sandbox meanwhile. False: somebody does, and does not wait for us. May block for a moment,
-        while others remove groups."""
+        """Keep sandboxes from being started. Yields False if one is being started, which does not wait for this lock.
+
+        May block for a moment, while another process removes groups.
+        """
         if not self.path.parent.is_dir():
             yield True
             return

@@ -1,13 +1,13 @@
-"""Control groups of sandboxes: limits, freezing, killing, counting, on v1, hybrid and v2 hosts.
+"""Control groups of sandboxes: limits, freezing, killing and counting, on v1, hybrid and v2 hosts.
 
-Theory of operation. A sandbox's group has one path, `/<slice>/@<account>/<sandbox id>` (see `accounts.py`), in every
-hierarchy that matters. On v1
-(and on hybrid hosts, where the controllers are on v1) that is a directory in each controller's mount; on v2 it is
-one directory. Whoever starts the first process puts it there; all its descendants follow, and nothing inside sees a
-cgroup file system to leave by.
+A sandbox's group has one path, `/<slice>/@<account>/<sandbox id>` (see `account_groups.py`), in every hierarchy that
+matters. On v1 (and on hybrid hosts, where the controllers are on v1) that is a directory in each controller's mount; on
+v2 it is one directory. The launcher puts the first process into it. All descendants inherit it, and nothing inside sees
+a cgroup file system to leave it by.
 
-Killing must win against a process that forks faster than we read. On v2 the kernel does it (`cgroup.kill`). On v1:
-no new process is allowed (`pids.max` 0), the group is frozen, all are killed, and it is thawed so that they can die.
+Killing must win against a process that forks faster than its children can be listed. On v2 the kernel does it
+(`cgroup.kill`). On v1 no new process is allowed (`pids.max` 0), the group is frozen, all processes are killed, and it
+is thawed so that they can die.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Hierarchy:
 
     mode: Mode
     controllers: dict[str, Path] = field(default_factory=dict)
-    """v1: each controller's mount. v2: all the same."""
+    """On v1 the mount of each controller, on v2 the same mount for all."""
     others: tuple[Path, ...] = ()
-    """Mounts in which runtimes make a directory of the same name too, although we need none."""
+    """Mounts that Atoll does not need, but where OCI runtimes create a directory of the same name."""
 
     @classmethod
     def find(cls, mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchy:
@@ -81,11 +81,12 @@ def parse_hierarchy(mountinfo: str) -> Hierarchy:
 
 
 def delegated(mountinfo: str, own: str) -> Hierarchy | None:
-    """What of a v2 hierarchy was given to this user, as if it were the whole. None: nothing.
+    """Return the part of a v2 hierarchy that is delegated to this user, as if it were the whole; None if there is none.
 
-    `own` is /proc/self/cgroup: only what lies around our own process may be used, since nobody may move a process out
-    of somebody else's part. Where controllers are handed down there are limits; elsewhere a group can still be frozen
-    and killed."""
+    `own` is the content of /proc/self/cgroup. Only groups around this process can be used, since a process cannot be
+    moved out of another user's part. Limits are available where controllers are delegated; elsewhere a group can still
+    be frozen and killed.
+    """
     tops = [line.split()[4] for line in mountinfo.splitlines() if " - cgroup2 " in line and line.split()[3] == "/"]
     paths = [line.removeprefix("0::/") for line in own.splitlines() if line.startswith("0::/")]
     if not tops or not paths:
@@ -106,7 +107,7 @@ def _may_use(directory: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One sandbox's control group. Methods on a group that is gone do nothing and see nothing."""
+    """The control group of one sandbox. Methods on a group that is gone do nothing and see nothing."""
 
     hierarchy: Hierarchy
     path: str
@@ -122,8 +123,11 @@ class Group:
     # --- making ----------------------------------------------------------------------------------------------------
 
     def create(self, limits: CgroupLimits, *, parents: bool = True) -> None:
-        """Make it with its limits. Raises OSError if one cannot be set; what was made is for `remove`. Without
-        `parents` FileNotFoundError says that the group above is not there."""
+        """Create the group with its limits. Raises OSError if one cannot be set; `remove` then removes what was
+        created.
+
+        Without `parents`, FileNotFoundError means that the group above does not exist.
+        """
         for mount in dict.fromkeys(self.hierarchy.controllers.values()):
             path = Path(f"{mount}{self.path}")
             if parents:
@@ -134,14 +138,14 @@ class Group:
         self.limit(limits)
 
     def limit(self, limits: CgroupLimits) -> None:
-        """From now on these hold. Raises OSError, also for a limit below what is in use."""
+        """Set limits. Raises OSError, also for a limit below the current use."""
         if self.hierarchy.mode != "v2" and limits.memory_bytes is not None:
             self._open_swap(limits.memory_bytes)
         for controller, name, value in settings(self.hierarchy.mode, limits):
             found = self.directory(controller)
             if found is None:
                 raise OSError(errno.ENOENT, "no such controller", controller)
-            # Swap accounting may be turned off on v1: then there is no such file, and memory alone is the limit.
+            # Swap accounting may be disabled on v1. Then this file does not exist, and the memory limit applies alone.
             if name == "memory.memsw.limit_in_bytes" and not (found / name).exists():
                 continue
             if self.hierarchy.mode == "v2" and not (found / name).exists():
@@ -149,14 +153,14 @@ class Group:
             (found / name).write_text(value)
 
     def _open_swap(self, memory_bytes: int) -> None:
-        """On v1 memory alone is never limited above memory with swap, so to raise both this one comes first."""
+        """Raise the limit of memory and swap first: on v1 it can never be lower than that of memory."""
         name = "memory.memsw.limit_in_bytes"
         if (_number(self._read("memory", name)) or memory_bytes) < memory_bytes:
             self._write("memory", name, str(memory_bytes))
 
     def _hand_down(self) -> None:
-        """On v2 a group has the controllers that each group above it hands down. One that does not is found out when a
-        limit is set."""
+        """Enable the controllers in each group above, as v2 requires. The need for it is discovered when a limit is
+        set."""
         names = [name for name in ("cpu", "memory", "pids") if name in self.hierarchy.controllers]
         top = self.hierarchy.controllers[names[0]]
         above = Path(self.path).relative_to("/").parents
@@ -172,7 +176,8 @@ class Group:
                     child.rmdir()
 
     async def erase(self, deadline: Deadline) -> None:
-        """Kill what is in it and remove it. Again and again: a runtime may put one more into it at the last moment."""
+        """Kill what is in the group and remove it. Repeats, as an OCI runtime may add another process at the last
+        moment."""
         while True:
             await self.kill(deadline)
             try:
@@ -192,12 +197,12 @@ class Group:
         for directory in self.directories():
             for child in _below(directory):
                 with suppress(OSError):
-                    # 0 stands for a process that we cannot see, and to kill means ourselves.
+                    # 0 stands for a process that is not visible here, and kill(0) would hit this process.
                     found.update(int(line) for line in (child / "cgroup.procs").read_text().split() if line != "0")
         return found
 
     def holds(self, pid: int) -> bool:
-        """Whether this process is in it, or below it."""
+        """Return whether this process is in the group or below it."""
         try:
             lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
         except OSError:
@@ -214,7 +219,7 @@ class Group:
         )
 
     def cpu_s(self) -> float | None:
-        """Seconds of processor time that it has used since it was made."""
+        """Return the CPU time in seconds that the group has used since it was created."""
         if self.hierarchy.mode == "v2":
             microseconds = _table(self._read("cpu", "cpu.stat")).get("usage_usec")
             return None if microseconds is None else microseconds / 1e6
@@ -236,7 +241,7 @@ class Group:
     # --- acting ----------------------------------------------------------------------------------------------------
 
     async def freeze(self, deadline: Deadline) -> None:
-        """Stop all its processes. Raises EngineError if that takes too long; then they go on."""
+        """Freeze all processes. Raises EngineError if that takes too long; then they continue."""
         self._set_frozen(True)
         while not self._all_stopped():
             if not deadline.left():
@@ -249,7 +254,7 @@ class Group:
             self._set_frozen(False)
 
     async def kill(self, deadline: Deadline) -> None:
-        """Kill all that is in it. When it returns, nothing is. Raises EngineError when time is up."""
+        """Kill all processes in the group and wait until it is empty. Raises EngineError at the deadline."""
         while self.pids():
             self._kill_once()
             if not self.pids():
@@ -304,7 +309,7 @@ class Group:
 
 
 def _make(directory: Path) -> None:
-    """With all groups above it. One of these may be removed by somebody who sees it empty before we are in it."""
+    """Create a directory and all groups above it. A cleanup may remove an empty group before the next one is in it."""
     for tries_left in range(_TRIES - 1, -1, -1):
         try:
             os.mkdir(directory)
@@ -321,13 +326,13 @@ def _make(directory: Path) -> None:
 
 
 def hide_names(directory: Path) -> None:
-    """The names in it are those of sandboxes and accounts, which others must not see."""
+    """Make a group's directory unreadable: it lists sandboxes and accounts, which other users must not see."""
     with suppress(OSError):
         directory.chmod(0o711)
 
 
 def settings(mode: Mode, limits: CgroupLimits) -> list[tuple[str, str, str]]:
-    """Controller, file, value: in the order they must be written (on v1 memory before memory with swap)."""
+    """Return controller, file and value, in the order of writing (on v1 memory comes before memory and swap)."""
     found: list[tuple[str, str, str]] = []
     if mode == "v2":
         if limits.memory_bytes is not None:
@@ -355,7 +360,7 @@ def settings(mode: Mode, limits: CgroupLimits) -> list[tuple[str, str, str]]:
 
 
 def _below(directory: Path) -> list[Path]:
-    """The directory and all groups below it."""
+    """Return the directory and all groups below it."""
     if not directory.is_dir():
         return []
     return [Path(current) for current, _, _ in os.walk(directory)]

@@ -1,9 +1,9 @@
-"""A seccomp profile as the program that the kernel runs, for launchers that have no library to make it.
+"""A seccomp profile as the program that the kernel runs, for launchers without a library for that.
 
-The program is a classic BPF list. It checks the architecture (another one kills the process), refuses the x32
-numbers that x86 shares its table with, finds the call by a binary search over ranges of numbers with one verdict,
-and for the few calls with conditions tests the arguments rule by rule. A number that is newer than our table answers
-ENOSYS, as an old kernel would, so programs fall back.
+The program is classic BPF. It checks the architecture (a foreign one kills the process), refuses the x32 numbers that
+share a table with x86, and finds the call by a binary search over ranges of numbers with the same verdict. For the few
+calls with conditions it tests the arguments rule by rule. A number that is newer than the table answers ENOSYS, as an
+old kernel would, so programs fall back.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Instruction:
 
 
 Verdict = int | tuple[Rule, ...]
-"""A return value, or the rules that decide by arguments."""
+"""A return value of the filter, or the rules that decide by arguments."""
 
 
 def program(profile: Profile, machine: str) -> list[Instruction]:
-    """Raises ValueError if it would be too long for the kernel."""
+    """Return the program for a profile. Raises ValueError if it would be too long for the kernel."""
     numbers = NUMBERS[machine]
     ranges = _ranges(profile, numbers)
     search = _search(ranges, profile)
-    # x32 is a second table under the same architecture: it deserves the same end as a foreign one. Where nothing else
-    # is refused, somebody else may have to answer such a call, and a kill would be stronger than any answer.
+    # x32 is a second table under the same architecture and is treated like a foreign one. Where nothing else is
+    # refused, another filter may have to answer such a call, and a kill would override any answer.
     foreign = KILL if profile.default_error is not None else _refuse(errno.ENOSYS)
     head = [
         Instruction(LD, 0, 0, ARCHITECTURE),
@@ -90,7 +90,7 @@ def _verdicts(profile: Profile, numbers: dict[str, int]) -> dict[int, Verdict]:
 
 
 def _ranges(profile: Profile, numbers: dict[str, int]) -> list[tuple[int, Verdict]]:
-    """First number of each stretch with one verdict, ascending, beginning with 0."""
+    """Return the first number of each stretch with the same verdict, ascending from 0."""
     verdicts = _verdicts(profile, numbers)
     unknown: Verdict = _refuse(profile.default_error)
     found: list[tuple[int, Verdict]] = []
@@ -106,7 +106,7 @@ def _search(ranges: list[tuple[int, Verdict]], profile: Profile) -> list[Instruc
         return _leaf(ranges[0][1], profile)
     middle = len(ranges) // 2
     low, high = _search(ranges[:middle], profile), _search(ranges[middle:], profile)
-    # A jump reaches 255 instructions; for a longer lower half a second jump without that limit is put in between.
+    # A jump reaches 255 instructions. For a longer lower half, a second jump without that limit is inserted.
     if len(low) <= _MAX_JUMP:
         return [Instruction(JGE, len(low), 0, ranges[middle][0]), *low, *high]
     return [Instruction(JGE, 0, 1, ranges[middle][0]), Instruction(0x05, 0, 0, len(low)), *low, *high]
@@ -122,7 +122,7 @@ def _leaf(verdict: Verdict, profile: Profile) -> list[Instruction]:
 
 
 def _test(rule: Rule) -> list[Instruction]:
-    """Falls through to what follows if the rule does not match."""
+    """Return the instructions for one rule. Execution falls through to what follows if the rule does not match."""
     checks = [check for match in rule.matches for check in _halves(match)]
     body: list[Instruction] = [Instruction(RET, 0, 0, _answer(rule))]
     for offset, mask, value in reversed(checks):
@@ -136,7 +136,7 @@ def _test(rule: Rule) -> list[Instruction]:
 
 
 def _halves(match: Match) -> list[tuple[int, int, int]]:
-    """Offset, mask and value of the 32-bit words that matter. Both architectures are little-endian."""
+    """Return offset, mask and value of the 32-bit words that matter. Both architectures are little-endian."""
     low = ARGUMENTS + 8 * match.index
     words = [(low, match.mask & 0xFFFF_FFFF, match.value & 0xFFFF_FFFF), (low + 4, match.mask >> 32, match.value >> 32)]
     return [word for word in words if word[1]]

@@ -1,28 +1,27 @@
-"""Which system calls a sandbox may make: one profile as data.
+"""The system calls that a sandbox may make: one profile as data.
 
-Theory of operation. The profile is an allow-list: what no rule allows fails with EPERM, and a foreign architecture
-kills the caller, because a second system call table (i386, x32) is a second attack surface. It refuses all that
-Docker refuses, and besides:
+The profile is an allow-list. A call that no rule allows fails with EPERM. A call from a foreign architecture kills the
+caller, because a second system call table (i386, x32) is a second attack surface. The profile refuses all that Docker
+refuses, and also:
 
-* `chroot`, `name_to_handle_at`, `listmount`, `statmount`: ways to look or step outside that no ordinary program
-  needs.
+* `chroot`, `name_to_handle_at`, `listmount`, `statmount`: ways to look or step outside that no ordinary program needs.
 * `ptrace`, `process_vm_*`, `process_mrelease`: one program inside cannot read another's memory.
-* `io_setup` and its family, `vmsplice`, `remap_file_pages`, `modify_ldt`, `memfd_secret`: rarely used and rich in
-  past kernel bugs. They answer ENOSYS, so that programs take their usual way around.
+* `io_setup` and its family, `vmsplice`, `remap_file_pages`, `modify_ldt`, `memfd_secret`: rarely used and rich in past
+  kernel bugs. They answer ENOSYS, so that programs use their fallbacks.
 * `sync`, `syncfs`: one sandbox must not make the whole machine flush its disks.
-* `adjtimex`, `sched_setscheduler`, `sched_setattr`: nothing a guest should ask of the host's clock or scheduler.
-* `mknod` of devices; sockets other than UNIX, IPv4, IPv6 (TCP, UDP and ping) and routing netlink, so AF_ALG,
-  AF_VSOCK, AF_PACKET, MPTCP, SCTP and whatever comes next are closed; the two terminal ioctls that inject input
+* `adjtimex`, `sched_setscheduler`, `sched_setattr`: the host's clock and scheduler are not a sandbox's business.
+* `mknod` of devices; sockets other than UNIX, IPv4, IPv6 (TCP, UDP and ping) and routing netlink, which excludes
+  AF_ALG, AF_VSOCK, AF_PACKET, MPTCP, SCTP and all future families; and the two terminal ioctls that inject input
   (TIOCSTI, TIOCLINUX).
 
-Arguments are compared in their lower 32 bits where the kernel reads an `int`, so nothing is passed by setting a high
-bit. `clone3` hides its flags behind a pointer that no filter can read: it answers ENOSYS and the C library falls
+Where the kernel reads an `int`, only the lower 32 bits of an argument are compared, so setting a high bit circumvents
+no rule. `clone3` hides its flags behind a pointer that no filter can read. It answers ENOSYS, and the C library falls
 back to `clone`, whose flags are checked for new namespaces.
 
-Set-id bits. What is set-uid in a volume is set-uid on the host, so where a sandbox may write to a volume the calls that
-set such a bit are not simply allowed: see `SetId`. `openat2` hides its mode behind a pointer and answers ENOSYS there.
-So does Landlock where the calls are supervised: a program that gave up rights that way would get them back from the
-supervisor, which can take over everything of its caller but that.
+Set-id bits: a set-uid file in a volume is set-uid on the host. So if a sandbox may write to a volume, the calls that
+set such a bit are not simply allowed: see `SetId`. `openat2` hides its mode behind a pointer and answers ENOSYS then.
+So does Landlock where calls are supervised: a program that dropped rights that way would regain them through the
+supervisor, which can take over everything from its caller except that restriction.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ NETLINK_ROUTE, NETLINK_AUDIT = 0, 9
 SOCK_STREAM, SOCK_DGRAM, SOCK_TYPE_MASK = 1, 2, 0xF
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 PERSONALITIES = (0x0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF)
-"""Linux, 32-bit addresses, and `uname` as 2.6: what Docker allows. None of them weakens anything."""
+"""Linux, 32-bit addresses, and `uname` as 2.6, as Docker allows. None of them weakens anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An argument, cut down to `mask`, equals `value`."""
+    """A condition: an argument, masked by `mask`, equals `value`."""
 
     index: int
     value: int
@@ -58,28 +57,29 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The calls by these names match when all of `matches` hold. `error` None allows, a number is the errno."""
+    """The calls of these names match if all of `matches` hold. `error` is an errno, or None to allow the call."""
 
     names: tuple[str, ...]
     matches: tuple[Match, ...] = ()
     error: int | None = None
     supervised: bool = False
-    """A supervisor outside does the call instead of the caller."""
+    """A supervisor outside makes the call instead of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Any rule that matches decides; rules of one call never contradict each other. Otherwise `default_error`."""
+    """A set of rules. Any matching rule decides; rules for one call never contradict each other. `default_error`
+    applies to calls that no rule matches."""
 
     rules: tuple[Rule, ...]
     default_error: int | None = errno.EPERM
-    """None: what no rule matches is allowed, also on foreign architectures."""
+    """If None, calls that no rule matches are allowed, also on foreign architectures."""
 
 
 SetId = Literal["allowed", "supervised", "refused"]
-"""What becomes of calls that set the set-uid or set-gid bit of a file. *Supervised*: they work on the sandbox's own
-files, and on a volume without these bits (`native/launcher/runtime/supervisor.c`). *Refused*: EPERM, where nobody can
-tell the two apart."""
+"""What happens to calls that set the set-uid or set-gid bit of a file. *Supervised*: they work on the sandbox's own
+files, and work without these bits on a volume (`native/launcher/runtime/supervisor.c`). *Refused*: they fail with
+EPERM, where the two cannot be told apart."""
 
 
 def _sockets() -> list[Rule]:
@@ -87,14 +87,14 @@ def _sockets() -> list[Rule]:
         Rule(("socket",), (Match(0, AF_UNIX),)),
         Rule(("socketpair",), (Match(0, AF_UNIX),)),
         Rule(("socket",), (Match(0, AF_NETLINK), Match(2, NETLINK_ROUTE))),
-        # `su` and `login` ask for the audit log, and go on only if there is none.
+        # `su` and `login` open the audit log, and continue only if the kernel has none.
         Rule(("socket",), (Match(0, AF_NETLINK), Match(2, NETLINK_AUDIT)), error=errno.EPROTONOSUPPORT),
     ]
     for family in (AF_INET, AF_INET6):
         for kind, protocols in _PROTOCOLS.items():
             matches = (Match(0, family), Match(1, kind, SOCK_TYPE_MASK))
             rules += [Rule(("socket",), (*matches, Match(2, protocol))) for protocol in protocols]
-            # Programs that try these first go on with the ordinary one if the kernel does not know them.
+            # Programs that try these first fall back to the ordinary protocol if the kernel does not know them.
             rules += [
                 Rule(("socket",), (*matches, Match(2, protocol)), error=errno.EPROTONOSUPPORT)
                 for protocol in _FANCY_PROTOCOLS
@@ -120,21 +120,21 @@ def _device_free_mknod(set_id: SetId) -> list[Rule]:
 
 SET_ID = stat.S_ISUID | stat.S_ISGID
 _MODES = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1}
-"""Which argument is the mode."""
+"""The index of the mode among each call's arguments."""
 _OPENS = {"open": (1, 2), "openat": (2, 3)}
-"""Flags and mode. Without a flag that makes a file the mode is whatever lies there."""
+"""The indices of flags and mode. Without a flag that creates a file, the mode is undefined."""
 _O_CREAT, _O_TMPFILE = 0o100, 0o2000_0000
 _HIDDEN_MODE = "openat2"
 _LANDLOCK = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 
 
 def _set_id_rules(set_id: SetId) -> list[Rule]:
-    """For every call that takes a mode: all that it may do with the bits, or without."""
+    """Return the rules for every call that takes a mode, with and without set-id bits."""
     rules = [Rule((_HIDDEN_MODE,), error=errno.ENOSYS)]
     rules += [Rule((name,), (Match(mode, 0, SET_ID),)) for name, mode in _MODES.items()]
     for name, (flags, mode) in _OPENS.items():
         rules += [Rule((name,), (Match(flags, 0, _O_CREAT | _O_TMPFILE),)), Rule((name,), (Match(mode, 0, SET_ID),))]
-    if set_id == "refused":  # as all that no rule allows
+    if set_id == "refused":  # they are refused like everything that no rule allows
         return rules
     for bit in (stat.S_ISUID, stat.S_ISGID):
         rules += [Rule((name,), (Match(mode, bit, bit),), supervised=True) for name, mode in _MODES.items()]
@@ -147,10 +147,10 @@ def _set_id_rules(set_id: SetId) -> list[Rule]:
 
 
 def _ioctls_but(*refused: int) -> list[Rule]:
-    """Every request number but these, which share all bits above the lowest four.
+    """Allow all requests except these, which differ only in their lowest four bits.
 
-    A filter can only say "equals under a mask", so the complement is spelled out: a request differs in one of the
-    upper 28 bits, or is one of the others in the same block of sixteen.
+    A filter can only test "equals under a mask", so the complement is spelled out: an allowed request differs in one of
+    the upper 28 bits, or is one of the others in the same block of sixteen.
     """
     block = {number >> 4 for number in refused}
     assert len(block) == 1, "the refused requests lie in one block of sixteen"
@@ -184,7 +184,7 @@ def profile(set_id: SetId) -> Profile:
 
 @functools.cache
 def virtual_kernel_profile() -> Profile:
-    """For a runtime with a kernel of its own, which has a filter of its own: only set-id bits are supervised."""
+    """Return the profile for an OCI runtime with a kernel and a filter of its own: only set-id bits are supervised."""
     made = [Rule((name,), (Match(index, bit, bit),), error=errno.EPERM)
             for name, index in (("mknod", 1), ("mknodat", 2)) for bit in (stat.S_ISUID, stat.S_ISGID)]  # fmt: skip
     return Profile((*_set_id_rules("supervised"), *made), default_error=None)

@@ -1,6 +1,6 @@
-"""The names and numbers behind the system call profile. Data only; `seccomp.py` says what they mean.
+"""The names and numbers behind the system call profile. Data only; `seccomp.py` explains it.
 
-Numbers are the kernel's for 64-bit x86 and arm64 up to Linux 6.17. They never change once given.
+The numbers are the kernel's for 64-bit x86 and arm64 up to Linux 6.17. They never change once assigned.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime time
 umask uname unlink unlinkat utime utimensat utimes vfork wait4 waitid write writev
 """
 )
-"""Allowed whatever the arguments."""
+"""System calls that are allowed whatever their arguments."""
 
 DENIED_BY_DOCKER = _names(
     """
@@ -52,7 +52,8 @@ sethostname setns settimeofday swapoff swapon sysfs syslog tuxcall umount2 unsha
 vserver
 """
 )
-"""What Docker's own profile refuses to a container without extra capabilities. Ours refuses all of it."""
+"""System calls that Docker's own profile refuses to a container without extra Linux capabilities. Atoll's refuses them
+all."""
 
 DENIED_BESIDES = _names(
     """
@@ -62,7 +63,7 @@ process_vm_readv process_vm_writev ptrace remap_file_pages sched_setattr sched_s
 vmsplice
 """
 )
-"""What Docker allows and we do not. See `seccomp.py` for the reasons."""
+"""System calls that Docker allows and Atoll refuses. `seccomp.py` has the reasons."""
 
 
 ANSWER_NOT_IMPLEMENTED = _names(
@@ -71,7 +72,7 @@ clone3 io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit io_uri
 io_uring_setup listmount memfd_secret modify_ldt remap_file_pages statmount vmsplice
 """
 )
-"""Refused with ENOSYS, for which programs have a way around; EPERM would be taken for a failure."""
+"""System calls that are refused with ENOSYS, which programs can handle; they would take EPERM for a failure."""
 
 
 def _numbers(text: str) -> dict[str, int]:

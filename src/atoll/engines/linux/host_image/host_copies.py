@@ -1,10 +1,11 @@
 """Copies of the files that nearly every process of the `host` image has mapped.
 
-Each fork and each exit takes a lock of every file that the process has mapped, so a thousand processes that fork keep
-whoever runs the same file waiting: in other sandboxes, and on the host, where it is the C library of everything. A copy
-is a file of its own with a lock of its own. Accounts are spread over some sets of copies; the host is in none of them.
+On each fork and exit, the kernel takes a lock on every file that the process has mapped. A thousand processes that fork
+would therefore delay every other process that maps the same files, in other sandboxes and on the host itself, where all
+programs map the C library. A copy is a separate file with a separate lock. Accounts are spread over several sets of
+copies; the host uses none of them.
 
-As a skeleton, a set is never changed: its name is a digest of what it was copied from.
+Like a skeleton (`host_view.py`), a set never changes: its name contains a digest of what it was copied from.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _LARGEST = 16 << 20
 
 
 def number_of(account: str) -> int:
-    """The set of an account. The one without a name, the user of the SDK, has the first."""
+    """Return the number of an account's set. The unnamed account, which is that of SDK users, has the first set."""
     return 1 + zlib.crc32(account.encode()) % (SETS - 1) if account else 0
 
 
 def copies(directory: Path, number: int, usr: Path) -> Path:
-    """A layer to put over /usr, made under `directory` if it is not there. Takes the copying of some megabytes once."""
+    """Return a layer to mount over `/usr`. The first call makes it under `directory` by copying a few megabytes."""
     found = list(_files(usr))
     path = directory / f"{_digest(found)}-{number}"
     return made_once(path, lambda draft: _make(draft, usr, [source for source, _ in found]))
 
 
 def _files(usr: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Plain files that everybody may read, and that run as whoever runs them."""
+    """Yield the regular files that everybody may read and that are neither set-uid nor set-gid."""
     seen: set[Path] = set()
     for name in _names(usr):
         with contextlib.suppress(OSError):
@@ -78,7 +79,7 @@ def _make(top: Path, usr: Path, files: list[Path]) -> None:
 
 
 def _make_directories(top: Path, usr: Path, directory: Path) -> None:
-    """With the modes of those that they cover."""
+    """Make a directory and its parents, with the modes of the directories of `/usr` that they cover."""
     if not directory.is_dir():
         _make_directories(top, usr, directory.parent)
         directory.mkdir()

@@ -1,12 +1,12 @@
-"""The `host` image: this machine's own programs, and a root directory made up around them.
+"""The `host` image: this machine's own programs, in a root directory made for sandboxes.
 
-`/usr` is the host's, read-only. Everything else is a skeleton that is made once and shared: a root directory with
-the customary links, and an `/etc` of the few files that programs need. Nothing of the host that is not on the lists
-below is ever seen inside, and what could tell about its users or its network (`passwd`, `hosts`, `resolv.conf`,
-`hostname`) is invented.
+`/usr` is the host's, read-only. Everything else is a skeleton that is made once and shared: a root directory with the
+customary links, and an `/etc` with the few files that programs need. Sandboxes see nothing of the host that is not on
+the lists below, and files that would reveal its users or its network (`passwd`, `hosts`, `resolv.conf`, `hostname`) are
+replaced by invented ones.
 
-A skeleton is never changed. Its name is a digest of what it was made from, so it is made anew when that changes,
-while sandboxes that run keep theirs.
+A skeleton never changes. Its name is a digest of what it was made from, so a new one is made when that changes, while
+running sandboxes keep theirs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _DIRECTORIES = _words(
 )
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
-# What may hold a password or a token of the host (environment, gitconfig, npmrc, profile.d, ssl/private) is not here.
+# Files that may hold passwords or tokens of the host (environment, gitconfig, npmrc, profile.d, ssl/private) are left
+# out.
 _COPIED_FILES = _words(
     """
     bash.bashrc bindresvport.blacklist ca-certificates.conf debian_version ethertypes gai.conf inputrc ld.so.cache
@@ -68,7 +69,7 @@ _INVENTED = {
     "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\n"
     "hosts: files dns\nservices: files\nprotocols: files\n",
     "login.defs": "UMASK 022\nENV_PATH PATH=/usr/local/bin:/usr/bin:/bin\n",
-    # Root may become anybody; nobody has a password.
+    # Root may become any user; no user has a password.
     "pam.d/su": "auth sufficient pam_rootok.so\nauth required pam_deny.so\n"
     "account required pam_permit.so\nsession required pam_permit.so\n",
     "pam.d/other": "auth required pam_deny.so\naccount required pam_deny.so\nsession required pam_deny.so\n",
@@ -78,12 +79,14 @@ _INVENTED = {
 
 
 def skeleton(directory: Path, etc: Path = Path("/etc")) -> Path:
-    """The lower layer of the host image, made under `directory` if it is not there. Holds `rootfs`, `dev`, `proc`."""
+    """Return the lower layer of the host image, which holds `rootfs`, `dev` and `proc`. It is made under `directory` if
+    it is missing."""
     return made_once(directory / _digest(etc), lambda draft: _make(draft, etc))
 
 
 def made_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """A directory that is there as a whole or not at all, whoever else makes it at the same time."""
+    """Return the directory `path`, made with `make` if it is missing. It appears complete or not at all, even if other
+    processes make it at the same time."""
     if not path.is_dir():
         path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         durable.directory_once(path, make)
@@ -129,7 +132,8 @@ def _make(top: Path, etc: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Links as links, files that everybody may read, nothing else; owner root, no special bits."""
+    """Copy directories, links as links, and files that everybody may read, but nothing else. Copies belong to root and
+    have no special mode bits."""
     try:
         info = source.lstat()
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""The `native` engine: the plan executed by a launcher of our own, with nothing between us and the kernel."""
+"""The `native` engine: plans are carried out by Atoll's own launcher, without an OCI runtime."""

@@ -1,7 +1,8 @@
-"""The launcher's process, `atoll-native`: started, told what to make, asked how it went.
+"""Runs the launcher `atoll-native`: starts its process, sends it the operations, and reads its report.
 
-It is started before it is known what to make, because its start and what is the same for all sandboxes take as long
-as everything else. As long as it has not been told all, closing its socket ends it and nothing was made.
+The process is started before a sandbox is wanted, because its start and the operations that are the same for all
+sandboxes take as long as everything else. Until it has received all operations, closing its socket ends it, and nothing
+has been made.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _MAX_REPORT = 2048
 _NOT_MADE = "the sandbox could not be made"
 _FAILURES = (b"failed ", b"killed ")
 _SOON_S = 0.025
-"""After a sandbox was made the next launcher is started, but not before its maker had a chance to use it: the start of
-a program takes time from whatever the sandbox does first."""
+"""How long after a sandbox was made the next launcher is started. Starting it at once would take CPU time from the
+first command of the new sandbox."""
 
 
 def program() -> Path:
@@ -44,15 +45,15 @@ class LauncherProcess:
     pid: int
     channel: socket.socket
     early: Early
-    """What it makes before it is told the rest."""
+    """The operations that the process executes before it receives the rest."""
     said: bytes = b""
-    """Its report, as far as it has come."""
+    """The part of its report that has been received."""
     ended: bool = False
-    """Nothing more will come."""
+    """Whether the report is complete."""
 
     @classmethod
     def start(cls, program: str, early: Early, fds: Sequence[int] = ()) -> LauncherProcess:
-        """It finds `fds` from 4 on."""
+        """Start a process and send it the early operations. It gets `fds` as descriptors 4 and up."""
         ours, theirs = socket.socketpair()
         try:
             pid = run_program.spawn((program,), (theirs.fileno(), *fds))
@@ -61,24 +62,26 @@ class LauncherProcess:
             raise EngineUnavailableError(f"cannot run '{program}': {error.strerror}") from error
         finally:
             theirs.close()
-        with suppress(BrokenPipeError):  # it is seen when it is asked for its report
+        with suppress(BrokenPipeError):  # reading the report will show that the process has ended
             ours.send(_frame(early.host) + _frame(early.inside))
         return cls(pid, ours, early)
 
     def tell(self, lists: Sequence[bytes], fds: Sequence[int], deadline: Deadline) -> None:
-        """All that it needs to know. Blocks only if it does not read."""
+        """Send the remaining operations and descriptors. Blocks only if the process does not read them, and raises
+        EngineError at the deadline."""
         content = memoryview(b"".join(map(_frame, lists)))
         self.channel.settimeout(max(0.001, deadline.left()))
         try:
             content = content[socket.send_fds(self.channel, [content], list(fds)) :]
             self.channel.sendall(content)
         except TimeoutError:
-            raise EngineError("the launcher does not listen", hint="The machine may be overloaded.") from None
+            raise EngineError("the launcher does not read its input", hint="The machine may be overloaded.") from None
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended, and perhaps it said why
+            pass  # the process has ended, and its report may say why
 
     async def wait_for_first(self, deadline: Deadline) -> int | None:
-        """As `first`, but not before it is known. None: there is none, and `outcome` says why."""
+        """Wait until `first` is known, and return it. None: there is no first process, and `outcome` raises the
+        reason."""
         self._read()
         while not self.ended and self.first() is None:
             if not await readable({self.channel.fileno()}, deadline):
@@ -87,7 +90,7 @@ class LauncherProcess:
         return self.first()
 
     def first(self) -> int | None:
-        """The process number of the sandbox's first process, as soon as the launcher has said it."""
+        """Return the id of the sandbox's first process, or None if the launcher has not reported it yet."""
         self._read()
         match self.said.partition(b"\n")[0].split():
             case [b"first", pid] if pid.isdigit() and b"\n" in self.said:
@@ -95,9 +98,11 @@ class LauncherProcess:
         return None
 
     async def outcome(self, caller: socket.socket, deadline: Deadline) -> int:
-        """Wait until the agent has answered the caller. The number of the first process, which became the agent.
+        """Wait until the agent has answered on the socket `caller`. Return the id of the first process, which has
+        become the agent.
 
-        Raises EngineError or ImageError with the step that failed."""
+        Raises EngineError or ImageError with the operation that failed.
+        """
         unheard = False
         while not (self.ended and unheard):
             watched = {fd for fd, over in ((self.channel.fileno(), self.ended), (caller.fileno(), unheard)) if not over}
@@ -107,7 +112,7 @@ class LauncherProcess:
             if caller.fileno() in ready:
                 if agent_socket.was_answered(caller):
                     break
-                unheard = True  # nobody will answer: the launcher says why, or just ends
+                unheard = True  # no agent will answer; the launcher reports why, or just ends
             self._read()
             if (self.ended and not self.said.endswith(b"ok")) or self.said.rpartition(b"\n")[2].startswith(_FAILURES):
                 raise _failure(self.said)
@@ -129,36 +134,37 @@ class LauncherProcess:
             self.ended = True
 
     def has_ended(self) -> bool:
-        """And is reaped, if so."""
+        """Return whether the process has ended, and reap it if it has."""
         try:
             return os.waitpid(self.pid, os.WNOHANG)[0] != 0
-        except ChildProcessError:  # somebody else in this program waited for it
+        except ChildProcessError:  # other code in this program has waited for it
             return True
 
     def close(self) -> None:
-        """It ends by itself when nobody is there to listen, but nobody should have to wait for that."""
+        """Close the socket and kill the process. It would end by itself, but this is quicker."""
         self.channel.close()
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
 class LauncherPool:
-    """Those of one engine. One is kept waiting, so that the next sandbox need not wait for its start.
+    """The launcher processes of one engine. One is kept ready, so that the next sandbox need not wait for its start.
 
-    Only for use in the thread of the event loop."""
+    Use it only in the thread of the event loop.
+    """
 
     def __init__(self) -> None:
         self.fds: tuple[int, ...] = ()
-        """What every launcher gets."""
+        """The descriptors that every launcher gets."""
         self._spare: LauncherProcess | None = None
         self._ending: list[LauncherProcess] = []
         self._early: Early | None = None
         self._soon: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        """That of `_soon`: an engine may outlive an event loop, and is used from the next one."""
+        """The event loop of `_soon`. An engine may outlive an event loop and be used from the next one."""
 
     def take(self, program: str) -> LauncherProcess | None:
-        """One that has been started; None as long as it is not known what plans begin with."""
+        """Return a started launcher, or None if the early operations are not known yet."""
         spare, self._spare = self._spare, None
         if spare is not None and not spare.has_ended():
             return spare
@@ -167,7 +173,7 @@ class LauncherPool:
         return LauncherProcess.start(program, self._early, self.fds) if self._early is not None else None
 
     def fitting(self, taken: LauncherProcess | None, program: str, early: Early) -> LauncherProcess:
-        """The one taken, if it makes what this plan asks for, else another."""
+        """Return the launcher that was taken if it has executed these early operations, otherwise another one."""
         self._early = early
         if taken is not None and taken.early == early:
             return taken
@@ -181,7 +187,7 @@ class LauncherPool:
         self._ending = [each for each in self._ending if not each.has_ended()]
 
     def prepare_soon(self, program: str) -> None:
-        """In a while; a sandbox that was deleted is a good moment for the next (`prepare_now`)."""
+        """Start the next launcher after a short delay, or when a sandbox is deleted before that (`prepare_now`)."""
         loop = asyncio.get_running_loop()
         if self._spare is None and (self._soon is None or self._loop is not loop):
             self._loop = loop
@@ -195,11 +201,11 @@ class LauncherPool:
     def _prepare(self, program: str) -> None:
         self._soon = None
         if self._spare is None and self._early is not None:
-            with suppress(EngineUnavailableError, OSError):  # the next sandbox finds out why
+            with suppress(EngineUnavailableError, OSError):  # making the next sandbox reports why
                 self._spare = LauncherProcess.start(program, self._early, self.fds)
 
     def close(self) -> None:
-        self._early = None  # nothing is prepared any more until another sandbox is made
+        self._early = None  # prepare nothing more until another sandbox is made
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -218,12 +224,12 @@ def _frame(content: bytes) -> bytes:
 
 
 def understood(said: bytes) -> str:
-    """Why it failed, in words."""
+    """Return the reason of a failure from a report."""
     return _failure(said).reason.removeprefix(f"{_NOT_MADE}: ")
 
 
 def _failure(said: bytes) -> SandboxError:
-    """What the last line of a report means."""
+    """Return the error that the last line of a report stands for."""
     text = printable(said.rpartition(b"\n")[2], instead=" ")
     if (failed := launcher_protocol.failure(text)) is not None:
         kind = ImageError if failed.is_of_the_image else EngineError
@@ -234,5 +240,5 @@ def _failure(said: bytes) -> SandboxError:
             hint="Its memory limit may be too small.",
         )
     return EngineError(
-        "the launcher ended without a word", hint="'atoll doctor' checks what is needed on this machine."
+        "the launcher ended without a report", hint="'atoll doctor' checks what is needed on this machine."
     )

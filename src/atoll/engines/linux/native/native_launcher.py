@@ -1,5 +1,5 @@
-"""Sandboxes made by `atoll-native`, a program of ours that makes a sandbox in one go and ends: there is no runtime, no
-daemon and no process of ours that stays."""
+"""Makes sandboxes with `atoll-native`, Atoll's own launcher. It makes a sandbox and ends, so there is no OCI runtime,
+no daemon and no other process that stays."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _LISTENER_FD = "3"
 
 
 class NativeLauncher(SharedKernelLauncher):
-    """A `Launcher`, and as the only one of its engine also the `Launchers`."""
+    """Implements `Launcher` and, as the only launcher of its engine, `Launchers` too."""
 
     name = NAME
     handle_details: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, layout: SandboxLayout, namespace: UserNamespace | None) -> None:
-        """`namespace`: that in which an ordinary user is root."""
+        """`namespace` is the user namespace in which an ordinary user is root. None: Atoll runs as root."""
         super().__init__(layout)
         self._namespace = namespace
         self._materials = MaterialStore(layout)
@@ -77,7 +77,7 @@ class NativeLauncher(SharedKernelLauncher):
         return frozenset((Capability.USERS,)) if single else frozenset()
 
     def forget(self, sandbox_id: str) -> None:
-        """No connection is prepared."""
+        """Do nothing: this launcher prepares no connections."""
 
     def rest(self) -> None:
         if self._program is not None:
@@ -116,16 +116,17 @@ class NativeLauncher(SharedKernelLauncher):
             lists = (*launcher_protocol.sandbox_operations(plan, joining), _filter(plan.seccomp, plan.machine))
             known = False
             if not self._layout.hierarchy.controllers and (first := await chosen.wait_for_first(deadline)) is not None:
-                # In no control group, it is found by its number alone: written down before it is told to go on.
+                # Without a control group the process can be found only by its id, so the id is recorded before the
+                # process is told to go on.
                 known = progress.first_process(first)
             fds = [listener.fileno(), agent]
             if plan.is_supervised:
                 fds.append(await self._supervisor(joining, deadline, opened))
             chosen.tell(lists, fds, deadline)
-            # The agent finds a caller waiting as soon as it looks.
+            # Connect now, so that the agent finds a caller waiting when it starts.
             caller = opened.enter_context(await _call(self._layout.socket(record.sandbox_id), deadline))
-            listener.close()  # it is the agent's alone: if there is none, the caller hears of it
-            # There is time to write it down while the rest is made.
+            listener.close()  # only the agent has it now, so the connection breaks if there is no agent
+            # Record the first process while the rest is made.
             if not known and (first := chosen.first()) is not None:
                 progress.first_process(first)
             init = ProcessRef.of(await chosen.outcome(caller, deadline))
@@ -139,11 +140,11 @@ class NativeLauncher(SharedKernelLauncher):
         return await supervisor(self._layout.mounter(), groups, deadline, opened)
 
     def _prepare(self, record: Record, image: Image | None) -> tuple[Plan, Joining]:
-        """Claim what the sandbox needs. In a thread: the file system of the layers may be busy."""
+        """Claim what the sandbox needs. Blocks, because the file system of the layers may be busy."""
         self._make_run(record.sandbox_id)
         ids = self._layout.ids.claim(record.sandbox_id) if self._namespace is None else self._namespace.ids
         materials = self._materials.take(record, image)
-        # All users of this machine may read it, so it does not name the sandbox.
+        # All users of the machine can read the arguments, so they do not name the sandbox.
         argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
         plan = plan_for(self._layout, record, materials, _facts(), ids, argv)
         if self._namespace is not None:
@@ -162,7 +163,7 @@ class NativeLauncher(SharedKernelLauncher):
 def _joining(group: Group) -> Joining:
     if group.hierarchy.mode == "v2":
         return Joining(born_in=group.directory("freezer"))
-    # A single thread that moves itself needs no lock of the whole machine, which `cgroup.procs` would take.
+    # Moving a single thread with `tasks` avoids the machine-wide lock that `cgroup.procs` takes.
     directories = dict.fromkeys(group.directory(name) for name in group.hierarchy.controllers)
     lists = tuple(directory / "tasks" for directory in directories if directory is not None)
     return Joining(lists, devices=group.directory("devices"))
@@ -180,7 +181,7 @@ def _facts() -> HostFacts:
 
 
 def _filter(wanted: Profile, machine: str) -> bytes:
-    # To compare profiles takes longer than all that is saved, so only these are remembered.
+    # Comparing profiles by value takes longer than assembling a filter, so only these two are cached, by identity.
     if wanted is profile("allowed"):
         return _known_filter("allowed", machine)
     return _known_filter("supervised", machine) if wanted is profile("supervised") else bpf.assemble(wanted, machine)

@@ -1,4 +1,5 @@
-"""Whether the engine can work here: what is missing, and for the thorough a sandbox whose walls are tried."""
+"""Finds out whether the engine can work on this machine: what is missing, and whether a test sandbox is really
+isolated."""
 
 from __future__ import annotations
 
@@ -32,43 +33,43 @@ _SWITCHES = {
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     ),
 }
-"""Files whose content forbids them, and the remedy."""
+"""Settings that forbid user namespaces: the file, the content that does, and the remedy."""
 _OLDEST_KERNEL = (5, 12)
-"""The first with ids mapped while mounting."""
+"""The first version of Linux with id-mapped mounts."""
 
 
 class ProbedEngine(Engine, Protocol):
     def first_pid(self, sandbox_id: str) -> int:
-        """The sandbox's first process on this machine."""
+        """Return the host's id of the sandbox's first process."""
 
     def about(self) -> tuple[str, ...]:
-        """What one should know of its sandboxes here."""
+        """Return remarks for users about sandboxes on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the kernel must say of a sandbox's first process."""
+    """The properties that the kernel must report of a sandbox's first process."""
 
     capabilities: tuple[str, ...] = CAPABILITIES
     lowest_id: int = FIRST
-    """Host ids below it are other people's."""
+    """Lower host ids belong to other users of the host."""
     no_groups: bool = True
 
 
 def expected(ordinary: bool, single: bool) -> Expected:
     if not ordinary:
         return Expected()
-    # Its root is the user itself; with a single id the kernel lets nobody drop groups.
+    # Root inside is the user outside. With a single id the kernel does not allow dropping groups.
     return Expected(() if single else CAPABILITIES, os.geteuid(), no_groups=not single)
 
 
 def problems() -> dict[str, str]:
-    """Reason → what to do about it. Only looks."""
+    """Return the problems of this machine, each with a remedy. Changes nothing."""
     if platform.system() != "Linux":
         return {"it needs Linux": "Use engine 'docker'."}
     found = {}
     if platform.machine() not in _MACHINES:
-        found[f"it does not know the machine '{platform.machine()}'"] = "Use engine 'docker'."
+        found[f"it does not support the architecture '{platform.machine()}'"] = "Use engine 'docker'."
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdecimal())
     if release < _OLDEST_KERNEL:
         found[f"Linux {platform.release()} is too old: it needs 5.12"] = "Use engine 'bubblewrap'."
@@ -89,7 +90,8 @@ _DEFAULT = Expected()
 
 
 async def try_walls(engine: ProbedEngine) -> None:
-    """Make a sandbox, look at its first process as the kernel sees it, and delete it. Raises SandboxError."""
+    """Make a sandbox, check its first process as the kernel reports it, and delete it. Raises SandboxError if the
+    sandbox cannot be made or would not be isolated."""
     handle = await engine.create(f"probe-{os.urandom(6).hex()}", SandboxSpec())
     try:
         description = await engine.describe()
@@ -103,7 +105,7 @@ async def try_walls(engine: ProbedEngine) -> None:
 
 
 def broken_walls(process: Path, wanted: Expected = _DEFAULT) -> list[str]:
-    """What is wrong with this process (a directory of /proc), if it is the first one of a sandbox."""
+    """Return the faults in the isolation of a sandbox's first process. `process` is its directory in /proc."""
     lines = (line.partition(":") for line in (process / "status").read_text().splitlines())
     status = {name: value.split() for name, _, value in lines}
     mask = f"{sum(1 << CAPABILITY_BITS[name] for name in wanted.capabilities):016x}"
@@ -124,7 +126,7 @@ def broken_walls(process: Path, wanted: Expected = _DEFAULT) -> list[str]:
     if "upperdir=" in table:
         found.append("the mount table shows paths of the host")
     if any(path.startswith("/") and not path.endswith("/null") for path in _opened(process)):
-        found.append("files of ours were left open")
+        found.append("files of the host were left open")
     return found
 
 
@@ -135,7 +137,7 @@ def _opened(process: Path) -> list[str]:
     except PermissionError:
         if os.geteuid() == 0:
             raise
-        return []  # a process in which nobody is root belongs to the host's, and only that may look
+        return []  # without a root inside, only the host's root may see the descriptors of the process
     for path in paths:
         with suppress(FileNotFoundError):  # closed meanwhile
             found.append(os.readlink(path))
@@ -143,8 +145,8 @@ def _opened(process: Path) -> list[str]:
 
 
 def probe(engine: ProbedEngine, settings: Settings, *, thorough: bool) -> Availability:
-    """What is missing is seen at once. Whether the walls stand here is tried once after each start of the machine, and
-    whenever one asks for it."""
+    """Find out whether the engine is available. Missing parts are checked in every call. Isolation is tested once after
+    each boot of the machine, and in each thorough call."""
     missing = problems()
     if missing:
         return Availability(engine.name, False, tuple(missing), tuple(missing.values()))
@@ -158,11 +160,11 @@ def probe(engine: ProbedEngine, settings: Settings, *, thorough: bool) -> Availa
             return Availability(engine.name, False, (error.reason,), ((error.hint,) if error.hint else ()))
         with suppress(OSError):
             stamp.write_text(now)
-    return Availability(engine.name, True, ("a launcher of our own, no runtime", *engine.about()))
+    return Availability(engine.name, True, ("Atoll's own launcher, no OCI runtime", *engine.about()))
 
 
 def _version() -> str:
-    """Of what was tried: this machine since its start, and our programs."""
+    """Return a text that identifies what was tested: the boot of the machine and the versions of Atoll's programs."""
     paths = [launcher_process.program(), agent_binary.path()]
     return " ".join((process_ref.boot_id(), *(str(path.stat().st_mtime_ns) for path in paths)))
 

@@ -1,15 +1,16 @@
-"""Sandboxes of a user without rights on this machine.
+"""Sandboxes of an ordinary user of the host, without root.
 
-Theory of operation. The user makes one user namespace, in which it has all capabilities. All its launchers work in
-there, as root does on the host, and each sandbox has a user namespace of its own below. So network, IPC and host name
-of a sandbox belong to a namespace that its own root has no power over, as with root of the host.
+Theory of operation. Atoll makes one user namespace for the user, who has all Linux capabilities in it. All launchers
+work inside that namespace, as root does on the host, and each sandbox has its own user namespace below it. So, as with
+the host's root, the network, IPC and UTS namespaces of a sandbox belong to a user namespace over which the sandbox's
+own root has no power.
 
-The ids in it: 1 is the user. If the machine gave the user a range (`/etc/subuid`, `/etc/subgid`) and `newuidmap` and
-`newgidmap` are there to map it, 2 to 65,536 are taken from it; else there is only the one. There is no 0: the settings
-of a namespace in `/proc/sys` belong to its owner's root, and who is nobody cannot be a sandbox's root. A sandbox's
-files belong to these ids, so they are removed from within the namespace too.
+The ids in the namespace: id 1 is the user. If the machine gave the user a range of ids (`/etc/subuid`, `/etc/subgid`),
+and `newuidmap` and `newgidmap` are installed to map it, ids 2 to 65,536 are taken from that range; otherwise there is
+only id 1. Id 0 is not mapped, because it would own the settings of the namespaces in `/proc/sys`; so no sandbox's root
+can have it. A sandbox's files belong to these ids, so they have to be removed from within the namespace.
 
-The namespace is a descriptor: it ends with the last process that has it or lives in it.
+The namespace is held by a descriptor. It vanishes with the last process that has this descriptor or lives in it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from atoll.storage import PlainLayers
 _CLONE_NEWUSER = 0x1000_0000
 _USER = 1
 _ALONE = 1000
-"""The number of the only user in a sandbox that has a single id: `user` of the `host` image."""
+"""The id of the only user inside a sandbox that has a single id: `user` of the image `host`."""
 _HELPER_S = 20.0
 
 
@@ -46,19 +47,19 @@ MISSING = {
     Capability.DISK: "only root can make a file system with quotas",
     Capability.INODES: "no file system that sandboxes use limits them",
 }
-"""Why an ordinary user's sandboxes do not have this."""
+"""Why an ordinary user's sandboxes lack these capabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """The first of the ids that this machine gave to the user, for users and for groups."""
+    """The first user id and the first group id of the ranges that the machine gave to the user."""
 
     users: int
     groups: int
 
 
 def find_ranges(uid: int, etc: Path = Path("/etc")) -> Ranges | None:
-    """None: there is none, or nobody to map it."""
+    """Return the ranges of a user, or None if there are none or the programs to map them are missing."""
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
         return None
     users, groups = _range(etc / "subuid", uid), _range(etc / "subgid", uid)
@@ -82,7 +83,7 @@ def _range(path: Path, uid: int) -> int | None:
 
 
 class UserNamespace:
-    """Made when it is first needed."""
+    """The user namespace of an ordinary user. It is made when it is first needed."""
 
     def __init__(self) -> None:
         self.ranges = find_ranges(os.geteuid())
@@ -90,11 +91,11 @@ class UserNamespace:
 
     @property
     def ids(self) -> IdRange:
-        """Those of every sandbox, as the namespace numbers them."""
+        """The ids of every sandbox, as numbered in this namespace."""
         return IdRange(_USER, first_alone=True) if self.ranges is not None else IdRange(_USER, 1, inner=_ALONE)
 
     def about(self, capabilities: frozenset[Capability]) -> tuple[str, ...]:
-        """What one should know of sandboxes in it."""
+        """Return remarks for users about sandboxes in this namespace."""
         ids = (
             "user ids inside: 65,536, from your range in /etc/subuid"
             if self.ranges is not None
@@ -106,7 +107,8 @@ class UserNamespace:
         return ids, f"control groups: {groups}; no limits for {missing}"
 
     def open(self) -> int:
-        """Its descriptor, which belongs to us. Blocks for some milliseconds the first time."""
+        """Return the descriptor of the namespace, which this object owns. Blocks for some milliseconds the first
+        time."""
         if self._fd is None:
             self._fd = self._make()
         return self._fd
@@ -145,7 +147,7 @@ class UserNamespace:
                 )
 
     def remove(self, path: Path) -> None:
-        """A tree whose files may belong to any of the ids. Blocks. Raises EngineError."""
+        """Remove a directory tree whose files may belong to any of the ids. Blocks. Raises EngineError."""
         if not os.path.lexists(path):
             return
         words = ["enter", str(USER_NAMESPACE_FD), "remove", str(path), "ready"]
@@ -173,7 +175,7 @@ def _wait(helper: LauncherProcess, word: bytes, problem: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class UserLayers(PlainLayers):
-    """Plain directories, of which the user can remove what sandboxes wrote."""
+    """Writable layers as plain directories. What sandboxes wrote is removed from within the user namespace."""
 
     namespace: UserNamespace | None = None
 

@@ -1,1 +1,1 @@
-"""What a sandbox is made of, as data: mounts, ids, limits and walls. The launchers only carry it out."""
+"""The plan of a sandbox as plain data: mounts, ids, limits and isolation. The launchers only carry it out."""

@@ -1,13 +1,13 @@
-"""Host ids for sandboxes: each gets a range of 65,536 that nobody else has, as long as it exists.
+"""Host ids for sandboxes. Each sandbox has an exclusive range of 65,536 ids while it exists.
 
-A range is claimed twice: for this installation on the machine (`claims.py`), so that no other installation has it, and
-in the installation's own directory, as a symbolic link named after it that points to the sandbox's name and to no file.
-Making either is one step that only one process can win, and a crash leaves either no link or one that names its owner,
-which `owners` reports to whoever cleans up. Sandboxes of an earlier version have the second alone; the first is made up
-for.
+A range is claimed twice: on the machine for this installation (`claims.py`), so that no other installation uses it, and
+in the installation's own directory, by a symbolic link that is named after the range and points to the sandbox id, not
+to a file. Either claim is made in one atomic step in which only one process can succeed. A crash leaves no link or one
+that names its owner, which `owners` reports so that it can be cleaned up. Sandboxes of an earlier version have only the
+second claim; the first one is added later.
 
-The ranges lie in 0x7000_0000 … 0x7FFF_FFFF. Distributions give ordinary users sub-ids from 100,000 and systemd gives
-containers 0x0008_0000 … 0x6FFF_FFFF; above 0x7FFF_FFFF programs that take ids for signed numbers stumble.
+The ranges are in 0x7000_0000 … 0x7FFF_FFFF. Distributions give ordinary users subordinate ids from 100,000, and systemd
+gives containers 0x0008_0000 … 0x6FFF_FFFF. Above 0x7FFF_FFFF, programs fail that treat ids as signed numbers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from atoll.errors import EngineError
 FIRST = 0x7000_0000
 COUNT = 4095
 _ALL = ""
-"""No sandbox has this name."""
+"""A key that is not a sandbox id. In `_own` it marks that missing claims were added."""
 VOLUME_IDS = FIRST + COUNT * RANGE
-"""The last range is nobody's: what the users of a sandbox other than root write to a volume belongs to it, so that
-it is the same in every sandbox, and no process on this machine has these ids."""
+"""The last range is given to no sandbox. Files that users inside other than root write to a volume get ids of this
+range, so that owners are the same in every sandbox, and no process on the machine has these ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdRanges:
     directory: Path
     machine: Claims | None = None
-    """The claims of all installations on this machine. None: there are no others."""
+    """The claims of all installations on this machine. None: there are no other installations."""
     _own: dict[str, int] = field(default_factory=dict, compare=False)
-    """What this process claimed, so that it need not be looked for among thousands."""
+    """The ranges that this process claimed, so that it need not search for them among thousands."""
 
     def claim(self, owner: str) -> IdRange:
-        """A range for this sandbox. Raises EngineError when all are taken."""
+        """Claim a range for this sandbox. Raises EngineError if all are taken."""
         self._make_up()
         start = _start(owner)
         for attempt in range(2):
@@ -56,7 +56,7 @@ class IdRanges:
         )
 
     def release(self, first: int, owner: str) -> None:
-        """Only its owner's. May be repeated."""
+        """Release a range if it belongs to this owner. May be repeated."""
         if self._owner(first) == owner:
             with suppress(FileNotFoundError):
                 (self.directory / str(first)).unlink()
@@ -64,7 +64,8 @@ class IdRanges:
             self.machine.release(str(first), owner)
 
     def release_all(self, owner: str) -> None:
-        """As `release`, without knowing which. Looks first where `claim` did, so that others do not slow it down."""
+        """Release the range of this owner without knowing which one it is. The search starts where that of `claim`
+        does, so that it is quick even if there are many ranges."""
         own = self._own.pop(owner, None)
         if own is not None and self._owner(own) == owner:
             self.release(own, owner)
@@ -79,30 +80,30 @@ class IdRanges:
                 self.release(int(name), owner)
 
     def owners(self) -> dict[int, str]:
-        """Those of this installation, also where only one of the two claims was made."""
+        """Return the owners of this installation's ranges, also where only one of the two claims was made."""
         machine = {int(name): owner for name, owner in self.machine.own().items()} if self.machine is not None else {}
         here = {first: self._owner(first) for first in self._claimed()}
         return machine | {first: owner for first, owner in here.items() if owner}
 
     def collect(self) -> list[str]:
-        """Give back ranges of installations that are gone. Only if no process has one of their ids."""
+        """Release the ranges of installations that are gone, unless a process has one of their ids."""
         if self.machine is None:
             return []
         used = {(uid - FIRST) // RANGE for uid in uids_in_use()}
         return self.machine.collect(lambda name: (int(name) - FIRST) // RANGE in used)
 
     def _make_up(self) -> None:
-        """For sandboxes of a version that knew no other installation."""
+        """Add the missing claims on the machine for sandboxes of an earlier version, which did not make them."""
         if self.machine is None or _ALL in self._own:
             return
         for first in self._claimed():
             owner = self._owner(first)
             if owner:
                 self.machine.take(str(first), owner)
-                if self._owner(first) != owner:  # another process released it in between, and will not do so again
+                if self._owner(first) != owner:  # another process has released the range, and will not do so again
                     self.machine.release(str(first), owner)
         for name, owner in self.machine.own().items():
-            if owner == _ALL:  # nobody's, and nobody would ever release it
+            if owner == _ALL:  # it belongs to no sandbox, so it would never be released
                 self.machine.release(name, owner)
         self._own[_ALL] = 0
 
@@ -140,5 +141,6 @@ class IdRanges:
 
 
 def _start(owner: str) -> int:
-    """Where a sandbox looks for its range first. Names are random: ids of one just deleted hardly come again soon."""
+    """Return the number of the range that is tried first for a sandbox. Sandbox ids are random, so the range of a
+    deleted sandbox is hardly ever reused soon."""
     return zlib.crc32(owner.encode()) % COUNT

@@ -1,23 +1,27 @@
-"""What a sandbox is made of on Linux, as data. `make_plan` is pure; whoever executes the plan decides nothing.
+"""The plan of a sandbox on Linux, as plain data. `make_plan` is pure, and the launchers that execute a plan decide
+nothing themselves.
 
-Theory of operation. A sandbox is a process tree in namespaces of its own, over a file tree of its own, with fewer
-rights than its root user believes to have. Each wall below holds without the others:
+Theory of operation. A sandbox is a process tree in its own namespaces, over its own file tree, with fewer rights than
+its root user seems to have. Each of these walls holds without the others:
 
 * **User namespace.** The sandbox's ids are a range of 65,536 host ids that no other sandbox and no user of the host
-  has. Root inside is nobody outside. Image files keep their on-disk ids and are mapped while mounted, so nothing is
-  copied or chowned.
+  has. Root inside has no rights outside. Image files keep their ids on disk and are mapped when they are mounted, so
+  nothing is copied or chowned.
 * **Mount namespace.** The root is an overlay, mounted inside the sandbox's own mount namespace, so it vanishes with
-  it. The root directory lies one level *below* the overlay's mount point: no mount table inside names the overlay
-  or a host path.
+  it. The root directory is one level *below* the overlay's mount point, so that no mount table inside shows the overlay
+  or a path of the host.
 * **PID, IPC, UTS, network, cgroup namespaces.** IPC, UTS and network belong to the host's user namespace, not to
-  the sandbox's: root inside has no power over them, and of their files under `/proc/sys` none is writable; those of
-  the PID namespace are shadowed. Port 80 and `ping` are opened by two settings of the network namespace instead of
-  by capabilities.
-* **Capabilities.** Seven, all meaningless outside: CHOWN, DAC_OVERRIDE, FOWNER, FSETID (a package manager changes
-  owners and modes), SETUID, SETGID (`su`, dropping rights), KILL (ending another user's process inside).
-* **Seccomp**, see `seccomp.py`. **No new privileges**: set-uid files give nothing.
-* **Writable volumes**: root inside is their owner on the disk, never the host's root, and no set-id bit gets there.
-* **Masked paths**: what `/proc` and `/sys` tell about the machine."""
+  the sandbox's. Root inside has no power over them, and cannot write to any of their files under `/proc/sys`; files of
+  the PID namespace there are shadowed. Low ports such as 80 and `ping` are allowed by two settings of the network
+  namespace instead of by Linux capabilities.
+* **Linux capabilities.** There are seven, none of which has an effect outside: CHOWN, DAC_OVERRIDE, FOWNER, FSETID (a
+  package manager changes owners and modes), SETUID, SETGID (`su`, dropping rights), KILL (ending the process of another
+  user inside).
+* **Seccomp**: the system call filter, see `seccomp.py`. **No new privileges**: set-uid files have no effect.
+* **Writable volumes**: root inside acts as their owner on disk, who is never the host's root, and no set-id bit can be
+  set there.
+* **Masked paths**: files that reveal properties of the machine in `/proc` and `/sys`.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +53,18 @@ DEFAULT_ENV = default_environment("/root", "root")
 
 @dataclass(frozen=True, slots=True)
 class IdRange:
-    """Host ids `first` to `first + count - 1` are the sandbox's ids from 0."""
+    """Host ids `first` to `first + count - 1`, which are the sandbox's ids from `inner` on."""
 
     first: int
     count: int = RANGE
     inner: int = 0
-    """The sandbox's id that the first one is."""
+    """The id inside the sandbox to which `first` is mapped."""
     first_alone: bool = False
-    """The first one comes from elsewhere than the rest: the kernel wants a line for each."""
+    """Whether the first id is not from the same range as the rest, so that the kernel needs a line for each."""
 
     @property
     def mapping(self) -> str:
-        """As the kernel reads it."""
+        """The content of `/proc/PID/uid_map`."""
         if self.first_alone:
             return f"{self.inner} {self.first} 1\n{self.inner + 1} {self.first + 1} {self.count - 1}\n"
         return f"{self.inner} {self.first} {self.count}\n"
@@ -68,18 +72,18 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The overlay. Its mounted top holds `inner`, which is the sandbox's root directory, and nothing of interest."""
+    """The overlay. Its top directory holds `inner`, which is the sandbox's root directory, and nothing else of use."""
 
     lowers: tuple[Path, ...]
-    """Topmost first; mounted with mapped ids, read-only."""
+    """The lower layers, topmost first, mounted read-only with mapped ids."""
     upper: Path
-    """Holds `upper` and `work`; mounted with mapped ids."""
+    """The directory with `upper` and `work`, mounted with mapped ids."""
     inner: str
     usr: Path | None = None
-    """The host's own /usr, read-only, when the image has none. What only the host's root may read there stays
-    closed."""
+    """The host's /usr, mounted read-only if the image has none. The sandbox cannot read files there that only the
+    host's root may read."""
     copies: Path | None = None
-    """What is put over /usr, see `host_copies`."""
+    """A layer to mount over /usr, see `host_copies`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDirectory:
-    """A tmpfs on /dev that only the host's root can put devices into. It has no `nodev`, all others have."""
+    """A tmpfs on /dev in which only the host's root can make devices. It is the only mount without `nodev`."""
 
     devices: tuple[Device, ...]
     links: tuple[tuple[str, str], ...]
@@ -102,7 +106,7 @@ class DeviceDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A file system of the kernel."""
+    """A file system that the kernel provides."""
 
     kind: Literal["proc", "sysfs", "devpts", "mqueue", "tmpfs"]
     target: str
@@ -112,16 +116,17 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A directory or file of the host that the user asked for."""
+    """A directory or file of the host that is mounted: a volume, or a file that Atoll provides."""
 
     source: str
     target: str
     flags: tuple[Flag, ...]
     through_links: bool = True
-    """Whether the source's path may go through symbolic links. Never where a sandbox could have made them."""
+    """Whether the path of the source may go through symbolic links. It must not where a sandbox could have made
+    them."""
     as_owner: bool = False
-    """Root inside is the owner of the source on the disk, and never the host's root. Otherwise ids mean there what they
-    mean inside."""
+    """Whether root inside acts as the owner of the source on disk, who is never the host's root. Otherwise ids inside
+    and on disk are the same."""
 
 
 Mount = DeviceDirectory | Kernel | Bind
@@ -131,12 +136,12 @@ Mount = DeviceDirectory | Kernel | Bind
 class Rlimit:
     name: str
     value: int
-    """Soft and hard alike: what may be raised is no limit."""
+    """Both the soft and the hard limit, because a soft limit alone could be raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Made if missing."""
+    """A directory that is made if it is missing."""
 
     path: str
     mode: int = 0o755
@@ -144,7 +149,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A file of /proc that the sandbox could write to; it sees this text instead, and cannot."""
+    """A file of /proc that the sandbox could write to. It sees a read-only file with this content instead."""
 
     path: str
     content: str
@@ -155,7 +160,8 @@ class HostFacts:
     machine: str = "x86_64"
     cpus: int = 1
     hide_unified_cgroup: bool = False
-    """A hybrid host whose v2 mount would confuse the runtime: it must not see it."""
+    """Whether the host has control groups of both versions and the OCI runtime must not see the mount of v2, which
+    would confuse it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ class Plan:
     directories: tuple[Directory, ...]
     namespaces: frozenset[Namespace]
     host_owned: frozenset[Namespace]
-    """Those of `namespaces` that belong to the host's user namespace."""
+    """The members of `namespaces` that belong to the host's user namespace."""
     capabilities: tuple[str, ...]
     seccomp: Profile
     masked_paths: tuple[str, ...]
@@ -183,16 +189,17 @@ class Plan:
     no_new_privileges: bool = True
     hide_unified_cgroup: bool = False
     lets_go_of_loops: bool = False
-    """Whoever runs it keeps a copy of the host's mounts: file systems on loop devices must not be among them."""
+    """Whether the OCI runtime keeps a copy of the host's mounts while the sandbox runs. File systems on loop devices
+    must then be unmounted from it, so that the host can release them."""
     rootless: bool = False
-    """Whoever makes it has no rights on the host: see `for_rootless`."""
+    """Whether an ordinary user of the host makes the sandbox, see `for_rootless`."""
     labels: dict[str, str] = field(default_factory=dict)
     network_path: str | None = None
-    """A network namespace that is there already. None: an empty one of its own."""
+    """The path of an existing network namespace to use. None: a new, empty one."""
 
     @property
     def is_supervised(self) -> bool:
-        """Whether somebody has to decide about set-id bits: there is a volume that it may write to."""
+        """Whether the sandbox needs a supervisor that decides about set-id bits, because it may write to a volume."""
         return any(isinstance(mount, Bind) and mount.as_owner for mount in self.mounts)
 
     @property
@@ -212,7 +219,8 @@ STANDARD_DEVICES = DeviceDirectory(
 )  # fmt: skip
 
 SHADOWS = (Shadow("/proc/sys/kernel/pid_max", "32768\n"), Shadow("/proc/sys/kernel/ns_last_pid", "1\n"))
-"""The two settings of a PID namespace, which is the one that the sandbox's user namespace must own."""
+"""The two settings of a PID namespace. It is the only namespace with settings that the sandbox's user namespace must
+own, so they would be writable."""
 
 _NAMESPACE = uuid.UUID("4f6b2a52-8a55-4d1e-9a3c-3f1f3f0a7c11")
 
@@ -230,9 +238,10 @@ def make_plan(
     env: dict[str, str] | None = None,
     files: tuple[Bind, ...] = (),
 ) -> Plan:
-    """`env` is the image's own; the spec's wins over it. `files` are ours.
+    """Compute the plan of a sandbox.
 
-    Raises SpecError for a volume that would cover a wall.
+    `env` are the variables of the image; those of the spec take precedence. `files` are mounts that Atoll adds. Raises
+    SpecError for a volume that would cover /proc, /sys or another part of the isolation.
     """
     limits = spec.limits
     ours = {"HOSTNAME": spec.hostname}
@@ -271,10 +280,12 @@ def make_plan(
 
 
 def for_virtual_kernel(plan: Plan, agent: Path, target: str) -> Plan:
-    """The same sandbox for a runtime that brings a kernel of its own: that kernel has its own /proc, /sys and /dev,
-    with nothing of the host in them, and its own filter around itself. The agent comes as a file, since descriptors
-    do not reach inside. The host counts that kernel's own threads, not the processes inside, so the number of those
-    cannot be limited; what it may take of the host is."""
+    """Adapt a plan to an OCI runtime with a kernel of its own, and return the new one.
+
+    That kernel provides /proc, /sys and /dev, with nothing of the host in them, and has a system call filter of its
+    own. The agent is mounted as a file, since descriptors cannot be passed inside. The host sees the threads of that
+    kernel and not the processes inside, so the number of processes cannot be limited; the number of those threads is.
+    """
     binds = tuple(mount for mount in plan.mounts if isinstance(mount, Bind))
     return dataclasses.replace(
         plan,
@@ -288,11 +299,13 @@ def for_virtual_kernel(plan: Plan, agent: Path, target: str) -> Plan:
 
 
 def for_rootless(plan: Plan) -> Plan:
-    """The same sandbox, made by a user without rights, in a user namespace in which that user is root.
+    """Adapt a plan to an ordinary user of the host, who makes the sandbox in a user namespace in which that user is
+    root, and return the new one.
 
-    Ids are that namespace's. With a range of them the sandbox's root is the user who made it, and the other ids are
-    those that the machine gave to that user. With a single one there is nobody else inside, so nobody needs to be root:
-    it is an ordinary user there too, without capabilities. Devices are the host's own: only its root can make nodes.
+    Ids are those of that namespace. If it has a range of ids, the sandbox's root is the user who made it, and the other
+    ids are those that the machine gave to that user. With a single id there is no other user inside, so no root is
+    needed: the only user inside is an ordinary one, without Linux capabilities. Device files are those of the host,
+    because only the host's root can make new ones.
     """
     single = plan.ids.count == 1
     groups = f"{plan.ids.first} {plan.ids.first + plan.ids.count - 1}"
@@ -328,7 +341,8 @@ def _standard_mounts() -> tuple[Mount, ...]:
 
 
 def _boot_id(sandbox_id: str) -> Shadow:
-    """One of its own, or two sandboxes could tell that they share a machine."""
+    """Return a boot id that is specific to the sandbox. With the real one, two sandboxes could find out that they share
+    a machine."""
     return Shadow("/proc/sys/kernel/random/boot_id", f"{uuid.uuid5(_NAMESPACE, sandbox_id)}\n")
 
 

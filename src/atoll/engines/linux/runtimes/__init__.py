@@ -1,4 +1,4 @@
-"""The `oci` engine: sandboxes by a standard container runtime, without a daemon.
+"""The `oci` engine: sandboxes made by a standard OCI runtime, without a daemon.
 
-The runtime decides how strong the walls are.
+The OCI runtime determines the isolation level.
 """

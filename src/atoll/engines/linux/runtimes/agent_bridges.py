@@ -1,9 +1,9 @@
-"""Connections to an agent behind a virtual kernel, where no socket of ours reaches.
+"""Connections to an agent behind a virtual kernel, which sockets of the host cannot reach.
 
-The first comes with the start: the agent's standard streams are one end of a socket pair. Every later one is a
-bridge: the runtime executes the agent's own `connect` inside, whose standard streams are again one end of a pair.
-The agent's socket is in the sandbox's own file system, so nothing of the host is bound into it and a checkpoint
-stays possible once the bridges are closed.
+The first connection is made with the sandbox: the agent's standard streams are one end of a socket pair. Every later
+one is a bridge: the OCI runtime executes the agent's own `connect` command inside, whose standard streams are again one
+end of a socket pair. The agent's socket is in the sandbox's own file system, so nothing of the host is mounted for it,
+and memory can be saved once the bridges are closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AgentBridges:
         self._bridges: dict[int, asyncio.Task[None]] = {}
 
     def put(self, sandbox_id: str, stream: socket.socket) -> None:
-        """The connection that came with the start."""
+        """Keep the connection that was made with the sandbox."""
         self._first[sandbox_id] = stream
 
     async def get(self, sandbox_id: str, runtime: Runtime) -> socket.socket:
@@ -46,16 +46,14 @@ class AgentBridges:
             first.close()
 
     async def leave(self, sandbox_id: str) -> None:
-        """Give up what nobody uses, and see that nobody else is connected: memory cannot be saved with a bridge open.
-
-        Raises EngineError if there is one.
-        """
+        """Close the unused connection, and make sure that there is no other, because memory cannot be saved with an
+        open bridge. Raises EngineError if a bridge stays open."""
         self.drop(sandbox_id)
         deadline = Deadline.after(_LEAVING_S)
         while _bridges_to(sandbox_id):
             if not deadline.left():
                 raise EngineError(
-                    f"somebody else is connected to sandbox '{sandbox_id}', so its memory cannot be saved",
+                    f"another client is connected to sandbox '{sandbox_id}', so its memory cannot be saved",
                     hint="Close the other connections (`detach`), then try again.",
                 )
             await asyncio.sleep(0.02)
@@ -92,7 +90,7 @@ class AgentBridges:
 
 
 def _bridges_to(sandbox_id: str) -> bool:
-    """Whether any process of this machine is the outer end of one."""
+    """Return whether any process on this machine is the outer end of a bridge to the sandbox."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with suppress(OSError):
@@ -103,7 +101,7 @@ def _bridges_to(sandbox_id: str) -> bool:
 
 
 async def _reap(pid: int) -> None:
-    """A bridge ends when either side closes. If nobody waits for that any more, it is ended."""
+    """Wait for the end of a bridge, which ends when either side closes it. Cancelling kills it."""
     pidfd = os.pidfd_open(pid)
     try:
         await readable({pidfd}, Deadline.after(_LONG))

@@ -1,13 +1,14 @@
-"""A plan as an OCI bundle's `config.json`. The one place that knows that format.
+"""Converts a plan to the `config.json` of an OCI bundle. No other module knows that format.
 
-The file tree, and the namespaces that belong to the host, are made by `atoll-mount` before the runtime starts (see
-`launcher_protocol.py`), because runtimes of today's distributions know neither id-mapped layers nor overlays in a user
-namespace. What is left to the runtime: PID, mount and cgroup namespaces, joining the user namespace, `/proc`,
-the cgroup with its limits, rlimits, capabilities, no_new_privs.
+`atoll-mount` makes the file tree and the namespaces that belong to the host before the OCI runtime starts (see
+`launcher_protocol.py`), because the OCI runtimes of today's distributions support neither id-mapped layers nor overlays
+in a user namespace. The OCI runtime does the rest: PID, mount and cgroup namespaces, joining the user namespace,
+`/proc`, the control group with its limits, rlimits, Linux capabilities and no_new_privs.
 
-The runtime's root is the overlay's top. It starts `atoll-mount within`, which covers parts of `/proc`, enters the real
-root one level below, gives up the capabilities that it needed for that, and installs the filter of system calls before
-the agent runs. The runtime could do the first and the last itself: it takes 20 ms longer.
+The root of the OCI runtime is the overlay's top directory. It starts `atoll-mount within`, which covers parts of
+`/proc`, enters the real root one level below, gives up the Linux capabilities that it needed for that, and installs the
+system call filter before the agent runs. The OCI runtime could do the first and the last itself, but takes 20 ms
+longer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
                 "source": "proc",
                 "options": list(proc.flags),
             },
-            # The runtime looks for /dev/null here; a bind keeps it from making devices of its own.
+            # The OCI runtime looks for /dev/null here. A bind mount keeps it from making devices itself.
             {
                 "destination": "/dev",
                 "type": "bind",
@@ -70,7 +71,8 @@ def config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
 
 
 def virtual_config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
-    """For a runtime with a kernel of its own (gVisor, a virtual machine). Its root is the sandbox's root itself."""
+    """Convert a plan for an OCI runtime with a kernel of its own (gVisor, a virtual machine). Its root is the sandbox's
+    root itself."""
     capabilities = [f"CAP_{name}" for name in (*plan.capabilities, "NET_BIND_SERVICE")]
     return {
         "ociVersion": "1.0.2",

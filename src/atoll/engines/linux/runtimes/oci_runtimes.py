@@ -1,4 +1,4 @@
-"""The runtimes: where they are, how they are called, how their failures read."""
+"""The OCI runtimes: how to find them, how to call them, and how to read their errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_ISOLATION: dict[Isolation, tuple[str, ...]] = {
     "gvisor": ("runsc",),
     "vm": ("kata-runtime", "kata"),
 }
-"""Preferred first."""
+"""The OCI runtimes for each isolation level, the preferred one first."""
 
 _HINTS = {
     "runc": "Install it: 'apt-get install runc'.",
@@ -34,7 +34,7 @@ class Runtime:
     name: str
     program: Path
     network: str = "none"
-    """Where gVisor's own network stack gets its links from: `none`, or the `sandbox`'s network namespace."""
+    """Where gVisor's own network stack gets its links: `none`, or `sandbox` for the sandbox's network namespace."""
 
     @property
     def isolation(self) -> Isolation:
@@ -42,7 +42,8 @@ class Runtime:
 
     @property
     def virtual_kernel(self) -> bool:
-        """Whether the sandbox has a kernel of its own, so that descriptors and mounts of ours mean nothing inside."""
+        """Whether sandboxes have a kernel of their own, so that descriptors and mounts of the host have no effect
+        inside."""
         return self.isolation != "namespaces"
 
     def command(self, state: Path, *words: str, log: Path | None = None) -> list[str]:
@@ -57,20 +58,21 @@ class Runtime:
 
 
 def isolation_of(name: str) -> Isolation:
-    """Raises EngineUnavailableError for a runtime that nobody knows."""
+    """Return the isolation level of an OCI runtime. Raises EngineUnavailableError for an unknown one."""
     for isolation, names in BY_ISOLATION.items():
         if name in names:
             return isolation
     known = ", ".join(name for names in BY_ISOLATION.values() for name in names)
-    raise EngineUnavailableError(f"there is no runtime '{name}'", hint=f"Known runtimes: {known}.")
+    raise EngineUnavailableError(f"there is no OCI runtime '{name}'", hint=f"Known OCI runtimes: {known}.")
 
 
 def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Runtime:
-    """Raises EngineUnavailableError: an isolation that is not there is refused, never replaced by another."""
+    """Return an installed OCI runtime for an isolation level. Raises EngineUnavailableError if there is none. An
+    isolation level is never replaced by another."""
     names = BY_ISOLATION[isolation]
     if prefer is not None:
         if prefer not in names:
-            raise EngineUnavailableError(f"runtime '{prefer}' does not give isolation '{isolation}'")
+            raise EngineUnavailableError(f"OCI runtime '{prefer}' does not provide isolation '{isolation}'")
         names = (prefer,)
     for name in names:
         program = locate(name, data_dir)
@@ -83,7 +85,7 @@ def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Run
 
 @dataclass(frozen=True, slots=True)
 class GvisorMemory:
-    """gVisor's saved memory, the one `MemoryFormat` that there is."""
+    """The format of gVisor's saved memory. It is the only `MemoryFormat`."""
 
     data_dir: Path
 
@@ -101,7 +103,7 @@ class GvisorMemory:
 
 
 def last_error(log: Path) -> str:
-    """What the runtime said last in its log. It may be garbage; it is data, cut short and made printable."""
+    """Return the last message in the OCI runtime's log, shortened and made printable. The log may contain anything."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_LOG_BYTES))

@@ -1,4 +1,4 @@
-"""Calling an OCI runtime: its bundle and control groups, its command lines, what its failures mean."""
+"""Calls an OCI runtime: prepares its bundle and control groups, makes its command lines, and interprets its errors."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from atoll.errors import EngineError, EngineUnavailableError, ImageError, SpecEr
 from atoll.images import Image
 
 FIRST_FD = 3
-"""Of those that `atoll-mount` and the runtime are given."""
+"""The first of the descriptors that `atoll-mount` and the OCI runtime get."""
 AGENT, AGENT_SOCKET = "/.atoll-agent", "/.atoll-socket"
-"""Inside a sandbox whose kernel is virtual; elsewhere the agent is no file and its socket no path."""
+"""The paths of the agent and its socket inside a sandbox with a virtual kernel. In other sandboxes they have no
+paths."""
 
 Render = Callable[[Plan, Path, str], oci_bundle.Json]
 
 
 class RuntimeCall:
-    """The calls of one runtime."""
+    """The calls of one OCI runtime."""
 
     def __init__(self, layout: SandboxLayout, name: str) -> None:
         self._layout = layout
@@ -55,8 +56,10 @@ class RuntimeCall:
     # --- before ------------------------------------------------------------------------------------------------------
 
     def make_groups(self, record: Record, *, virtual: bool = False) -> Group:
-        """Its run directory and its control groups. The runtime sets the limits of the sandbox's own; as long as
-        that is there nobody removes those above it."""
+        """Make the run directory and the control groups of a sandbox, and return its own group.
+
+        The OCI runtime sets the limits of that group. While the group exists, no other process removes its parents.
+        """
         self._layout.make_run(record.sandbox_id)
         self._layout.starting(record.sandbox_id).create(CgroupLimits())
         return self._layout.make_group(record, CgroupLimits(), virtual=virtual)
@@ -85,7 +88,7 @@ class RuntimeCall:
     async def supervisor(
         self, plan: Plan, deadline: Deadline, opened: ExitStack, *, virtual_kernel: bool = False
     ) -> int:
-        # Runtimes refuse a group for the sandbox that somebody is in, so it enters that afterwards.
+        # OCI runtimes refuse a control group that has processes, so the supervisor enters the sandbox's afterwards.
         group = self._layout.group(plan.sandbox_id)
         own = dict.fromkeys(group.directory(name) for name in group.hierarchy.controllers)
         return await supervisor(
@@ -114,8 +117,10 @@ class RuntimeCall:
         stdio: tuple[int, int, int] | None = None,
         memory: Path | None = None,
     ) -> ProcessRef:
-        """`atoll-mount`, which becomes the runtime. With `memory` processes go on that were saved in that directory.
-        Returns the sandbox's first process."""
+        """Run `atoll-mount`, which then becomes the OCI runtime, and return the sandbox's first process.
+
+        With `memory`, the processes continue that were saved in that directory.
+        """
         staged = self._layout.stage(runtime.program)
         operations = launcher_protocol.runtime_operations(plan, staged, self._starting_lists(plan), guard)
         all_fds = [*fds, memory_file(operations, opened)]
@@ -124,7 +129,8 @@ class RuntimeCall:
         return self._started(plan, runtime, finished)
 
     def _command(self, plan: Plan, runtime: Runtime, list_fd: int, memory: Path | None) -> list[str]:
-        """`atoll-mount`, told the list of operations (the last descriptor) and where to report, then the runtime."""
+        """Return the command line of `atoll-mount`: the descriptor of its operations (the last one), the descriptor for
+        its report, and the command line of the OCI runtime."""
         run = self._layout.run(plan.sandbox_id)
         words = ["run"] if memory is None else ["restore", "--image-path", str(memory)]
         words += ["--detach", "--bundle", str(run), "--pid-file", str(run / "pid")]
@@ -138,29 +144,30 @@ class RuntimeCall:
         if finished.status != 0:
             raise _failure(plan, runtime, finished, run / "log")
         init = _process_in(run / "pid")
-        # What is in no control group of ours is not ours, whatever a broken runtime writes down.
+        # Whatever a broken OCI runtime reports, a process outside the sandbox's control group is not the sandbox's.
         if init is None or not init.is_alive() or init.pid not in self._layout.group(plan.sandbox_id).pids():
-            raise EngineError(f"{runtime.name} says that it started the sandbox, but no process is there")
+            raise EngineError(f"{runtime.name} reported success, but the sandbox has no process")
         return init
 
     def settle(self, sandbox_id: str) -> None:
-        """It runs: the runtime's own control group is no longer needed. What a runtime leaves in it goes with the
-        sandbox."""
+        """Remove the OCI runtime's own control group once the sandbox runs. If the OCI runtime left processes in it,
+        the group stays until the sandbox is deleted."""
         with suppress(OSError):
             self._layout.starting(sandbox_id).remove()
         for directory in self._layout.group(sandbox_id).directories():
-            with suppress(OSError):  # runtimes leave the list of sandboxes open to all users
+            with suppress(OSError):  # OCI runtimes let all users list the directory, which shows the sandboxes
                 if directory.parent.stat().st_mode & 0o044:
                     directory.parent.chmod(0o711)
 
     async def ask(self, sandbox_id: str, what: str, *more: str, deadline: Deadline) -> None:
-        """Have the runtime do something to a sandbox that runs."""
+        """Execute a command of the OCI runtime, such as `pause`, on a running sandbox. Raises EngineError if it
+        fails."""
         runtime, run = self.runtime(), self._layout.run(sandbox_id)
         command = runtime.command(run / "runtime", what, *more, sandbox_id, log=run / f"log-{what}")
         finished = await run_program.run(command, (), deadline, what=f"{runtime.name} {what}")
         if finished.status != 0:
             said = oci_runtimes.last_error(run / f"log-{what}")
-            if what == "resume" and "running" in said:  # it was never stopped
+            if what == "resume" and "running" in said:  # it was not paused
                 return
             raise EngineError(f"{runtime.name} could not {what} the sandbox: {said or finished.status}")
 

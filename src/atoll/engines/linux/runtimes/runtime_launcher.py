@@ -1,7 +1,7 @@
-"""Sandboxes made by runc or crun.
+"""Makes sandboxes with runc or crun.
 
-`atoll-mount` makes the file tree and becomes the runtime, which starts the agent with a listening socket of ours as
-descriptor 3.
+`atoll-mount` makes the file tree and then becomes the OCI runtime, which starts the agent with a listening socket of
+the host as descriptor 3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll.images import Image
 
 
 class RuntimeLauncher(SharedKernelLauncher):
-    """A `Launcher`."""
+    """Implements `Launcher` for runc and crun."""
 
     def __init__(self, layout: SandboxLayout, name: str) -> None:
         super().__init__(layout)
@@ -54,7 +54,7 @@ class RuntimeLauncher(SharedKernelLauncher):
         return init
 
     def _prepare(self, record: Record, image: Image | None) -> Plan:
-        """Claim what the sandbox needs, and write its bundle."""
+        """Claim what the sandbox needs, and write its bundle. Blocks."""
         self._call.make_groups(record)
         argv = (AGENT, "--listen-fd", str(oci_bundle.SOCKET_FD), "--work-dir", record.spec.work_dir)
         plan = self._call.plan(record, image, argv)

@@ -1,4 +1,4 @@
-"""The launchers of the `oci` engine, one for each runtime: chosen by the isolation that a spec asks for."""
+"""The launchers of the `oci` engine, one for each OCI runtime. They are chosen by the isolation level of the spec."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from atoll.settings import Settings
 
 
 class RuntimeLaunchers:
-    """`Launchers`. `runtime` names the one for its kind of isolation, which is then the isolation of a spec that asks
-    for none."""
+    """Implements `Launchers`. `runtime` is the OCI runtime to use for its isolation level, which is then also the level
+    of sandboxes whose spec names none."""
 
     def __init__(self, layout: SandboxLayout, runtime: str | None = None) -> None:
         self._layout = layout
@@ -58,7 +58,7 @@ class RuntimeLaunchers:
         self._bridges.drop(sandbox_id)
 
     def rest(self) -> None:
-        """Nothing is prepared."""
+        """Do nothing: these launchers prepare nothing."""
 
     async def aclose(self) -> None:
         await self._bridges.aclose()
@@ -72,7 +72,7 @@ _LACKS: dict[Isolation, frozenset[Capability]] = {
 
 
 def problems(settings: Settings, *, needs_runtime: bool = True) -> dict[str, str]:
-    """Reason → what to do about it."""
+    """Return the problems that keep the engine from working, each with a remedy."""
     found = {}
     if platform.system() != "Linux":
         return {"it needs Linux": "Use engine 'docker'."}

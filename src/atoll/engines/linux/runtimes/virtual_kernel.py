@@ -1,9 +1,9 @@
-"""Sandboxes with a kernel of their own: gVisor, a virtual machine.
+"""Makes sandboxes with a kernel of their own: gVisor or a virtual machine.
 
-Descriptors and mounts of ours mean nothing inside, so the agent comes as a file and its socket is inside too; a bridge
-leads to it (`agent_bridges.py`). A virtual kernel that is frozen from outside answers nobody, its own tools included;
-one that was told to pause still does. What it was told is noted beside its socket, because asking it takes the start of
-a program.
+Descriptors and mounts of the host have no effect inside, so the agent is mounted as a file, and its socket is inside
+too; bridges lead to it (`agent_bridges.py`). A virtual kernel that is frozen from outside does not answer, not even its
+own tools; one that is paused through the OCI runtime still does. Whether it was paused is recorded in the run
+directory, because asking the OCI runtime means starting a program.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DUMP = ("checkpoint", "--leave-running", "--compression=none", "--exclude-commi
 
 
 class VirtualKernelLauncher:
-    """A `Launcher`, and where it is gVisor's a `MemorySaving`."""
+    """Implements `Launcher` and, for gVisor, `MemorySaving`."""
 
     connects_late = False
 
@@ -60,9 +60,10 @@ class VirtualKernelLauncher:
         self._call.runtime()
 
     async def start(self, record: Record, image: Image | None, progress: Progress, deadline: Deadline) -> ProcessRef:
-        """The agent's standard streams are one end of a socket pair; later connections go through the runtime.
+        """Start the sandbox. The agent's standard streams are one end of a socket pair, which is the first connection.
 
-        An agent that wakes up from its memory had that connection closed before, so it is of no use then.
+        That connection is of no use if the sandbox starts from saved memory, because it was closed before the memory
+        was saved.
         """
         memory = self._layout.memory(record.memory) if record.memory is not None else None
         with ExitStack() as opened:
@@ -99,20 +100,23 @@ class VirtualKernelLauncher:
         return await self._call.run(plan, runtime, fds, deadline, opened, guard=guard, stdio=stdio, memory=memory)
 
     def _prepare(self, record: Record, image: Image | None, network: str | None, memory: Path | None) -> Plan:
-        """Claim what the sandbox needs, and write its bundle."""
+        """Claim what the sandbox needs, and write its bundle. Blocks."""
         gvisor = self.isolation == "gvisor"
         group = self._call.make_groups(record, virtual=gvisor)
         reach = ("--stdio", "--listen-path", AGENT_SOCKET, *(("--gvisor",) if gvisor else ()))
         plan = self._call.plan(record, image, (AGENT, *reach, "--work-dir", record.spec.work_dir), network)
         plan = for_virtual_kernel(plan, agent_copies.chosen(self._layout, record.sandbox_id, memory), AGENT)
-        group.limit(plan.cgroup)  # runsc takes a group that is there as it is
+        group.limit(plan.cgroup)  # runsc does not change the limits of a group that exists
         self._call.write_bundle(plan, oci_bundle.virtual_config)
         return plan
 
     # --- connections -------------------------------------------------------------------------------------------------
 
     async def connect(self, sandbox_id: str, deadline: Deadline) -> ByteStream:
-        """Not while its memory is being saved, which would then hold one end of a bridge that nobody can restore."""
+        """Open a stream to the agent.
+
+        While memory is being saved this waits, because a bridge that is part of saved memory cannot be restored.
+        """
         try:
             async with self._layout.exclusion.alone(sandbox_id, _BRIDGE_S):
                 return await self._bridges.get(sandbox_id, self._call.runtime())
@@ -126,13 +130,13 @@ class VirtualKernelLauncher:
     async def disconnect(self, sandbox_id: str) -> None:
         await self._bridges.leave(sandbox_id)
 
-    # --- standing still and going on ---------------------------------------------------------------------------------
+    # --- pausing and resuming ----------------------------------------------------------------------------------------
 
     async def pause(self, sandbox_id: str, deadline: Deadline) -> None:
         note = self._note(sandbox_id)
         if note.exists():
             return
-        # Noted first: if we die in between, a needless resume does no harm, a missing one would.
+        # Record it first: if this process dies in between, an unneeded resume does no harm, but a missing one would.
         note.touch()
         try:
             await self._call.ask(sandbox_id, "pause", deadline=deadline)

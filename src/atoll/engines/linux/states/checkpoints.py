@@ -1,8 +1,8 @@
-"""Checkpoints of sandboxes: made, listed, compared, removed.
+"""Makes, lists, compares and deletes checkpoints of sandboxes.
 
-Theory of operation. A sandbox's files are an image that nobody changes and a writable layer, a subvolume. A saved
-state is a read-only snapshot of that subvolume: the kernel takes it at one moment, while the sandbox runs, and it
-shares all blocks that are the same. A new layer begins as a snapshot of a saved state.
+Theory of operation. A sandbox's files are an image that never changes and a writable layer, which is a btrfs subvolume.
+A saved state is a read-only btrfs snapshot of that subvolume. The kernel takes it atomically while the sandbox runs,
+and it shares all equal blocks with the subvolume. A new layer begins as a btrfs snapshot of a saved state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll.model.checkpoint import Change, Checkpoint
 from atoll.workers import Cancellation
 
 Dump = Callable[[Path], AbstractAsyncContextManager[None]]
-"""Writes the memory of a sandbox to a directory, and holds still what runs as long as its context lasts."""
+"""A function that writes the memory of a sandbox to a directory. The sandbox is stopped while the context is open."""
 Kind = Literal["checkpoint", "origin"]
 MAX_CHECKPOINTS = 1000
 
@@ -47,7 +47,7 @@ class Checkpoints:
         return [saved.as_checkpoint() for saved in self._storage.records.of(sandbox_id) if saved.kind == "checkpoint"]
 
     def find(self, sandbox_id: str, checkpoint: str) -> SavedState:
-        """By id, or the newest of a name."""
+        """Return the checkpoint with this id, or the newest one with this name. Raises CheckpointNotFoundError."""
         for saved in reversed(self._storage.records.of(sandbox_id)):
             if checkpoint and saved.kind == "checkpoint" and checkpoint in (saved.id, saved.name):
                 return saved
@@ -56,7 +56,7 @@ class Checkpoints:
         )
 
     def state(self, saved_id: str) -> SavedState | None:
-        """Of whatever kind: a checkpoint, or what a sandbox began with."""
+        """Return the saved state with this id, of any kind, or None."""
         return self._storage.records.read(saved_id)
 
     async def delete(self, sandbox_id: str, checkpoint: str) -> None:
@@ -67,14 +67,16 @@ class Checkpoints:
                 await finish(workers.run(workers.ENGINE, self.set_limit, record))
 
     def set_limit(self, record: Record) -> None:
-        """What its files may take: its limit without what the memory in its checkpoints takes, which lies elsewhere."""
+        """Set the limit of the sandbox's files: its disk limit less the memory in its checkpoints, which is stored
+        elsewhere."""
         most = record.layer_limit_bytes(self._memory_kept(record.sandbox_id))
         self._layout.layers.limit(record.sandbox_id, most)
 
     # --- comparing ---------------------------------------------------------------------------------------------------
 
     async def diff(self, record: Record, old: str, new: str | None, *, text: bool) -> list[Change]:
-        """Cancelling ends the comparison at its next step, and removes what it made."""
+        """Compare two checkpoints, or (None) a checkpoint with the present state. Cancelling ends the comparison at its
+        next step and removes what it made."""
         return await workers.run_cancellable(
             workers.COMPARISON, lambda cancellation: self._diff(record, old, new, text, cancellation)
         )
@@ -85,7 +87,7 @@ class Checkpoints:
         inner, lowers = self._below(before.base)
         with contextlib.ExitStack() as held:
             if new is None:
-                # Not the layer itself: it is in use.
+                # Compare with a snapshot, because the layer itself is in use.
                 now = held.enter_context(self._storage.new_id())
                 layers.save(record.sandbox_id, now)
                 held.callback(layers.delete_saved, now)
@@ -101,7 +103,7 @@ class Checkpoints:
                 raise EngineError(f"the states cannot be compared: {error}") from error
 
     def _below(self, base: Base) -> tuple[str, list[Path]]:
-        """The name of the root directory in a layer, and the roots below it."""
+        """Return the name of the root directory in a layer, and the image's root directories below it."""
         if not base.digest:
             return host_view.INNER, [host_view.skeleton(self._layout.data / "host") / host_view.INNER]
         root = self._layout.images.store.root(base.digest)
@@ -111,21 +113,23 @@ class Checkpoints:
 
     @asynccontextmanager
     async def branching(self, record: Record, dump: Dump | None) -> AsyncIterator[SavedState]:
-        """The state of this moment, for new sandboxes: it is listed nowhere and goes with the last of them."""
+        """Save the present state for new sandboxes. The saved state is never listed, and is deleted with the last of
+        them."""
         made: list[SavedState] = []
 
         async def make() -> None:
             made.append(await self._make(record, "", "fork", dump, kind="origin"))
 
         try:
-            await finish(make())  # which is done to its end also when we are cancelled
+            await finish(make())  # `finish` completes it even if this task is cancelled
             yield made[0]
         finally:
             for saved in made:
                 await finish(workers.run(workers.ENGINE, self._storage.release, saved.id))
 
     def begin_with(self, sandbox_id: str, source: SavedState) -> None:
-        """A new sandbox can go back to what it began with, whatever happens to the source."""
+        """Keep the saved state that a new sandbox starts from for as long as the sandbox exists, so that the sandbox
+        can be restarted even if the state is deleted. Raises CheckpointNotFoundError if it is gone already."""
         if not self._storage.records.use(source.id, sandbox_id):
             raise CheckpointNotFoundError(f"the state {source.name or source.id!r} was just deleted")
 
@@ -148,7 +152,7 @@ class Checkpoints:
                 await workers.run(workers.ENGINE, self._layout.layers.save, record.sandbox_id, saved_id)
             return await workers.run(workers.ENGINE, self._written, record, saved_id, name, made_by, kind, memory=True)
         finally:
-            await workers.run(workers.ENGINE, new.close)  # which may have much to remove
+            await workers.run(workers.ENGINE, new.close)  # it may have to remove much
 
     def _save(self, record: Record, name: str, made_by: str, kind: Kind) -> SavedState:
         with self._storage.new_id() as saved_id:
@@ -193,7 +197,7 @@ class Checkpoints:
         return saved
 
     def _memory_bytes(self, record: Record, saved_id: str, kind: Kind) -> int:
-        """Raises SandboxResourceError if it is more than the sandbox's disk has left."""
+        """Return the size of saved memory. Raises SandboxResourceError if it exceeds what the disk limit leaves."""
         size = self._storage.memory_bytes(saved_id)
         used = self._layout.layers.account_usage(record.sandbox_id)
         most = record.limits.disk_bytes

@@ -1,6 +1,6 @@
-"""What must not be the same in two sandboxes that have a common past: machine id, random seed, keys of a host.
+"""Changes what two sandboxes with a common past must not share: machine id, random seed and SSH host keys.
 
-The kernel's random numbers and its clock are each sandbox's own in any case.
+The kernel's random numbers and clock need no such care.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 
 
 def freshen(root: Path, below: Path, sandbox_id: str, *, own: bool) -> None:
-    """Change it in a writable layer that came from a saved state, whether it was written there or comes from `below`.
-    Both are hostile: nothing leads out of them.
+    """Change the identity in a writable layer that came from a saved state, whether the files are in the layer or in
+    the image's root `below`. Both are hostile, so no link is followed out of them.
 
-    A machine id is derived from the sandbox's own, so going back leaves it as it was. Host keys and seeds are removed;
-    whoever needs them makes new ones (`ssh-keygen -A`). With `own` the state is the sandbox's own: it stays who it is,
-    and only the seed must not be used twice.
+    The machine id is derived from the sandbox id, so a rollback does not change it. Host keys and seeds are removed,
+    and can be made again inside (`ssh-keygen -A`). With `own`, the state is one of the same sandbox, which keeps its
+    identity; only the seed is removed, because it must not be used twice.
     """
     if not root.is_dir():
         root.mkdir(mode=0o755)
@@ -43,13 +43,13 @@ def freshen(root: Path, below: Path, sandbox_id: str, *, own: bool) -> None:
 
 
 class _Both:
-    """A layer and what is below it, as a sandbox sees them. Only regular files in real directories count."""
+    """A layer over the root of an image, as a sandbox sees them. Only regular files in real directories count."""
 
     def __init__(self, layer: Root, lower: Root) -> None:
         self._layer, self._lower = layer, lower
 
     def write(self, path: str, data: bytes) -> None:
-        """If there is such a file."""
+        """Replace a file, if it exists."""
         if self._is_file(self._layer, path) or self._shines_through(path):
             self._make_parents(path)
             self._layer.write(path, data, 0o444)
@@ -70,7 +70,7 @@ class _Both:
         return [f"{_KEYS}/{name}" for name in sorted(names) if name.startswith("ssh_host_") and "key" in name]
 
     def _shines_through(self, path: str) -> bool:
-        """Whether it is there because it is below, and nothing in the layer is before it."""
+        """Return whether the sandbox sees the file of the image, because nothing in the layer hides it."""
         parts = _parts(path)
         for end in range(1, len(parts)):
             info = self._layer.lstat(parts[:end])

@@ -1,11 +1,11 @@
-"""What is different between two writable layers over the same image, as somebody inside sees it.
+"""Compares two writable layers over the same image, as processes inside see them.
 
-A layer holds what was written; a name that was removed is a character device 0/0 there, and a directory that hides
-the image's one of the same name is marked opaque. So a path that only one layer has may still be in the image, and
-is then changed or removed, not added.
+A layer holds what was written. A removed name is a character device 0/0 (a whiteout), and a directory that hides the
+image's directory of the same name is marked opaque. So a path that is in only one layer may still exist in the image,
+and is then reported as changed or removed, not as added.
 
-Layers are hostile, so no link is followed and no pipe or device opened. They must not be in use: whoever can swap a
-directory for a link between two looks could lead us anywhere.
+Layers are hostile, so no link is followed and no pipe or device is opened. They must not be in use: a process that
+replaced a directory with a link between two steps could lead the comparison out of the layer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _BLOCK = 1 << 20
 MAX_ENTRIES = 200_000
 MAX_NAMES = 64 << 20
-"""Bytes of all paths: those of a deep tree are longer than all that is in it."""
+"""The maximum total length of all paths. In a deep tree, paths take more memory than everything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,11 @@ def changes(
     text: bool = False,
     cancellation: Cancellation | None = None,
 ) -> list[Change]:
-    """By path. `lowers` are the roots below both layers, topmost first. OverflowError if there is too much of it."""
+    """Return the changes from one layer to the other, sorted by path.
+
+    `lowers` are the image's root directories below both layers, topmost first. Raises OverflowError if there are too
+    many files.
+    """
     cancellation = cancellation or Cancellation()
     before, after = _Side(old, lowers, cancellation), _Side(new, lowers, cancellation)
     found: list[Change] = []
@@ -87,21 +91,21 @@ class _Side:
         self.layer, self.cancellation = layer, cancellation
         self.entries: dict[str, Entry] = {}
         self._visible: dict[str, list[Path]] = {"": list(lowers)}
-        # Of a sandbox that nobody has written to, the layer has no directory for the image yet.
+        # A layer to which nothing was written has no root directory yet.
         untouched = layer.parent.is_dir() and not layer.exists()
         for path, entry in () if untouched else scan(layer):
             keep_comparing(cancellation)
             self.entries[path] = entry
 
     def seen(self, path: str) -> os.stat_result | None:
-        """What somebody inside would find there."""
+        """Return the status of the path as a process inside sees it, or None if it does not exist there."""
         entry = self.entries.get(path)
         if entry is not None:
             return None if entry.whiteout else entry.info
         return next((info for _, info in self._below(path)), None)
 
     def place(self, path: str) -> Path | None:
-        """Where the content is."""
+        """Return the host's path of the content, or None if there is none."""
         if path in self.entries:
             return self.layer / path
         return next((place for place, _ in self._below(path)), None)
@@ -112,9 +116,11 @@ class _Side:
                 yield lower / path, os.lstat(lower / path)
 
     def _lowers_with(self, directory: str) -> list[Path]:
-        """The roots below whose directory of this name shines through. Remembered: a deep tree asks for each level.
+        """Return the lower roots whose directory of this name is visible inside. The results are cached, because a deep
+        tree needs those of each level.
 
-        One where a name on the way is a link does not count: the merged view does not go through it under this name.
+        A root in which a part of the path is a link is left out, because an overlay does not merge what is behind a
+        link.
         """
         unknown = []
         while directory not in self._visible:
@@ -137,11 +143,11 @@ def _is_directory(path: Path) -> bool:
 
 
 def scan(root: Path) -> Iterator[tuple[str, Entry]]:
-    """Everything that was written, by path. Raises OverflowError where that is too much."""
+    """Yield everything that was written to a layer, by path. Raises OverflowError if there are too many files."""
     try:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # the sandbox had written nothing yet
+        return  # nothing has been written yet
     count = length = 0
     try:
         for found in walk(fd):
@@ -172,10 +178,10 @@ def _differ(before: _Side, after: _Side, path: str, one: os.stat_result, other: 
     if (one.st_mode, one.st_uid, one.st_gid) != (other.st_mode, other.st_uid, other.st_gid):
         return True
     if stat.S_ISDIR(one.st_mode):
-        return False  # what is in it is told by itself
+        return False  # its entries are compared one by one
     if one.st_size != other.st_size or one.st_rdev != other.st_rdev:
         return True
-    # A saved state has the inode numbers and times of what it was made of, and nobody inside can set that last time.
+    # A saved state has the inode numbers and times of its layer, and no process inside can set the change time (ctime).
     if (one.st_ino, one.st_mtime_ns, one.st_ctime_ns) == (other.st_ino, other.st_mtime_ns, other.st_ctime_ns):
         return False
     old, new = before.place(path), after.place(path)

@@ -1,15 +1,15 @@
-"""What is written down about saved states.
+"""The records of saved states.
 
-    saved/<id>.json     a state: the subvolume of that name in the pool belongs to it
-    saved/<id>.users/   a file for each sandbox that began with it and may go back to it, and `.<process>` for one
-                        that is making such sandboxes
-    saved/.<id>.<process>   one that the process is making; without a living process it never came to be
+    saved/<id>.json         a saved state, to which the subvolume of that name in the storage pool belongs
+    saved/<id>.users/       a file for each sandbox that started from the state and may go back to it, and a file
+                            `.<process>` for each process that is making such sandboxes
+    saved/.<id>.<process>   a draft of a state that the process is making; if the process is dead, it was never made
 
-A process is its number and when it was started: in a container the next server has the number of the one that died.
+A process is written as its id and its start time, because in a container a restarted server may have the same id.
 
-The file appears last and disappears first, so whatever is listed is whole. A state that is deleted while sandboxes
-still need it becomes an origin, which nobody lists; it goes with the last of them. `gc` removes subvolumes and leases
-that no file names.
+The record appears last and is removed first, so every listed state is complete. A state that is deleted while sandboxes
+still need it becomes an origin, which is not listed and is removed with the last of them. `gc` removes subvolumes and
+image leases without a record.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _ID = re.compile(r"[0-9a-f]{24}")
 _PROCESS = re.compile(r"[0-9]{1,10}(-[0-9]{1,20})?")
 _USERS = ".users"
 LEASE = "saved-"
-"""What the names of leases on images begin with that saved states hold."""
+"""The prefix of the names of image leases that saved states hold."""
 
 
 class SavedState(StateRecord):
     version: Literal[1] = 1
     kind: Literal["checkpoint", "snapshot", "origin"]
-    """An origin is kept only for the sandboxes that began with it."""
+    """An `origin` is kept only for the sandboxes that started from it."""
     base: Base
     memory: bool = False
     runtime: str = ""
-    """Whose memory it is: another cannot go on with it."""
+    """The launcher that saved the memory. Others cannot restore it."""
     memory_bytes: int = 0
 
     def as_checkpoint(self) -> Checkpoint:
@@ -71,7 +71,8 @@ class SavedStates:
     directory: Path
 
     def new_id(self) -> str:
-        """Nobody takes what it will be for a leftover: there is a draft of it, of a process that lives."""
+        """Return a new id, and write a draft of this process for it, so that the unfinished state is not removed as a
+        leftover."""
         saved_id = os.urandom(12).hex()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._draft(saved_id).touch(0o600)
@@ -92,7 +93,8 @@ class SavedStates:
             return None
 
     def hold(self, saved_id: str) -> None:
-        """Keep a state that is about to be written for sandboxes that are about to be made. `release` ends it."""
+        """Mark a state that is about to be written as in use by this process, which will make sandboxes from it. Call
+        `release` afterwards."""
         users = self._users(saved_id)
         users.mkdir(mode=0o700)
         (users / f".{_ourselves()}").touch(0o600)
@@ -101,7 +103,7 @@ class SavedStates:
         return self.leave(saved_id, f".{_ourselves()}")
 
     def use(self, saved_id: str, sandbox_id: str) -> bool:
-        """Keep it for a sandbox, whatever is deleted. False: it is gone already."""
+        """Keep a state for a sandbox, even if the state is deleted. Returns False if it is gone already."""
         with self.locked():
             if not self._path(saved_id).exists():
                 return False
@@ -115,10 +117,11 @@ class SavedStates:
         return [saved_id for saved_id in names if (self._users(saved_id) / sandbox_id).exists()]
 
     def unused(self, lives: Callable[[str], bool]) -> Iterator[str]:
-        """Let go of what was kept for sandboxes and processes that are gone. Those that nobody needs any more."""
+        """Drop users that are gone, both sandboxes and processes. Yield the ids of states that are no longer needed and
+        whose records were removed."""
         names = (name.removesuffix(_USERS) for name in self._names() if name.endswith(_USERS))
         held = {name for name in names if _ID.fullmatch(name)}
-        # One without users was being forgotten by a process that died.
+        # An origin without users was being removed by a process that died.
         for saved_id in held | {saved.id for saved in self.all() if saved.kind == "origin"}:
             if self._is_being_made(saved_id):
                 continue
@@ -130,7 +133,7 @@ class SavedStates:
                 yield saved_id
 
     def leave(self, saved_id: str, user: str | None) -> bool:
-        """The user needs it no more. True: nobody does, and it is forgotten."""
+        """Remove a user of a state. Returns True if the state is not needed any more and its record was removed."""
         with self.locked():
             if user is not None:
                 (self._users(saved_id) / user).unlink(missing_ok=True)
@@ -140,7 +143,8 @@ class SavedStates:
             return self._forget_unused(saved_id)
 
     def forget(self, saved_id: str) -> bool:
-        """False: sandboxes need it still, so it is only listed no more."""
+        """Remove the record of a state. Returns False if sandboxes still need the state; it is then only no longer
+        listed."""
         with self.locked():
             if self._forget_unused(saved_id):
                 return True
@@ -167,12 +171,13 @@ class SavedStates:
         return found[-1] if found else None
 
     def all(self) -> list[SavedState]:
-        """Oldest first."""
+        """Return all saved states, oldest first."""
         found = [self.read(name.removesuffix(".json")) for name in self._names() if name.endswith(".json")]
         return sorted((saved for saved in found if saved is not None), key=lambda saved: (saved.created_at, saved.id))
 
     def is_known(self, saved_id: str) -> bool:
-        """Whether there is such a state, or one is being made just now. In this order: a draft becomes a state."""
+        """Return whether the state exists or is being made. The draft is checked first, because it may become a state
+        in between."""
         return bool(_ID.fullmatch(saved_id)) and (self._is_being_made(saved_id) or self._path(saved_id).exists())
 
     def _is_being_made(self, saved_id: str) -> bool:
@@ -186,7 +191,7 @@ class SavedStates:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Between looking for users and what follows from it nobody else does. Only for moments."""
+        """Hold the lock that makes looking at users and acting on the result one step. Hold it only briefly."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -232,7 +237,7 @@ def _lives(user: str, lives: Callable[[str], bool]) -> bool:
 
 
 def _draft_of(name: str) -> tuple[str, str] | None:
-    """Of which state, and whose."""
+    """Return the state id and the process of a draft, or None if `name` is not the name of a draft."""
     saved_id, _, writer = name.removeprefix(".").rpartition(".")
     if name.startswith(".") and _ID.fullmatch(saved_id) and _PROCESS.fullmatch(writer):
         return saved_id, writer

@@ -1,13 +1,13 @@
-"""A snapshot as a file, to be moved to another machine.
+"""The format of a snapshot in a file, for moving it to another machine.
 
-    one line of JSON     what it stands on, and what a tar archive cannot say: removed names, opaque directories
-    memory               files of the runtime's own, one after the other, if it has any
-    a tar archive        what is in the writable layer, packed with gzip
-    64 hex digits, \\n   the SHA-256 of all before
+    one line of JSON     the image it is based on, and what tar cannot express: removed names, opaque directories
+    memory               the files of the OCI runtime one after the other, if the snapshot has memory
+    a tar archive        the content of the writable layer, compressed with gzip
+    64 hex digits, \\n   the SHA-256 of everything before
 
-The digest tells damage, not malice: whoever made the file made the digest too. So it is unpacked like an image of a
-stranger: nothing leads out of the layer, devices and extended attributes are not taken over. A memory is more than
-files: whoever made it decides what runs, and as whom. So it is taken over only when that is asked for.
+The digest detects damage, not malice, because the author of the file also made the digest. So the file is unpacked like
+an untrusted image: no path leads out of the layer, and devices and extended attributes are ignored. Saved memory is
+more than files: its author decides which programs run, and as which user. It is therefore imported only on request.
 """
 
 from __future__ import annotations
@@ -43,24 +43,27 @@ from atoll.storage import Layers
 _FORMAT, _VERSION, _WITH_MEMORY = "atoll-snapshot", 1, 2
 _MEMORY_FILES = ("checkpoint.img", "pages.img", "pages_meta.img")
 _MAX_HEADER_BYTES = 8 << 20
-"""Of a stranger's: what is read from it takes many times its length in memory."""
+"""The maximum length of the JSON line of a file. Parsed, it takes many times its length in memory."""
 _BLOCK = 1 << 20
 _OPAQUE = "user.overlay.opaque"
 _ENTRY_BYTES = 512
-"""What a name costs on the disk, be it one of an empty file or of something that was removed."""
+"""The disk space that is counted for every name, be it that of an empty file or of something that was removed."""
 _MAX_BYTES = 1 << 62
 
 
 class MemoryFormat(Protocol):
-    """The one format of saved memory that this machine can restore."""
+    """The format of saved memory that this machine can restore."""
 
     @property
     def runtime(self) -> str:
-        """What records call the launcher that writes and reads it."""
+        """The name, in records, of the launcher that saves and restores memory in this format."""
 
     def version(self) -> str:
-        """Memory can be restored only by the version that wrote it. Blocks. Raises EngineUnavailableError if the
-        program is not installed."""
+        """Return the installed version of the program that saves and restores memory.
+
+        Saved memory can be restored only by the version that wrote it. Blocks. Raises EngineUnavailableError if the
+        program is not installed.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,13 @@ class Memory:
     """See `MemoryFormat.version`."""
 
     def files(self) -> list[tuple[str, int]]:
-        """Without the notes that mean something on this machine only."""
+        """Return the names and sizes of the memory files, without files that are useful only on this machine."""
         names = sorted(name for name in os.listdir(self.directory) if name in _MEMORY_FILES)
         return [(name, (self.directory / name).stat().st_size) for name in names]
 
 
 def write(layers: Layers, saved: SavedState, file: Path, memory: Memory | None = None) -> None:
-    """It appears as a whole, or not at all."""
+    """Write a snapshot to a file, which appears complete or not at all. Raises EngineError."""
     inner = "rootfs"
     try:
         with layers.looking(saved.id, saved=True) as path, durable.draft(file) as draft, draft.open("xb") as target:
@@ -103,7 +106,7 @@ def _write(target: _Digesting, saved: SavedState, root: Path, inner: str, memory
     }
     head = json.dumps(header).encode() + b"\n"
     if len(head) > _MAX_HEADER_BYTES:
-        raise EngineError("too much was removed in the sandbox for a snapshot in a file: names of more than 8 MiB")
+        raise EngineError("the snapshot cannot be exported: the names of removed files take more than 8 MiB")
     target.write(head)
     for name, _ in memory.files() if memory is not None else ():
         assert memory is not None
@@ -127,7 +130,7 @@ def _pack(target: gzip.GzipFile, root: Path, entries: list[tuple[str, os.stat_re
             elif stat.S_ISLNK(info.st_mode):
                 member.type, member.linkname = tarfile.SYMTYPE, os.readlink(root / path)
             elif not stat.S_ISREG(info.st_mode):
-                continue  # pipes and sockets mean something only to processes that run
+                continue  # pipes and sockets are useful only to running processes
             elif info.st_ino in links:
                 member.type, member.linkname = tarfile.LNKTYPE, links[info.st_ino]
             else:
@@ -145,7 +148,7 @@ def _no_follow(path: str, flags: int) -> int:
 
 
 class _Digesting:
-    """A file whose digest is known at the end."""
+    """A file that computes the digest of what is written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest = file, hashlib.sha256()
@@ -163,7 +166,7 @@ class _Digesting:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A file that is what its digest says."""
+    """A snapshot file whose digest is correct."""
 
     base: Base
     _said_bytes: int
@@ -182,10 +185,10 @@ class SnapshotFile:
         return bool(self._memory)
 
     def unpack_memory(self, directory: Path, version: str) -> None:
-        """Raises ImageError if it is of another version than this."""
+        """Write the saved memory to a new directory. Raises ImageError if it was saved by another version."""
         if self._memory_version != version:
             raise ImageError(
-                f"the memory in the snapshot is of {self._memory_version[:80]!r}, here is {version!r}",
+                f"the memory in the snapshot was saved by {self._memory_version[:80]!r}, this machine has {version!r}",
                 hint="Import it without memory, or with the same version of gVisor.",
             )
         if sum(size for _, size in self._memory) > self._budget.limits.total_bytes:
@@ -200,7 +203,8 @@ class SnapshotFile:
 
     @property
     def size_bytes(self) -> int:
-        """Once it is unpacked, at least what that took: limits are reckoned with it, so the file is not believed."""
+        """The size that the file states but, once it is unpacked, at least the space that unpacking took. Limits depend
+        on it, so the file alone is not trusted."""
         return max(self._said_bytes, self._budget.bytes_used)
 
     def unpack(self, layer: Path) -> None:
@@ -222,7 +226,8 @@ class SnapshotFile:
 
 @contextmanager
 def opened(file: Path, most_bytes: int | None = None) -> Iterator[SnapshotFile]:
-    """Raises ImageError for a file that is damaged or no snapshot. At most so much is unpacked of it."""
+    """Open a snapshot file, of which at most `most_bytes` will be unpacked. Raises ImageError if it is damaged or is
+    not a snapshot."""
     limits = ImageLimits() if most_bytes is None else ImageLimits(total_bytes=most_bytes)
     budget = Budget(limits, entry_bytes=_ENTRY_BYTES)
     try:
@@ -235,7 +240,7 @@ def opened(file: Path, most_bytes: int | None = None) -> Iterator[SnapshotFile]:
 def _understood(content: IO[bytes], file: Path, budget: Budget) -> SnapshotFile:
     found = snapshot_envelope.read_header(content, _FORMAT, _MAX_HEADER_BYTES)
     if found is None:
-        raise ImageError(f"'{file}' is no snapshot", hint="'atoll snapshot export' makes one.")
+        raise ImageError(f"'{file}' is not a snapshot", hint="'atoll snapshot export' makes one.")
     header, start, end = found
     snapshot_envelope.check_version(file, header, _VERSION, _WITH_MEMORY)
     snapshot_envelope.check_digest(content, file, end)
@@ -248,11 +253,12 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> SnapshotFile:
             raise ValueError("invalid sizes or names")
         return SnapshotFile(base, size_bytes, "rootfs", removed, opaque, content, start, end, budget, version, files)
     except (KeyError, TypeError, ValueError, OverflowError, ValidationError) as error:
-        raise ImageError(f"'{file}' is no snapshot: {type(error).__name__} in its header") from error
+        raise ImageError(f"'{file}' is not a snapshot: {type(error).__name__} in its header") from error
 
 
 def _memory_of(told: Any, most: int) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """Raises ValueError or TypeError for what makes no sense."""
+    """Parse the header's entry about memory: the version that saved it, and its files. `most` is the maximum size of
+    the files. Raises ValueError or TypeError for invalid content."""
     if told is None:
         return "", ()
     files = tuple((str(name), int(size)) for name, size in told["files"])
@@ -266,7 +272,7 @@ def _memory_of(told: Any, most: int) -> tuple[str, tuple[tuple[str, int], ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A reader that stops before the trailer."""
+    """A reader that stops before the digest at the end."""
 
     content: IO[bytes]
     end: int
@@ -286,5 +292,5 @@ def _parent(root: Root, path: str) -> Iterator[tuple[int, bytes]]:
 def _parts(path: str) -> tuple[bytes, ...]:
     parts = tuple(os.fsencode(part) for part in path.split("/") if part not in ("", "."))
     if not parts or b".." in parts or any(b"\0" in part for part in parts):
-        raise ImageError(f"the snapshot has a name that leads out of it, {path[:120]!r}")
+        raise ImageError(f"the snapshot contains a path that leads out of it, {path[:120]!r}")
     return parts

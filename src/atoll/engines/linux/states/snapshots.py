@@ -1,4 +1,4 @@
-"""Snapshots: saved states under a name, which belong to no sandbox, and their way to other machines and back."""
+"""Snapshots: saved states with a name that belong to no sandbox. Also their export to files and import from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.errors import ImageNotFoundError, SnapshotNotFoundError
 from atoll.model.checkpoint import Snapshot
 
 SNAPSHOT = "snapshot:"
-"""What the name of an image begins with that is a snapshot."""
+"""The prefix of an image name that stands for a snapshot."""
 
 
 class Snapshots:
@@ -27,7 +27,7 @@ class Snapshots:
         self._storage = storage
 
     def named(self, image: str) -> SavedState:
-        """What `snapshot:NAME` means. Raises ImageNotFoundError."""
+        """Return the snapshot that `snapshot:NAME` stands for. Raises SnapshotNotFoundError."""
         saved = self._storage.records.snapshot(image.removeprefix(SNAPSHOT))
         if saved is None:
             raise SnapshotNotFoundError(
@@ -39,7 +39,8 @@ class Snapshots:
         return [saved.as_snapshot() for saved in self._storage.records.all() if saved.kind == "snapshot"]
 
     async def keep(self, record: Record, name: str, source: SavedState | None, *, memory: bool = False) -> Snapshot:
-        """Under a name: a saved state, with its memory if that is wanted, or the files of now."""
+        """Make a snapshot of a saved state, with its memory if that is wanted, or (None) of the sandbox's present
+        files."""
         checked_snapshot(name)
         return (await finish(workers.run(workers.ENGINE, self._keep, record, name, source, memory))).as_snapshot()
 
@@ -54,7 +55,7 @@ class Snapshots:
     async def take_in(
         self, file: Path, name: str, most_bytes: int | None = None, memory_format: MemoryFormat | None = None
     ) -> Snapshot:
-        """Its memory too, if that is of this format. None: without."""
+        """Import a snapshot from a file, with its memory if `memory_format` is given."""
         checked_snapshot(name)
         return (
             await finish(workers.run(workers.TRANSFER, self._take_in, file, name, most_bytes, memory_format))
@@ -96,7 +97,7 @@ class Snapshots:
             return self._write(saved_id, name, file.name, incoming.size_bytes, incoming.base, runtime)
 
     def _write(self, saved_id: str, name: str, source: str, size_bytes: int, base: Base, runtime: str) -> SavedState:
-        """`runtime`: whose memory it has. Empty: none."""
+        """Write the record of a snapshot. `runtime` is the launcher that saved its memory, or empty if it has none."""
         return self._storage.write(
             SavedState(
                 id=saved_id,

@@ -1,8 +1,8 @@
-"""The parts of saved states: a record, a subvolume, perhaps memory and a lease on an image. Whole or not at all.
+"""Stores saved states: a record, a subvolume and perhaps memory and a lease on an image, all or nothing.
 
-A sandbox, its checkpoints and the layers that it had before are one account of the storage, with one limit. What a fork
-took over from another's state is not counted there, so it is subtracted from the limit: a sandbox and all that it came
-from never hold more than the limit allows.
+A sandbox, its checkpoints and its earlier layers form one account of the storage, with one limit. What a fork inherited
+from the state of another sandbox is not counted in its account, so it is subtracted from the limit instead. A sandbox
+and everything that it inherited thus never exceed its disk limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from atoll.errors import ConflictError
 
 
 class StateStorage:
-    """What one function of this class does blocks, and ends before another process sees it."""
+    """The saved states of an installation. All methods block, and their effects become visible to other processes only
+    when they are complete."""
 
     def __init__(self, layout: SandboxLayout) -> None:
         self._layout = layout
@@ -29,7 +30,8 @@ class StateStorage:
 
     @contextmanager
     def new_id(self) -> Iterator[str]:
-        """An id. If it did not become a state at the end, nothing of it is left."""
+        """Provide an id for a new state. If no state was written when the context ends, everything made for it is
+        removed."""
         saved_id = self.records.new_id()
         try:
             yield saved_id
@@ -40,7 +42,7 @@ class StateStorage:
             self.records.abandon(saved_id)
 
     def write(self, saved: SavedState) -> SavedState:
-        if saved.base.digest and saved.kind == "snapshot":  # the others are there only as long as their sandbox
+        if saved.base.digest and saved.kind == "snapshot":  # the others exist only as long as their sandbox
             self._layout.images.store.lease(LEASE + saved.id, saved.base.digest, Work())
         if saved.kind != "snapshot":
             self.records.write(saved)
@@ -58,7 +60,7 @@ class StateStorage:
             )
 
     def base_of(self, record: Record) -> Base:
-        """What its layer stands on."""
+        """Return the image below the sandbox's layer."""
         if record.base is not None:
             return record.base
         digest = self._layout.images.store.leased_by(record.sandbox_id)
@@ -72,7 +74,7 @@ class StateStorage:
         return sum(entry.stat().st_size for entry in os.scandir(self._layout.memory(saved_id)))
 
     def link_memory(self, source_id: str, saved_id: str) -> None:
-        """Its files, which nobody changes any more, once more under another name."""
+        """Add hard links to the memory files of a state, which never change, under another id."""
         source, target = self._layout.memory(source_id), self._layout.memory(saved_id)
         target.mkdir(mode=0o700, parents=True)
         for name in os.listdir(source):
@@ -96,10 +98,11 @@ class StateStorage:
             self._leave(saved_id, sandbox_id)
 
     def collect(self) -> list[str]:
-        """Remove what a process that died left, and what belonged to sandboxes that are gone.
+        """Remove what processes that died left behind, and what belonged to sandboxes that are gone. Return what was
+        removed.
 
-        Others make sandboxes and states meanwhile. Each writes down what it will make before it makes that, so a thing
-        is left over only if nothing is written down of it after it was seen.
+        Other processes may be making sandboxes and states meanwhile. Each records what it is going to make before it
+        makes it. So a thing is a leftover only if there is no record of it after it was seen.
         """
         removed, lives = [], self._layout.records.exists
         for saved in self.records.all():
@@ -111,7 +114,7 @@ class StateStorage:
         for saved_id in self._layout.layers.list_saved():
             if not self.records.is_known(saved_id):
                 self._layout.layers.delete_saved(saved_id)
-                removed.append(f"half a checkpoint, {saved_id}")
+                removed.append(f"incomplete checkpoint {saved_id}")
         for lease in self._layout.images.store.leases():
             if lease.startswith(LEASE) and not self.records.is_known(lease.removeprefix(LEASE)):
                 self._layout.images.store.release(lease)
