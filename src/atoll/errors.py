@@ -5,6 +5,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── SetupError                       a setup command failed, so no sandbox was made; see `output`
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
+├── CheckpointNotFoundError          there is no such checkpoint (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
 ├── SandboxPausedError               the sandbox is paused: resume it
 ├── SpecError                        the request is invalid: change it (also a ValueError)
