@@ -1,4 +1,4 @@
-/* What the parts of the agent share: the loop, fields, connections and streams. */
+/* The declarations that the parts of the agent share: the loop, fields, connections and streams. */
 #ifndef ATOLL_AGENT_H
 #define ATOLL_AGENT_H
 
@@ -15,7 +15,7 @@
 
 struct source {
     int fd;
-    uint32_t events; /* what epoll was told; 0 when it was not told of this descriptor */
+    uint32_t events; /* the events registered with epoll; 0: not registered */
     void (*ready)(struct source *source, uint32_t events);
 };
 
@@ -33,7 +33,7 @@ void loop_run(void);
 int source_watch(struct source *source, uint32_t events); /* 0 stops watching */
 void source_close(struct source *source);                  /* stops watching and closes the descriptor */
 void timer_set(struct timer *timer, uint64_t due_ns);      /* 0 clears it */
-void free_later(void *memory);                             /* at the end of this turn: events in hand may still name it */
+void free_later(void *memory);                             /* at the end of this turn of the loop: pending events may still refer to it */
 
 /* --- fields.c -------------------------------------------------------------------------------------------------- */
 
@@ -83,9 +83,9 @@ struct stream_ops {
     void (*data)(struct stream *stream, const uint8_t *bytes, size_t length);
     void (*end)(struct stream *stream);
     void (*control)(struct stream *stream, unsigned verb, struct fields fields);
-    /* Produce one frame of output. True: there is more to produce right now. */
+    /* Produce one frame of output. Returns true if there is more to produce immediately. */
     bool (*pump)(struct stream *stream);
-    /* The stream is over for whatever reason: let go of `owner`. Called exactly once. */
+    /* The stream has ended, for any reason: release `owner`. Called exactly once. */
     void (*closed)(struct stream *stream);
 };
 
@@ -96,7 +96,7 @@ struct stream {
     void *owner;
     uint64_t credit;   /* bytes of DATA that we may send */
     uint64_t granted;  /* bytes of DATA that the host may send */
-    uint64_t consumed; /* of those, used up and not yet granted again */
+    uint64_t consumed; /* of those, processed and not yet granted again */
     bool ended_by_host;
     struct stream *hash_next;
     struct stream *ready_next;
@@ -104,7 +104,7 @@ struct stream {
 };
 
 void connections_listen(int fd);
-void connection_over(int in, int out); /* until its end; over fifos then again, whenever there is something to read */
+void connection_over(int in, int out); /* serve one until its end; over fifos, then serve further ones when data arrives */
 void connections_flush(void); /* at the end of each turn of the loop */
 unsigned connections_count(void);
 unsigned streams_count(void);
@@ -113,7 +113,7 @@ void stream_serve(struct stream *stream, const struct stream_ops *ops, void *own
 void stream_wake(struct stream *stream); /* there may be output to pump */
 void stream_consumed(struct stream *stream, size_t length);
 void stream_grant(struct stream *stream, uint32_t more);
-/* Room for a DATA payload of up to `most` bytes within credit, or NULL. Commit what was filled (0 is fine). */
+/* Return room for a DATA payload of up to `most` bytes within the credit, or NULL. Commit the length that was filled, which may be 0. */
 uint8_t *stream_reserve(struct stream *stream, size_t most, size_t *room);
 void stream_commit(struct stream *stream, unsigned channel, size_t length);
 void stream_event(struct stream *stream, unsigned kind, const struct builder *fields);
@@ -138,10 +138,10 @@ void file_write(struct stream *stream, struct fields fields);
 void file_remove(struct stream *stream, struct fields fields);
 int make_parents(char *path);
 struct stat;
-int open_regular(const char *path, int flags, struct stat *info); /* never waits, and does nothing to what is no file */
+int open_regular(const char *path, int flags, struct stat *info); /* never blocks, and does not open what is not a regular file */
 unsigned kind_of(mode_t mode);
 int64_t mtime_of(const struct stat *info);
-/* The directory at the first `length` bytes of a relative path, going through no link. Empty: a copy of `root`. */
+/* Open the directory named by the first `length` bytes of a relative path, following no link. Empty: duplicate `root`. */
 int open_folder(int root, const char *path, size_t length);
 
 void tree_walk(struct stream *stream, unsigned operation, struct fields fields);
@@ -156,8 +156,8 @@ void port_open(struct stream *stream, struct fields fields);
 
 /* --- main.c ---------------------------------------------------------------------------------------------------------- */
 
-/* Descriptors with a fixed number. What a command inherits is put into low numbers, so those below FIRST_FREE_FD are always
- * taken, with /dev/null if with nothing else, and nothing of ours stands in the way. */
+/* Descriptors with a fixed number. Those that a command inherits get low numbers. So the agent keeps all numbers below
+ * FIRST_FREE_FD in use, with /dev/null if necessary, and its own descriptors are never in the way. */
 enum { NULL_FD = 3, STATUS_FD = 9 /* inside a command */, NOTICE_FD = 10, FIRST_FREE_FD = 16 };
 
 struct agent {

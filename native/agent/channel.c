@@ -1,8 +1,8 @@
 /* Channels: the output of a process, kept in rings with absolute offsets.
  *
- * While a stream is attached, nothing that it has not seen is overwritten: a full ring stops us reading, and so the command.
- * Without one, the oldest output makes way. Once the process is complete its rings stay as they are: what it left running may go
- * on writing, and that is thrown away.
+ * While a stream is attached, output that it has not received is not overwritten: when the ring is full, the agent stops reading,
+ * which blocks the command. Without a stream, the oldest output is overwritten. Once the process is complete, its rings do not
+ * change: further output of processes that it left running is discarded.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -60,7 +60,7 @@ static ssize_t read_parts(struct channel *channel, const struct iovec *parts, in
         length = readv(channel->source.fd, parts, count);
     while (length < 0 && errno == EINTR);
     if (length < 0)
-        return errno == EAGAIN ? -1 : 0; /* a pty without a slave says EIO */
+        return errno == EAGAIN ? -1 : 0; /* EIO means that no process has the terminal open */
     output_bytes += (uint64_t)length;
     return length;
 }
@@ -84,7 +84,7 @@ ssize_t channel_fill(struct channel *channel, size_t most)
     return length;
 }
 
-/* Bounded by what is there now: a writer that never stops would keep us here for ever. */
+/* Read at most what is in the pipe now, because a writer that never stops would keep the agent here forever. */
 ssize_t channel_drain(struct channel *channel)
 {
     int waiting = 0;

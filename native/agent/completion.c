@@ -1,7 +1,7 @@
 /* The end of a process, and the output that comes before it.
  *
- * A process is complete when it has exited and all that was in its pipes at that moment is in the rings. If its tree is
- * being killed, it is complete only when the tree is gone, so that an answer means what it says.
+ * A process is complete when it has exited and everything that was in its pipes at that moment is in the rings. If its tree is
+ * being killed, it is complete only when the tree is gone, so that the host can rely on the answer.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A status speaks of the output before it: that must be in first. False: there is no room for it yet. */
+/* A status must arrive after all output that was written before it, so read that first. Returns false if there is no room yet. */
 static bool take_output_before_status(struct process *process)
 {
     for (int i = 0; i < 2; i++) {
@@ -38,7 +38,7 @@ void channel_ready(struct source *source, uint32_t events)
     if (got == 0)
         source_close(source);
     else if (got == -2)
-        source_watch(source, 0); /* the stream's pump will ask again */
+        source_watch(source, 0); /* the stream's pump will watch it again */
     if (process->stream)
         stream_wake(process->stream);
     check_complete(process);
@@ -75,14 +75,14 @@ void settle_fire(struct timer *timer)
     check_complete(OWNER(timer, settle));
 }
 
-/* Note what is still in the pipes and take it. */
+/* Note how much is still in the pipes, and read it. */
 static void settle(struct process *process)
 {
     for (int i = 0; i < CHANNELS; i++) {
         struct channel *channel = &process->channels[i];
         if (channel->source.fd < 0)
             continue;
-        if (process->flags & START_PTY) /* a terminal hands over a little later what was written to it */
+        if (process->flags & START_PTY) /* a terminal delivers output with a short delay */
             timer_set(&process->settle, now_ns() + 100 * MS);
         if (channel_drain(channel) == 0)
             source_close(&channel->source);
@@ -105,7 +105,7 @@ static void process_exited(struct process *process)
     } else if (process->stage != STAGE_NONE) {
         process->flags |= START_FORGET;
         process->complete = true;
-        process->id_length = 0; /* it never was: the same ID may be tried again at once */
+        process->id_length = 0; /* the process never existed, so the same id may be used again immediately */
         struct stream *stream = process->stream;
         const char *what = process->stage == STAGE_CWD    ? process->launch.cwd
                            : process->stage == STAGE_USER ? "cannot become that user"
@@ -115,7 +115,7 @@ static void process_exited(struct process *process)
         return;
     }
     if (process->cause)
-        start_kill(process, process->cause); /* the deadline was over: nothing may stay */
+        start_kill(process, process->cause); /* the deadline has passed: kill everything that it left running */
     else
         process->cause = WIFSIGNALED(process->status) ? CAUSE_SIGNAL : CAUSE_EXIT;
     settle(process);
@@ -126,7 +126,7 @@ void process_gone(struct process *process)
     process->gone = true;
     timer_set(&process->kill_again, 0);
     calm_down();
-    if (!process->exited) { /* something inside killed the supervisor */
+    if (!process->exited) { /* a process in the sandbox killed the supervisor */
         if (!process->cause)
             process->cause = CAUSE_LOST;
         process->status = SIGKILL;

@@ -1,10 +1,10 @@
-/* Connections: frames in and out. stream.c has the streams in them, listener.c the places that they come from.
+/* Connections: reading and writing frames. stream.c implements the streams in them, listener.c accepts connections.
  *
- * Output is made on demand. A stream with something to say is put into its connection's ready queue; while the output buffer
- * has room, the streams in the queue take turns to add one frame each. So no stream can flood another, and nothing is
- * buffered for a host that does not read. Input of DATA is handed on piece by piece as it arrives, other frames when they are whole.
+ * Output is produced on demand. A stream that has output is put into its connection's ready queue; while the output buffer
+ * has room, the streams in the queue take turns to add one frame each. So no stream can delay others with a flood, and nothing
+ * is buffered for a host that does not read. DATA is passed on in pieces as it arrives, other frames when they are complete.
  *
- * What the host sends is checked as if it were hostile: a mistake closes that connection and nothing else.
+ * All data from the host is validated; an error closes that connection and nothing else.
  */
 #define _GNU_SOURCE
 #include "connection.h"
@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 enum {
-    PUMPS_PER_TURN = 16, /* then other connections get their turn, however fast this host reads */
+    PUMPS_PER_TURN = 16, /* afterwards other connections get their turn, even if this host reads fast */
     SMALL = 64 * 1024,   /* buffers above this are given back when a connection is idle */
     IN_SIZE = HEADER_SIZE + MAX_PAYLOAD,
     OUT_ENOUGH = 256 * 1024,      /* stop pumping above this */
-    OUT_TOO_MUCH = 4 * 1024 * 1024, /* stop reading above this: the host asks and does not read answers */
+    OUT_TOO_MUCH = 4 * 1024 * 1024, /* stop reading above this: the host sends requests without reading answers */
 };
 
 static unsigned connection_count;
@@ -101,7 +101,7 @@ void mark_dirty(struct connection *connection)
     dirty_first = connection;
 }
 
-/* An idle agent is a small agent: give back what a flood made grow. */
+/* Free large buffers when the connection is idle, so that an idle agent uses little memory. */
 static void trim(struct timer *timer)
 {
     struct connection *connection = (struct connection *)((char *)timer - offsetof(struct connection, trim));
@@ -113,7 +113,7 @@ static void trim(struct timer *timer)
         malloc_trim(0);
 #endif
     }
-    if (!connection->in_end) /* else there is half a frame in it */
+    if (!connection->in_end) /* otherwise it holds part of a frame */
         madvise(connection->in_bytes, IN_SIZE, MADV_DONTNEED);
 }
 
@@ -316,7 +316,7 @@ static void close_descriptors(struct connection *connection)
         look_later(fds[0], fds[1], connection->ended);
     } else {
         if (out->fd != in->fd) {
-            shutdown(in->fd, SHUT_RDWR); /* whoever started us may hold it open too */
+            shutdown(in->fd, SHUT_RDWR); /* the process that started the agent may have it open, too */
             source_close(out);
         }
         source_close(in);

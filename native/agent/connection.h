@@ -1,4 +1,4 @@
-/* A connection, as connection.c, stream.c and listener.c see it. */
+/* A connection: the declarations shared by connection.c, stream.c and listener.c. */
 #ifndef ATOLL_CONNECTION_H
 #define ATOLL_CONNECTION_H
 
@@ -13,16 +13,16 @@ struct connection {
     uint8_t *out_bytes;
     size_t out_start, out_end, out_capacity;
     uint32_t last_number;
-    uint32_t data_left; /* of a DATA frame whose header was read */
+    uint32_t data_left; /* bytes left of a DATA frame whose header was read */
     uint32_t data_number;
     unsigned stream_count;
     struct stream *buckets[BUCKETS];
     struct stream *ready_first, **ready_last;
-    struct connection *dirty_next; /* has output to flush at the end of this turn */
+    struct connection *dirty_next; /* next connection with output to flush at the end of this turn */
     struct timer trim;
     bool dirty, broken, refused;
     bool ended; /* by the host */
-    bool lasting; /* its descriptors are used again for the next one */
+    bool lasting; /* its descriptors are reused for the next connection */
 };
 
 /* stream.c */
@@ -32,7 +32,7 @@ void forget_stream(struct stream *stream);
 
 /* connection.c */
 int connection_open(int in, int out, bool lasting);
-void refuse(struct connection *connection, const char *why); /* say why on stream 0, send what is pending, then close */
+void refuse(struct connection *connection, const char *why); /* report the reason on stream 0, send pending output, then close */
 uint8_t *out_room(struct connection *connection, size_t length);
 void write_header(uint8_t *at, size_t length, uint32_t number, unsigned type, unsigned channel);
 void send_frame(struct connection *connection, uint32_t number, unsigned type, const void *payload, size_t length);

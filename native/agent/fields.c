@@ -1,4 +1,4 @@
-/* Fields: tag, length, value. Checked once when a frame comes in, then walked without further doubt. */
+/* Fields: tag, length, value. They are validated once when a frame arrives; later code relies on that. */
 #include "agent.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ bool fields_valid(struct fields fields)
     struct field field;
     while (fields_next(&fields, &field))
         if (is_number(field.tag) && field.length != 8)
-            return false; /* taken for absent, it would mean something else */
+            return false; /* ignoring a malformed field would change the meaning of the request */
     return fields.length == 0;
 }
 
@@ -111,7 +111,7 @@ int fields_path(struct fields fields, unsigned tag, char *path)
 void add_bytes(struct builder *builder, unsigned tag, const void *value, size_t length)
 {
     if (length + 6 > sizeof builder->bytes - builder->length)
-        return; /* callers add only what is known to fit */
+        return; /* not reached: callers add only fields that are known to fit */
     uint8_t *at = builder->bytes + builder->length;
     put_u16(at, tag);
     put_u32(at + 2, (uint32_t)length);

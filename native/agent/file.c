@@ -1,7 +1,7 @@
-/* Files: what is one or two system calls, and what the other operations on files share.
+/* Files: operations that need only one or two system calls, and functions that the other file operations share.
  *
- * Every path is resolved here, inside the sandbox, by the same kernel rules that bind any other program in it. Nothing is
- * opened in a way that could block: only regular files are read or written.
+ * Every path is resolved here, inside the sandbox, with the rights of any other program in it. Nothing is opened in a way
+ * that could block: only regular files are read or written.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -30,7 +30,7 @@ unsigned kind_of(mode_t mode)
 int64_t mtime_of(const struct stat *info)
 {
     int64_t seconds = info->st_mtim.tv_sec, most = INT64_MAX / 1000000000 - 1;
-    if (seconds > most || seconds < -most) /* file systems can hold times that we cannot */
+    if (seconds > most || seconds < -most) /* file systems can store times that do not fit into nanoseconds */
         seconds = seconds > 0 ? most : -most;
     return seconds * 1000000000 + info->st_mtim.tv_nsec;
 }
@@ -69,14 +69,14 @@ int make_parents(char *path)
         *slash = '/';
         if (result < 0 && error != EEXIST && error != EISDIR && error != EROFS && error != EACCES && error != EPERM)
             return errno = error, -1;
-        /* With the last three it may exist; if it does not, the caller's own step says so. */
+        /* With the last three errors the directory may exist; if it does not, the caller's next step fails. */
     }
     return 0;
 }
 
 int open_regular(const char *path, int flags, struct stat *info)
 {
-    /* Looked at before it is opened: to open a fifo or a device already does something to it. */
+    /* Check the type before opening, because opening a fifo or a device has side effects. */
     if (stat(path, info) == 0 && !S_ISREG(info->st_mode))
         return errno = S_ISDIR(info->st_mode) ? EISDIR : EINVAL, -1;
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0600);
@@ -125,7 +125,7 @@ static int make_directory(char *path, mode_t mode, bool parents)
     if (parents && make_parents(path) < 0)
         return -1;
     if (mkdir(path, mode) == 0)
-        return chmod(path, mode); /* whatever our umask is */
+        return chmod(path, mode); /* regardless of the umask */
     if (parents && errno == EEXIST && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         return 0;
     return -1;
@@ -141,12 +141,12 @@ static int move(const char *from, char *to, bool parents)
 static int change_owner(const char *path, struct fields fields)
 {
     uint64_t uid = fields_number_or(fields, TAG_UID, UINT32_MAX), gid = fields_number_or(fields, TAG_GID, UINT32_MAX);
-    if (uid > UINT32_MAX || gid > UINT32_MAX) /* cut off, it would be somebody else */
+    if (uid > UINT32_MAX || gid > UINT32_MAX) /* truncated, it would be another id */
         return errno = EINVAL, -1;
     return lchown(path, (uid_t)uid, (gid_t)gid);
 }
 
-/* The requests that are one or two system calls. */
+/* Handle the requests that need only one or two system calls. */
 void file_simple(struct stream *stream, unsigned operation, struct fields fields)
 {
     char path[PATH_MAX], target[PATH_MAX];

@@ -1,8 +1,8 @@
-/* Removing.
+/* Removing files and trees.
  *
- * A tree is removed a few entries at a time, so that others get their turn, and without recursion: we stand in one directory and
- * remember those above. The upper ones stay open; to the others we go back through "..". If that is not where we came from, somebody
- * has moved the tree while we were in it, and we stop: what is there now was never meant to be removed.
+ * A tree is removed a few entries at a time, so that other streams get their turn, and without recursion: the agent works in one
+ * directory and remembers those above it. The topmost ones stay open; the others are reached through "..". If that leads to another
+ * directory than expected, the tree was moved meanwhile, and the removal stops, because it could remove something else.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -19,10 +19,10 @@
 enum { REMOVALS_PER_TURN = 256, LEVELS_KEPT_OPEN = 16 };
 
 struct level {
-    DIR *folder; /* NULL: not kept open */
+    DIR *folder; /* NULL if not kept open */
     dev_t device;
     ino_t inode;
-    char *name; /* of the directory below it that we went into */
+    char *name; /* of the subdirectory that is being removed */
 };
 
 struct removal {
@@ -99,7 +99,7 @@ static int enter(struct removal *removal, const char *name)
     return 0;
 }
 
-/* The directory above this one, from its beginning. */
+/* Reopen the directory above the current one, to list it from its beginning. */
 static DIR *go_back(struct removal *removal, const struct level *above)
 {
     struct stat info;
@@ -132,7 +132,7 @@ static int leave(struct removal *removal)
     return errno = error, result < 0 && error != ENOENT ? -1 : 0;
 }
 
-/* As unlinkat(2); a directory of ours that is not writable does not stop us. */
+/* Like unlinkat(2), but makes the directory writable first if necessary and allowed. */
 static int unlink_entry(int folder, const char *name)
 {
     int result = unlinkat(folder, name, 0);
@@ -141,7 +141,7 @@ static int unlink_entry(int folder, const char *name)
     return result;
 }
 
-/* 1: more to do; 0: all is gone; -1: errno. */
+/* Returns 1 if there is more to do, 0 if everything is gone, -1 with errno. */
 static int remove_one(struct removal *removal)
 {
     errno = 0;

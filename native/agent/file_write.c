@@ -1,4 +1,4 @@
-/* Writing a file: into a temporary one beside it, which takes its name at the end, or in place. */
+/* Writing a file: into a temporary file in the same directory, which is renamed at the end, or in place. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -28,7 +28,7 @@ static void writer_closed(struct stream *stream)
     struct writer *writer = stream->owner;
     close(writer->fd);
     if (writer->temporary[0])
-        unlink(writer->temporary); /* the host went away, or it failed: as if never tried */
+        unlink(writer->temporary); /* the write failed or the host disconnected: leave nothing behind */
     free(writer);
 }
 
@@ -57,7 +57,7 @@ static void writer_data(struct stream *stream, const uint8_t *bytes, size_t leng
     stream_consumed(stream, length);
 }
 
-/* The target is a mount point of its own and cannot be replaced: copy into it. */
+/* Copy the temporary file into a target that is a mount point and so cannot be replaced. */
 static int copy_over(struct writer *writer)
 {
     struct stat info;
@@ -73,11 +73,11 @@ static int copy_over(struct writer *writer)
     return errno = error, result;
 }
 
-/* Give the temporary file its name. */
+/* Rename the temporary file to its final name. */
 static int put_in_place(struct writer *writer)
 {
     int result;
-    if (writer->exclusive) { /* something may have got that name meanwhile */
+    if (writer->exclusive) { /* a file of that name may have appeared meanwhile */
         result = (int)syscall(SYS_renameat2, AT_FDCWD, writer->temporary, AT_FDCWD, writer->path, 1 /* RENAME_NOREPLACE */);
         if (result < 0 && (errno == EINVAL || errno == ENOSYS))
             return link(writer->temporary, writer->path);
@@ -158,7 +158,7 @@ static int open_target(struct writer *writer, uint64_t flags, uint64_t offset, i
         return errno == ENOENT ? open_temporary(writer, NULL, mode) : -1;
     if (writer->exclusive)
         return errno = EEXIST, -1;
-    if (S_ISLNK(old.st_mode)) { /* replace what the link means, not the link */
+    if (S_ISLNK(old.st_mode)) { /* replace the target of the link, not the link */
         char resolved[PATH_MAX];
         if (!realpath(writer->path, resolved))
             return errno == ENOENT ? open_in_place(writer, 0, 0, mode) : -1;

@@ -1,6 +1,6 @@
-/* What a program that makes a sandbox must not pass on of its user's: the keys of the session, core dumps, and the very files of
- * /usr. A lock or a watch on a file is on the inode, so what all sandboxes have bound from the host they could use to reach one
- * another; through an overlay each has inodes of its own. */
+/* Dropping what a program that makes a sandbox must not pass on from its user: the session's keyring, core dumps, and the inodes
+ * of /usr. File locks and watches apply to inodes, so sandboxes that share the host's files could use them to communicate with
+ * one another; through an overlay each sandbox has its own inodes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 void leave_session(void)
 {
-    /* Without keys in the kernel there is nothing to leave behind. */
+    /* ENOSYS: the kernel has no keyrings, so there is nothing to leave. */
     if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 && errno != ENOSYS)
         die("cannot leave the keyring of the session");
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
@@ -51,12 +51,12 @@ static int overlay(const char *lower, const char *target)
     return mount("overlay", target, "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, options);
 }
 
-/* The files below BASE, and the host's /usr as `BASE/usr`, get inodes of their own, for us and whom we start. `BASE/../empty` is an
- * empty directory: an overlay has two layers at least. A kernel that gives ordinary users no overlay leaves the shared files there. */
+/* Give the files below BASE, and the host's /usr as `BASE/usr`, new inodes for this process and its children. `BASE/../empty` is an
+ * empty directory, because an overlay needs at least two layers. If ordinary users may not mount overlays, the files stay shared. */
 void own_files(const char *base)
 {
     unsigned uid = geteuid(), gid = getegid();
-    prctl(PR_SET_DUMPABLE, 1); /* or our files in /proc are root's */
+    prctl(PR_SET_DUMPABLE, 1); /* otherwise this process's files in /proc belong to root */
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0 || map_itself(uid, gid) < 0 || chdir(base) < 0)
         die("cannot make namespaces");
     if (overlay(".", ".") == 0 && chdir(base) < 0)

@@ -1,11 +1,11 @@
-/* What gVisor's terminals lack, made up for. Without the option --gvisor all of this does nothing.
+/* Workarounds for gVisor. Without the option --gvisor they do nothing.
  *
- * There /dev/tty cannot be opened (EIO, where Linux says ENXIO to a process without a terminal), nobody is told of a new window
- * size, and the characters that send a signal do so even when the program has turned that off (ISIG), unless they are
- * undefined. A version that can open /dev/tty is taken to have the rest too.
+ * In gVisor's terminals, /dev/tty cannot be opened (EIO, where Linux returns ENXIO to a process without a terminal), no process is
+ * notified of a new window size, and the characters that send a signal do so even if the program has disabled that (ISIG), unless
+ * they are undefined. A version that can open /dev/tty is assumed to have none of these problems.
  *
- * And the first process, which is us, can be killed from inside, while Linux keeps such signals from it. So we and all that we
- * start make no system call that would send it one: it is answered as if it had been sent. */
+ * In addition, processes inside can kill the first process, which is the agent; Linux does not deliver such signals to it. So a
+ * filter for the agent and its descendants suppresses system calls that would send it a signal and reports success for them. */
 #define _GNU_SOURCE
 #include "process.h"
 
@@ -50,12 +50,12 @@ void gvisor_init(void)
     if (fd >= 0)
         close(fd);
     needed = fd < 0 && errno == EIO;
-    /* Programs that ask for it by name have their terminal as standard error, as a rule. */
+    /* The standard error of programs that open /dev/tty is usually their terminal. */
     if (needed && unlink("/dev/tty") == 0 && symlink("/proc/self/fd/2", "/dev/tty") < 0)
         needed = false;
 }
 
-/* Which group is in the foreground cannot be asked there, so all of the session is told; who does not care ignores it. */
+/* gVisor does not tell which process group is in the foreground, so notify the whole session. Other programs ignore SIGWINCH. */
 void gvisor_resized(pid_t session)
 {
     DIR *found = needed && session > 1 ? opendir("/proc") : NULL;
@@ -68,7 +68,7 @@ void gvisor_resized(pid_t session)
         closedir(found);
 }
 
-/* Write to a terminal. Characters mean a signal only if the program wants that. */
+/* Write to a terminal. Characters send a signal only if the program has not disabled that. */
 ssize_t gvisor_write(int master, const void *bytes, size_t length)
 {
     struct termios kept, quiet;

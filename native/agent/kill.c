@@ -1,15 +1,15 @@
-/* Killing all that descends from a process, while it tries to get away.
+/* Killing all descendants of a process, even if they try to evade it.
  *
- * A process that has SIGKILL pending can no longer fork. So of a tree that keeps its shape nothing can be missed: each one that we find is
- * killed first, with its group, and then asked for its children. What forks and exits as fast as it can moves from below its
- * parent to below the root just after we looked there. Against that only speed helps. So a hunt looks at the root's children again and
- * again without pause, through the kernel's own list of them, and touches nobody twice, for the dead that nobody has waited for yet
- * may be thousands. Only when nobody new is there does it look below those it has killed: it need not, they will die and
- * leave their children to the root, but a tall tree falls faster so.
+ * A process that has SIGKILL pending can no longer fork. So in a tree that does not change, no process can be missed: each one that
+ * is found is killed first, with its group, and its children are listed afterwards. A process that forks and exits as fast as it can
+ * moves from below its parent to below the root just after the root was checked. Only speed helps against that. So a hunt reads the
+ * kernel's list of the root's children repeatedly without pause, and handles each process only once, because there may be thousands
+ * of dead ones that were not waited for yet. Only if there is no new one does it look below those that it has killed. That is not
+ * necessary, because they will die and their children will move below the root, but it is faster for a deep tree.
  *
  * Kernels may be built without these lists; then all of /proc is read, which takes milliseconds instead of microseconds.
  *
- * Nothing in the agent sends a signal but through the three functions below.
+ * The agent sends signals only through the three functions below.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -27,10 +27,10 @@
 #include <unistd.h>
 
 enum { MOST_FOUND = 1 << 20, URGENT_PASSES = 20 };
-#define BURST_NS 10000000u /* of our own time: then others get their turn. Where many want to run, one pass may last far longer */
+#define BURST_NS 10000000u /* CPU time until others get their turn. If many processes compete, one pass may last far longer */
 
-/* kill(2) takes 0, -1 and other negative numbers for whole crowds, among them our own group and all that we may signal at all. A
- * number that we got wrong must never come to mean one of these, nor the agent itself, nor the init of a machine that it runs on. */
+/* kill(2) interprets 0, -1 and other negative numbers as groups of processes, including the agent's own group and all processes.
+ * A wrong number must never address one of these, nor the agent itself, nor the init of a machine on which it runs. */
 int signal_process(pid_t pid, int number)
 {
     if (pid <= 1 || pid == getpid())
@@ -45,7 +45,7 @@ int signal_group(pid_t group, int number)
     return kill(-group, number);
 }
 
-/* Everything but ourselves. Only for the init of a sandbox, to whom nothing outside of it exists. */
+/* Signal everything but the agent. Only the init of a sandbox may do so, because it sees no process outside. */
 static bool signal_everything(int number) { return getpid() == 1 && kill(-1, number) == 0; }
 
 static uint64_t own_time_ns(void)
@@ -55,7 +55,7 @@ static uint64_t own_time_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Each number once; open addressing, 0 is free. */
+/* A set of process ids: a hash table with open addressing, in which 0 is a free slot. */
 struct set {
     pid_t *slots;
     size_t count, capacity;
@@ -71,7 +71,7 @@ static bool set_insert(pid_t *slots, size_t capacity, pid_t pid)
     return is_new;
 }
 
-/* False: it was there before. Without memory everything is new, and the hunt only slower. */
+/* Returns false if the set had it already. Without memory every process counts as new, which only makes the hunt slower. */
 static bool set_add(struct set *set, pid_t pid)
 {
     if (set->count * 2 >= set->capacity) {
@@ -105,11 +105,11 @@ struct hunt {
     pid_t root, spare;
     bool (*passed_over)(pid_t pid);
     int root_list;   /* the kernel's list of the root's children, or -1 */
-    struct set met;  /* and killed */
-    pid_t *queue;    /* whose children are not known yet */
+    struct set met;  /* the processes met, and killed */
+    pid_t *queue;    /* processes whose children are not known yet */
     size_t count, capacity;
-    size_t present;  /* of those below the root that this pass came across */
-    size_t fresh;    /* of these, for the first time */
+    size_t present;  /* how many below the root this pass has met */
+    size_t fresh;    /* how many of them for the first time */
 };
 
 static void enqueue(struct hunt *hunt, pid_t pid)
@@ -118,7 +118,7 @@ static void enqueue(struct hunt *hunt, pid_t pid)
         size_t capacity = hunt->capacity ? hunt->capacity * 2 : 64;
         pid_t *larger = capacity <= MOST_FOUND ? realloc(hunt->queue, capacity * sizeof *larger) : NULL;
         if (!larger)
-            return; /* what is below it comes to the root when it has died */
+            return; /* its children move below the root when it has died */
         hunt->queue = larger;
         hunt->capacity = capacity;
     }
@@ -128,18 +128,18 @@ static void enqueue(struct hunt *hunt, pid_t pid)
 static void meet(struct hunt *hunt, pid_t pid)
 {
     if (pid <= 1 || pid == hunt->root || (hunt->passed_over && hunt->passed_over(pid)))
-        return; /* nor what is below it */
+        return; /* do not look below it either */
     if (pid == hunt->spare) {
         enqueue(hunt, pid);
         return;
     }
     hunt->present++;
     if (!set_add(&hunt->met, pid))
-        return; /* dying, and it cannot have children any more that we did not see */
+        return; /* it is dying and can have no new children */
     hunt->fresh++;
-    if (!hunt->spare) { /* else it may be in the group of the one to be spared */
+    if (!hunt->spare) { /* otherwise it may be in the group of the spared process */
         pid_t group = getpgid(pid);
-        if (group != hunt->root) /* a command that was just born is still in its supervisor's group */
+        if (group != hunt->root) /* a command that has just started is still in its supervisor's group */
             signal_group(group, SIGKILL);
     }
     signal_process(pid, SIGKILL);
@@ -172,7 +172,7 @@ static int open_list(pid_t pid, const char *thread)
     return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* The children of all threads of a process. */
+/* Meet the children of all threads of a process. */
 static void meet_children(struct hunt *hunt, pid_t pid)
 {
     char path[64];
@@ -189,7 +189,7 @@ static void meet_children(struct hunt *hunt, pid_t pid)
         closedir(threads);
 }
 
-/* Supervisors and the agent have one thread. */
+/* Only the list of the main thread is needed for the root: supervisors and the agent have one thread. */
 static void pass_through_lists(struct hunt *hunt, uint64_t until)
 {
     lseek(hunt->root_list, 0, SEEK_SET);
@@ -220,7 +220,7 @@ static bool read_task(int proc_fd, const char *name, struct task *task)
     if (length <= 0)
         return false;
     text[length] = 0;
-    /* The name in parentheses may hold anything: the last parenthesis ends it. */
+    /* The name in parentheses may contain any character, so the last parenthesis ends it. */
     const char *after = strrchr(text, ')');
     int parent;
     if (!after || sscanf(after + 1, " %c %d", &state, &parent) != 2)
@@ -229,7 +229,7 @@ static bool read_task(int proc_fd, const char *name, struct task *task)
     return true;
 }
 
-/* All processes that can be seen. The caller frees the result; NULL when nothing can be seen. */
+/* Return all visible processes, or NULL if there are none. The caller frees the result. */
 static struct task *read_tasks(size_t *count)
 {
     struct task *tasks = NULL;
@@ -260,7 +260,7 @@ static void pass_through_all(struct hunt *hunt)
     struct task *tasks = read_tasks(&count);
     struct set below = {0};
     bool more = true;
-    hunt->present += !tasks; /* not knowing is not the same as nothing being there */
+    hunt->present += !tasks; /* if /proc cannot be read, assume that some are present */
     set_add(&below, hunt->root);
     while (more) {
         more = false;
@@ -281,8 +281,8 @@ static void pass_through_all(struct hunt *hunt)
 
 /* --- both --------------------------------------------------------------------------------------------------------------------- */
 
-/* Ahead of all ordinary processes, or of those in our scheduling group, where that is allowed. New processes never inherit the
- * first; the second is given up before each is made, and when all is done. */
+/* A raised priority, above all ordinary processes or, if that is not allowed, above those in the same scheduling group. New
+ * processes do not inherit the former; the latter is reset before each of them is started, and at the end. */
 static bool raised;
 static int usual_priority;
 
@@ -312,15 +312,15 @@ struct outcome kill_below(pid_t root, pid_t spare, bool (*passed_over)(pid_t pid
     struct hunt hunt = {.root = root, .spare = spare, .passed_over = passed_over};
     if (root <= 0)
         return outcome;
-    /* What has outrun us once is stopped with everything else, at one stroke of the kernel that no fork escapes, until its tree is
-     * dead. Others notice a pause of some milliseconds. */
+    /* If processes have evaded a hunt, stop all processes of the sandbox in one system call, which no fork can evade, until the
+     * tree is dead. Other processes pause for a few milliseconds. */
     bool stopped = urgent && signal_everything(SIGSTOP);
     if (urgent)
         hurry_up();
     snprintf(thread, sizeof thread, "%d", (int)root);
     hunt.root_list = open_list(root, thread);
     uint64_t until = own_time_ns() + BURST_NS;
-    unsigned quiet = 0; /* passes without anybody new */
+    unsigned quiet = 0; /* passes without a new process */
     do {
         hunt.present = hunt.fresh = 0;
         if (hunt.root_list >= 0)

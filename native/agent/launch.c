@@ -1,4 +1,4 @@
-/* Launch: from the fields of a START to everything that the new process needs, allocated before it exists. */
+/* Launching: prepares everything that a new process needs from the fields of a START, because nothing may be allocated later. */
 #define _GNU_SOURCE
 #include "process.h"
 
@@ -164,14 +164,14 @@ static bool is_number(const char *text)
     return *text && text[strspn(text, "0123456789")] == '\0';
 }
 
-/* As it is written without need for thought: no leading zero. */
+/* Parse an id in plain decimal form, without leading zeros. */
 static bool parse_wanted_id(const char *text, unsigned *id)
 {
     return is_number(text) && (text[0] != '0' || !text[1]) && parse_id(text, id);
 }
 
-/* The account of that name or uid: name:password:uid:gid:comment:home:shell. A number is always a uid: an image may have an account
- * whose name is a number, and whose uid is another. */
+/* Find the account with this name or uid: name:password:uid:gid:comment:home:shell. A number is always a uid, because an image may
+ * have an account whose name is a number and whose uid is a different one. */
 static bool find_account(char *text, const char *wanted, char *words[7])
 {
     unsigned uid = 0, found;
@@ -241,7 +241,7 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             return errno = EINVAL, -1;
         launch->gid = id;
     }
-    /* Without root there is nothing to change, and even the attempt is forbidden. */
+    /* Without root, the user cannot be changed, and setting even the same ids may be forbidden. */
     launch->change_user = result == 0 && !(geteuid() && launch->uid == geteuid() && launch->gid == getegid());
     return result;
 }
@@ -269,7 +269,7 @@ static int prepare_environment(struct launch *launch, struct fields fields)
     return launch->envp ? 0 : -1;
 }
 
-/* Where to look for the program: as execvp would, with the PATH that it will have. */
+/* List the paths at which to look for the program, like execvp, but with the PATH of the new process. */
 static int prepare_programs(struct launch *launch)
 {
     const char *name = launch->argv[0], *path = "/usr/local/bin:/usr/bin:/bin";
@@ -296,7 +296,7 @@ static int prepare_programs(struct launch *launch)
 static int prepare_rlimits(struct launch *launch, struct fields fields)
 {
     struct field field;
-    if (agent.raised_open_files) { /* for ourselves only */
+    if (agent.raised_open_files) { /* the raised limit is for the agent only */
         launch->rlimits[0].resource = RLIMIT_NOFILE;
         launch->rlimits[launch->rlimit_count++].limit = agent.open_files;
     }

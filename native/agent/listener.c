@@ -1,4 +1,4 @@
-/* Where connections come from: a listening socket, or two descriptors that the agent was started with. */
+/* The sources of connections: a listening socket, or two descriptors that the agent was started with. */
 #define _GNU_SOURCE
 #include "connection.h"
 
@@ -37,11 +37,11 @@ static void accept_ready(struct source *source, uint32_t events)
         if (fd < 0 || connection_open(fd, fd, false) < 0) {
             if (fd >= 0)
                 close(fd);
-            timer_set(&accept_again, now_ns() + 100 * MS); /* no descriptors or no memory: asking at once would only burn time */
+            timer_set(&accept_again, now_ns() + 100 * MS); /* no descriptors or no memory: an immediate retry would fail again */
             break;
         }
     }
-    source_watch(source, 0); /* until one of them ends */
+    source_watch(source, 0); /* until a connection ends */
 }
 
 void connections_listen(int fd)
@@ -53,8 +53,8 @@ void connections_listen(int fd)
         _exit(72);
 }
 
-/* A fifo without a writer is always at its end, and epoll would say so without pause: we look again from time to time. After anything
- * but an end we are somewhere in the middle of a frame, and what is left of that host's words is thrown away. */
+/* A fifo without a writer is always at its end, which epoll would report without pause. So it is checked from time to time. If the
+ * last connection did not end properly, the rest of its data, which may start in the middle of a frame, is discarded. */
 static struct {
     struct timer timer;
     int in, out;
@@ -91,7 +91,7 @@ void look_later(int in, int out, bool ended)
 void connection_over(int in, int out)
 {
     struct stat info;
-    bool again = fstat(in, &info) == 0 && S_ISFIFO(info.st_mode); /* a socket whose other end is closed stays so */
+    bool again = fstat(in, &info) == 0 && S_ISFIFO(info.st_mode); /* a socket that was closed by its peer cannot be reopened */
     not_blocking(in);
     not_blocking(out);
     if (connection_open(in, out, again) < 0)

@@ -1,4 +1,4 @@
-/* The loop: epoll for descriptors, a short list for timers. */
+/* The event loop: epoll for descriptors, a short list for timers. */
 #include "agent.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ int source_watch(struct source *source, uint32_t events)
 {
     if (events == source->events)
         return 0;
-    /* A descriptor nobody waits for is taken out: epoll would report its hang-up for ever. */
+    /* Remove a descriptor that is not watched, because epoll would report its hang-up forever. */
     int how = !source->events ? EPOLL_CTL_ADD : !events ? EPOLL_CTL_DEL : EPOLL_CTL_MOD;
     struct epoll_event event = {.events = events, .data.ptr = source};
     if (epoll_ctl(epoll_fd, how, source->fd, &event) < 0)
@@ -66,7 +66,7 @@ void timer_set(struct timer *timer, uint64_t due_ns)
     timers = timer;
 }
 
-/* An idle agent is a small agent. */
+/* Return free memory to the system when the agent is idle. */
 static void give_back(struct timer *timer)
 {
     (void)timer;
@@ -84,7 +84,7 @@ void free_later(void *memory)
         size_t capacity = garbage_capacity ? garbage_capacity * 2 : 64;
         void **larger = realloc(garbage, capacity * sizeof *larger);
         if (!larger)
-            return; /* better a leak than a dangling pointer */
+            return; /* a leak is better than a dangling pointer */
         garbage = larger;
         garbage_capacity = capacity;
     }

@@ -1,22 +1,22 @@
-/* atoll-agent: the program that runs inside every sandbox and does there what the host asks for.
+/* atoll-agent: the program that runs inside every sandbox and does what the host asks.
  *
- * Theory of operation. It is on the untrusted side. It holds no secret of the host, and it can do nothing that code in the sandbox
- * could not do by itself; the host treats whatever it says as hostile. It exists so that commands, files and ports work in the
- * same way behind every engine: all of them are spoken over one byte stream (docs/protocol.md).
+ * The agent is on the untrusted side. It holds no secret of the host, and it can do nothing that code in the sandbox could not do
+ * by itself; the host does not trust anything that it sends. It exists so that commands, files and ports work in the same way with
+ * every engine, over one byte stream (docs/protocol.md).
  *
  * One process, one epoll loop, no threads. loop.c is the loop; connection.c reads and writes frames. Every operation is a stream
  * (stream.c) with a few callbacks: process.c and the files that it names for commands, the files file*.c, tree.c, put.c and watch.c for
- * files, port.c for ports. It is PID 1 of the sandbox where the engine can arrange that, and then also reaps orphans.
+ * files, port.c for ports. If the engine can arrange it, the agent is PID 1 of the sandbox, and then it also reaps orphans.
  *
- *   atoll-agent --listen-fd N    accept on an inherited, listening socket: nothing inside can take its place
+ *   atoll-agent --listen-fd N    accept on an inherited, listening socket, which nothing inside can replace
  *   atoll-agent --listen-path P  make and accept on a unix socket
  *   atoll-agent --stdio          a connection over stdin and stdout until the end of the input, which does not end the agent. Where
  *                                stdin is a fifo the host may open both again later, for the next connection
  *     --work-dir DIR             where relative paths and commands start
  *     --rlimit-nofile N          a cap on open files for everything inside
  *     --lifetime-ms N            end so long after the start, with the exit status 75. As PID 1 it takes everything inside with it
- *   atoll-agent connect P        join stdin and stdout to the unix socket P (a bridge for engines that can only run programs)
- *   atoll-agent --as U:G -- CMD  on the host: give up root for uid U and gid G, in a session of its own, then run CMD
+ *   atoll-agent connect P        connect stdin and stdout to the Unix socket P (a bridge for engines that can only run programs)
+ *   atoll-agent --as U:G -- CMD  on the host: change from root to uid U and gid G, in a new session, then run CMD
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -126,7 +126,7 @@ void operation_open(struct stream *stream, unsigned operation, struct fields fie
 
 /* --- the other modes -------------------------------------------------------------------------------------------------------- */
 
-/* Runs a program as another user, or as the same, without what it has of the session it was started in. `--own-files`: see fresh.c. */
+/* Run a program as another user or the same one, separated from the session it was started in. For `--own-files` see fresh.c. */
 static int start_fresh(int argc, char **argv)
 {
     unsigned uid = 0, gid = 0;
@@ -135,7 +135,7 @@ static int start_fresh(int argc, char **argv)
     int command = own ? 6 : 4;
     if (argc <= command || strcmp(argv[command - 1], "--")
         || (!same && (sscanf(argv[2], "%u:%u%c", &uid, &gid, &rest) != 2 || !uid || !gid
-            || uid == (uid_t)-1 || gid == (gid_t)-1))) { /* -1 would mean: stay who you are */
+            || uid == (uid_t)-1 || gid == (gid_t)-1))) { /* -1 means: do not change the id */
         fprintf(stderr, "usage: atoll-agent --as UID:GID|same [--own-files DIRECTORY] -- COMMAND...\n");
         return 2;
     }
@@ -156,7 +156,7 @@ static int start_fresh(int argc, char **argv)
     return 127;
 }
 
-/* 1: copied; 0: the end; -1: it cannot be written. Who gave us a descriptor may have made it non-blocking: we wait all the same. */
+/* Returns 1: copied; 0: end of input; -1: cannot be written. The descriptors may be non-blocking, so wait with poll if necessary. */
 static int copy_some(int from, int to)
 {
     char buffer[65536];
@@ -177,7 +177,7 @@ static int copy_some(int from, int to)
     return length > 0;
 }
 
-/* Ends when the agent's side does. The end of our input is passed on, and what the agent still says comes out. */
+/* Ends when the agent closes its side. The end of the input is passed on, and further output of the agent is still copied. */
 static int bridge(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -187,7 +187,7 @@ static int bridge(const char *path)
     strcpy(address.sun_path, path);
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
         die(path);
-    /* Each direction has a process: one that waits to be written must not keep the other from being read. */
+    /* Each direction has its own process, so that a blocked write in one does not stop reading in the other. */
     pid_t us = getpid(), child = fork();
     if (child < 0)
         die("fork");
@@ -261,7 +261,7 @@ static struct options parse_options(int argc, char **argv)
     return options;
 }
 
-/* Descriptors that come with a purpose get fixed numbers; everything else that was inherited is closed. */
+/* Descriptors named in the options get fixed numbers; all other inherited ones are closed. */
 enum { LISTEN_FD = FIRST_FREE_FD, INPUT_FD, OUTPUT_FD };
 
 static void close_from(unsigned first, unsigned last)
@@ -302,10 +302,10 @@ static void sort_descriptors(const struct options *options)
     close(low);
 }
 
-/* What commands inherit is decided here, once: no ignored signal, no raised limit (see launch.c). */
+/* Set up the state that commands inherit: no ignored signal, no raised limit (see launch.c). */
 static void settle_signals(void)
 {
-    /* The kernel's own call: the C library hides its signals, 32 and 33, and its posix_spawn leaves 32 ignored. */
+    /* Use the system call: the C library hides its own signals, 32 and 33, and its posix_spawn leaves 32 ignored. */
     struct {
         void (*handler)(int);
         unsigned long flags, restorer, mask;
@@ -315,7 +315,7 @@ static void settle_signals(void)
         if (syscall(SYS_rt_sigaction, number, NULL, &now, 8) == 0 && now.handler == SIG_IGN)
             syscall(SYS_rt_sigaction, number, &standard, NULL, 8);
     sigemptyset(&mask);
-    sigaddset(&mask, SIGPIPE); /* blocked and not ignored: that is not inherited */
+    sigaddset(&mask, SIGPIPE); /* blocked instead of ignored, which would be inherited */
     sigprocmask(SIG_SETMASK, &mask, NULL);
 }
 
@@ -339,7 +339,7 @@ static void settle_in(const struct options *options)
         die("random numbers");
     agent.started_ns = now_ns();
     umask(022);
-    prctl(PR_SET_DUMPABLE, 0); /* commands of the same user may not trace us or read our memory */
+    prctl(PR_SET_DUMPABLE, 0); /* commands of the same user may not trace the agent or read its memory */
     settle_signals();
     settle_limits(options);
     if (strlen(options->work_dir) >= sizeof agent.work_dir || options->work_dir[0] != '/' || chdir(options->work_dir) < 0)
@@ -355,7 +355,7 @@ static void end_life(struct timer *timer)
     _exit(LIFETIME_OVER);
 }
 
-/* A timer of the loop and not a signal: nobody inside can send it. */
+/* End the agent after its lifetime. This uses a timer of the loop, because processes inside could send a signal. */
 static void limit_life(unsigned long lifetime_ms)
 {
     static struct timer lifetime = {.fire = end_life};

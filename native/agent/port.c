@@ -1,4 +1,4 @@
-/* Ports: a stream joined to a TCP port on the sandbox's loopback or to a unix socket in it. */
+/* Ports: a stream connected to a TCP port on the sandbox's loopback or to a Unix socket in it. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -18,10 +18,10 @@ enum { PORT_CHUNK = 64 * 1024 };
 struct port {
     struct source source;
     struct stream *stream;
-    uint16_t number; /* 0: a unix socket */
+    uint16_t number; /* 0: a Unix socket */
     bool tried_v6, connected, peer_ended, host_ended, shut;
-    bool silent; /* the peer had nothing to say when it was last asked; else the pump asks again */
-    uint8_t *bytes; /* from the host, not yet taken by the peer; bounded by credit */
+    bool silent; /* the last read from the peer found no data; otherwise the pump reads again */
+    uint8_t *bytes; /* from the host, not yet accepted by the peer; bounded by credit */
     size_t start, end, capacity;
 };
 
@@ -33,7 +33,7 @@ static void port_closed(struct stream *stream)
     free_later(port);
 }
 
-/* Watch for just what can be dealt with now. */
+/* Watch only for events that can be handled now. */
 static void rearm(struct port *port)
 {
     uint32_t events = port->start < port->end || !port->connected ? EPOLLOUT : 0;
@@ -103,7 +103,7 @@ static void send_to_peer(struct port *port)
             continue;
         if (length < 0 && errno == EAGAIN)
             return;
-        if (length < 0) { /* the peer wants no more: drop it, its own end will tell */
+        if (length < 0) { /* the peer accepts no more data: discard it; reading will report the peer's end */
             length = (ssize_t)(port->end - port->start);
         }
         port->start += (size_t)length;
@@ -112,7 +112,7 @@ static void send_to_peer(struct port *port)
     port->start = port->end = 0;
 }
 
-/* One frame from the peer. Called by the connection when it has room: until then the peer waits. */
+/* Send one frame from the peer. The connection calls this when it has room; until then the peer waits. */
 static bool port_pump(struct stream *stream)
 {
     struct port *port = stream->owner;

@@ -1,7 +1,7 @@
-/* Processes: started, and remembered until they are released.
+/* Processes: starting them and keeping their state until they are released.
  *
- * launch.c and supervise.c start one, stdio.c gives it its streams, channel.c keeps its output, process_stream.c hands that to whoever is
- * attached, completion.c and reaper.c see its end, termination.c and kill.c bring it about.
+ * launch.c and supervise.c start a process, stdio.c opens its standard streams, channel.c keeps its output, process_stream.c sends
+ * that to the attached stream, completion.c and reaper.c detect its end, termination.c and kill.c kill it.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -63,7 +63,7 @@ static bool make_place(void)
         return true;
     for (struct process *process = processes; process; process = process->next)
         if (process->gone && process->complete && !process->stream)
-            oldest = process; /* new ones are put in front */
+            oldest = process; /* the list starts with the newest */
     if (oldest)
         drop(oldest);
     return oldest;
@@ -159,7 +159,7 @@ void process_release(struct stream *stream, struct fields fields)
     } else if (!process->complete) {
         stream_fail(stream, EBUSY, NULL);
     } else {
-        process->flags |= START_FORGET; /* what it left running keeps its entry, so that it can be killed, and no longer */
+        process->flags |= START_FORGET; /* keeps the entry while processes that it left running can still be killed */
         if (process->stream)
             stream_fail(process->stream, ESTALE, "released");
         drop_if_forgotten(process);

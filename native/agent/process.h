@@ -1,4 +1,4 @@
-/* A command that was started, as the files that process.c names see it. */
+/* A command that was started: the declarations shared by the files that process.c lists. */
 #ifndef ATOLL_PROCESS_H
 #define ATOLL_PROCESS_H
 
@@ -10,7 +10,7 @@ enum { CHUNK = 64 * 1024, CHANNELS = 3, MAX_RLIMITS = 32, MAX_GROUPS = 64 };
 
 enum stage { STAGE_NONE, STAGE_SETUP, STAGE_CWD, STAGE_USER, STAGE_EXEC };
 
-/* All that the new process needs, made ready before it is cloned: it shares our memory and may not allocate. */
+/* Everything that the new process needs, prepared before it is cloned, because it shares the agent's memory and may not allocate. */
 struct launch {
     char **argv, **envp, **programs; /* the programs to try, in order; NULL-terminated */
     char *cwd;
@@ -24,7 +24,7 @@ struct launch {
         struct rlimit limit;
     } rlimits[MAX_RLIMITS];
     size_t rlimit_count;
-    int fds[4]; /* stdin (-1: nothing to read), stdout, stderr, status (-1: none). The supervisor has copies of its own */
+    int fds[4]; /* stdin (-1: nothing to read), stdout, stderr, status (-1: none). The supervisor has its own copies */
     bool closed;
     bool pty;
     bool tell_started;
@@ -40,10 +40,10 @@ struct channel {
     unsigned index;
     uint8_t *bytes;
     size_t capacity, most;
-    uint64_t start, end; /* absolute offsets of what is kept */
-    uint64_t sent;       /* up to here it was given to the attached stream */
+    uint64_t start, end; /* absolute offsets of the kept output */
+    uint64_t sent;       /* offset up to which output was sent to the attached stream */
     uint64_t final;      /* END_n, once known */
-    uint64_t drain_to;   /* what was in the pipe when the process exited */
+    uint64_t drain_to;   /* offset of the end of the data that was in the pipe when the process exited */
 };
 
 struct process {
@@ -53,11 +53,11 @@ struct process {
     unsigned flags;
     struct launch launch;
     struct channel channels[CHANNELS];
-    uint64_t said_before[2]; /* output that the last status read speaks of: it goes out first */
+    uint64_t said_before[2]; /* ends of the output that was written before the last status: it is sent first */
     struct source input;
     uint8_t *input_bytes;
     size_t input_start, input_end, input_capacity;
-    size_t input_owed; /* of the bytes waiting, those that the attached stream sent and gets credit for */
+    size_t input_owed; /* of the waiting bytes, those for which the attached stream gets credit */
     bool input_ended;
     struct stream *stream;
     struct stream *killers[8]; /* KILL requests that wait for the end of the tree */
@@ -65,28 +65,28 @@ struct process {
     uint64_t started_ns, ended_ns;
     uint64_t grace_ns;
     struct timer deadline, kill_again, settle;
-    uint64_t kill_ns; /* since when all of it is being killed */
-    bool evades;      /* it does what it can to stay alive */
+    uint64_t kill_ns; /* when killing the tree began */
+    bool evades;      /* the tree evades being killed */
     unsigned cause;
 
     /* Written by the supervisor, read after its notice. */
     volatile pid_t supervisor, pid;
     volatile int stage, error, status;
     volatile uint64_t cpu_ns, max_rss_bytes;
-    volatile bool ended; /* the process itself; `status` holds */
+    volatile bool ended; /* the process itself has ended; `status` is valid */
 
-    bool lost;     /* its supervisor was killed: all below it came to us and is being killed */
-    bool exited;   /* the process itself, and we know it */
-    bool gone;     /* it and all that it started */
+    bool lost;     /* its supervisor was killed: all its descendants are now the agent's children and are being killed */
+    bool exited;   /* the process itself has ended, and the agent knows it */
+    bool gone;     /* it and everything that it started have ended */
     bool killing;  /* its whole tree is being killed */
     bool told_started, dropped;
-    bool complete; /* exited, and all it wrote before is in the channels: `final` holds */
+    bool complete; /* exited, and all earlier output is in the channels; `final` is valid */
 };
 
 #define OWNER(pointer, member) ((struct process *)((char *)(pointer)-offsetof(struct process, member)))
-#define URGENT_NS (30ull * MS)     /* most trees are gone long before */
-#define PATIENCE_NS (3000ull * MS)  /* with a supervisor whose children do not go, though they do not evade us either */
-#define GIVE_UP_NS (10000ull * MS) /* what hangs in the kernel cannot be killed, and the host gets its answer */
+#define URGENT_NS (30ull * MS)     /* most trees are gone much earlier */
+#define PATIENCE_NS (3000ull * MS)  /* for a supervisor whose children neither end nor evade */
+#define GIVE_UP_NS (10000ull * MS) /* a process that hangs in the kernel cannot be killed; the host gets its answer after this time */
 
 /* process.c */
 extern struct process *processes;
@@ -107,7 +107,7 @@ void channel_ready(struct source *source, uint32_t events);
 void listen_again(struct process *process);
 void check_complete(struct process *process);
 void settle_fire(struct timer *timer);
-void process_gone(struct process *process); /* it and all that it started */
+void process_gone(struct process *process); /* it and everything that it started have ended */
 void notices_ready(struct source *source, uint32_t events);
 
 /* termination.c */
@@ -118,30 +118,30 @@ void deadline_fire(struct timer *timer);
 
 int supervise(struct process *process);
 
-/* kill(2), which refuses numbers that would hit more than one process or one group, or ourselves. */
+/* Like kill(2), but these refuse numbers that mean more than one process or one group, or the agent itself. */
 int signal_process(pid_t pid, int number);
 int signal_group(pid_t group, int number);
 
 struct outcome {
-    size_t present;  /* at the last look: dying, dead and not yet waited for, or just born */
-    unsigned passes; /* how often we looked */
-    bool evaded;     /* some came into being while we looked */
+    size_t present;  /* in the last pass: dying, dead but not waited for, or just started */
+    unsigned passes; /* the number of passes */
+    bool evaded;     /* some were started during the passes */
 };
 
-/* Kill what descends from `root`, except `spare`, and except children that are passed over with all that is below them (may be
- * NULL). Takes a few milliseconds at most; it is over only when a later call finds nothing present. */
+/* Kill the descendants of `root`, except `spare`, and except children for which `passed_over` (may be NULL) returns true, with their
+ * descendants. This takes a few milliseconds at most; the tree is dead only when a later call finds nothing present. */
 struct outcome kill_below(pid_t root, pid_t spare, bool (*passed_over)(pid_t pid), bool urgent);
-void calm_down(void); /* after something urgent */
+void calm_down(void); /* end the raised priority of an urgent kill */
 
-/* Up to `most` bytes from the pipe. Positive: read; 0: end of file; -1: nothing there now; -2: no room. */
+/* Read up to `most` bytes from the pipe. Positive: bytes read; 0: end of file; -1: no data now; -2: no room. */
 ssize_t channel_fill(struct channel *channel, size_t most);
-/* All that is in the pipe now. The last result of `channel_fill`; with -2 and `end` below `drain_to` some is left. */
+/* Read everything that is in the pipe now. Returns the last result of `channel_fill`; if -2 and `end` < `drain_to`, some is left. */
 ssize_t channel_drain(struct channel *channel);
-void channel_say(struct channel *channel, const char *text);            /* words of our own, as far as there is room */
-bool channel_pump(struct channel *channel, struct stream *stream);      /* one DATA frame, if there is something */
+void channel_say(struct channel *channel, const char *text);            /* add a text of the agent, as far as there is room */
+bool channel_pump(struct channel *channel, struct stream *stream);      /* send one DATA frame, if there is output */
 
 int launch_prepare(struct launch *launch, struct fields fields);
-void launch_close(struct launch *launch); /* our copies of the descriptors; their numbers stay for the supervisor to read */
+void launch_close(struct launch *launch); /* close the agent's copies; their numbers stay for the supervisor to read */
 void launch_release(struct launch *launch);
 
 #endif

@@ -1,5 +1,5 @@
-/* The stream of a process: its output to whoever is attached, and the input that comes back. One stream at a time; the next one takes
- * over from it.
+/* The stream of a process: output to the attached stream, and input from it. Only one stream is attached at a time; a new one
+ * replaces it.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MOST_INPUT = 4 << 20 /* streams that attach one after another each bring credit for more */ };
+enum { MOST_INPUT = 4 << 20 /* each stream that attaches grants new credit, so this bounds the sum */ };
 
 /* --- output ------------------------------------------------------------------------------------------------------------- */
 
@@ -58,10 +58,10 @@ static bool process_pump(struct stream *stream)
 
 /* --- input -------------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of input that wait no more. */
+/* Remove bytes from the waiting input, and grant credit for them. */
 static void input_taken(struct process *process, size_t length)
 {
-    size_t unowed = process->input_end - process->input_start - process->input_owed; /* those came first */
+    size_t unowed = process->input_end - process->input_start - process->input_owed; /* these are taken first */
     size_t owed = length > unowed ? length - unowed : 0;
     process->input_start += length;
     process->input_owed -= owed;
@@ -83,7 +83,7 @@ static void write_input(struct process *process)
         else
             input_taken(process, (size_t)length);
     }
-    if (process->input.fd < 0) /* nobody reads it: as if written */
+    if (process->input.fd < 0) /* nothing reads the input: discard the bytes */
         input_taken(process, process->input_end - process->input_start);
     if (process->input_start == process->input_end) {
         process->input_start = process->input_end = 0;
@@ -160,10 +160,10 @@ static void process_closed(struct stream *stream)
 {
     struct process *process = stream->owner;
     if (process->stream != stream)
-        return; /* another has taken over */
+        return; /* another stream is attached */
     process->stream = NULL;
     process->input_owed = 0;
-    listen_again(process); /* from now on old output makes way */
+    listen_again(process); /* old output may be overwritten from now on */
     drop_if_forgotten(process);
 }
 
@@ -182,7 +182,7 @@ void attach(struct process *process, struct stream *stream, struct fields fields
     struct builder event;
     struct stream *former = process->stream;
     event.length = 0;
-    process->stream = stream; /* first, so that a process to be forgotten is not dropped between the two */
+    process->stream = stream; /* set this before detaching the old stream, so that a process with START_FORGET is not dropped */
     process->input_owed = 0;
     stream_serve(stream, &process_ops, process);
     if (former)

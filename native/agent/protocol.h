@@ -1,4 +1,4 @@
-/* The numbers of the agent protocol; docs/protocol.md says what they mean. */
+/* The constants of the agent protocol, which docs/protocol.md describes. */
 #ifndef ATOLL_PROTOCOL_H
 #define ATOLL_PROTOCOL_H
 

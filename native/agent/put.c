@@ -1,8 +1,8 @@
-/* Trees coming in: PUT_TREE takes items and makes them below a directory.
+/* Receiving trees: PUT_TREE receives items and creates them below a directory.
  *
- * Files are made anew under their own name, or under a temporary one beside an existing entry and then renamed over it, and the
- * directory of an item is reached through no link; so nothing is written through a link, be it an old one or one from the same
- * tree. What is interrupted is removed again. Directories stay writable until the end, then get their modes.
+ * A file is created under its own name or, if that exists, under a temporary name and then renamed over it. The directory of an
+ * item is opened without following links; so nothing is written through a link, neither an existing one nor one from the same
+ * tree. An incomplete file is removed. Directories stay writable until the end and then get their modes.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -29,17 +29,17 @@ struct folder_mode {
 enum { HOLE = 4096 };
 
 struct put {
-    int root;   /* directory that paths are relative to; made when the first item is known */
-    int folder; /* the one that the last item is in */
+    int root;   /* directory that paths are relative to; opened when the first item is known */
+    int folder; /* the directory of the last item */
     char folder_path[PATH_MAX];
-    int file;   /* being filled, or -1 */
+    int file;   /* the file that is being written, or -1 */
     uint64_t file_left;
     int64_t file_mtime_ns;
     uint64_t items;
-    bool holes;  /* the file has some */
+    bool holes;  /* the file has holes */
     bool single; /* the tree is one file or one link */
     char file_name[NAME_MAX + 1];
-    char temporary[32]; /* empty: the file has its final name already */
+    char temporary[32]; /* empty if the file has its final name already */
     uint8_t record[RECORD_SIZE + 2 * PATH_MAX];
     size_t filled;
     struct folder_mode *folders;
@@ -60,7 +60,7 @@ static struct timespec time_of(int64_t ns)
 static void set_time(int at, const char *name, int64_t mtime_ns)
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(mtime_ns)};
-    utimensat(at, name, times, AT_SYMLINK_NOFOLLOW); /* a nicety: some file systems cannot */
+    utimensat(at, name, times, AT_SYMLINK_NOFOLLOW); /* ignore errors, because some file systems do not support this */
 }
 
 static void put_closed(struct stream *stream)
@@ -97,7 +97,7 @@ static bool path_is_plain(const char *path)
     return true;
 }
 
-/* Go to the directory that a path is in. Returns its last part; NULL with errno. */
+/* Open the directory of a path. Returns the last component of the path, or NULL with errno. */
 static const char *go_to(struct put *put, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -106,7 +106,7 @@ static const char *go_to(struct put *put, const char *path)
     if (strlen(name) > NAME_MAX)
         return errno = ENAMETOOLONG, NULL;
     if (put->folder >= 0 && strncmp(put->folder_path, path, length) == 0 && !put->folder_path[length])
-        return name; /* entries of one directory come one after another */
+        return name; /* already open: entries of one directory usually arrive in sequence */
     int folder = open_folder(put->root, path, length);
     if (folder < 0)
         return NULL;
@@ -128,7 +128,7 @@ static int put_folder(struct put *put, const char *name, const char *path, mode_
         if (!S_ISDIR(info.st_mode))
             return errno = ENOTDIR, -1;
         if ((info.st_mode & 0700) != 0700 && fchmodat(put->folder, name, info.st_mode | 0700, 0) < 0 && errno != EPERM)
-            return -1; /* if it is not ours, we may still be able to write there */
+            return -1; /* EPERM: it belongs to another user, but may be writable nevertheless */
         existed = true;
     }
     size_t size = sizeof(struct folder_mode) + strlen(path) + 1;
@@ -141,7 +141,7 @@ static int put_folder(struct put *put, const char *name, const char *path, mode_
     folder->existed = existed;
     folder->mtime_ns = mtime_ns;
     strcpy(folder->path, path);
-    folder->next = put->folders; /* the deepest come first, as they must at the end */
+    folder->next = put->folders; /* the list starts with the deepest, the order needed at the end */
     put->folders = folder;
     return 0;
 }
@@ -182,7 +182,7 @@ static int put_file(struct put *put, const char *name, mode_t mode, uint64_t siz
 static int finish_file(struct put *put)
 {
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(put->file_mtime_ns)};
-    if (put->holes) { /* what comes last may be one */
+    if (put->holes) { /* the file may end with a hole */
         off_t size = lseek(put->file, 0, SEEK_CUR);
         put->holes = false;
         if (size < 0 || ftruncate(put->file, size) < 0)
@@ -196,7 +196,7 @@ static int finish_file(struct put *put)
     return result;
 }
 
-/* The root of the tree: PATH itself for a directory, the directory that PATH is in for anything else. */
+/* Open the root of the tree: PATH itself for a directory, the parent of PATH for anything else. */
 static int open_root(struct put *put, unsigned kind)
 {
     if (kind == 'd') {
@@ -233,7 +233,7 @@ static int put_item(struct put *put)
         strcpy(path, at[0] == 'd' ? "." : strrchr(put->path, '/') + 1);
         put->single = at[0] != 'd';
     } else if (!path_length || put->single) {
-        return errno = EINVAL, -1; /* nothing comes below a file, least of all beside it */
+        return errno = EINVAL, -1; /* a tree that is a single file has no other items */
     }
     const char *name = go_to(put, path);
     if (!name)
@@ -263,7 +263,7 @@ static bool is_zero_block(const uint8_t *bytes, size_t length)
     return length >= HOLE && is_zero(bytes, HOLE);
 }
 
-/* Blocks of zeros become holes: the file is new, so what is not written reads as zeros and takes no room. */
+/* Write content to the file. Blocks of zeros become holes: the file is new, so unwritten parts read as zeros and use no space. */
 static int take_content(struct put *put, const uint8_t **bytes, size_t *length)
 {
     size_t part = *length < put->file_left ? *length : (size_t)put->file_left;
@@ -273,7 +273,7 @@ static int take_content(struct put *put, const uint8_t **bytes, size_t *length)
             end += HOLE;
         if (end > done) {
             if (part - end < HOLE && is_zero(*bytes + end, part - end))
-                end = part; /* the next piece may go on with them */
+                end = part; /* the zeros may continue in the next piece */
             put->holes = true;
             if (lseek(put->file, (off_t)(end - done), SEEK_CUR) < 0)
                 return -1;
@@ -317,7 +317,7 @@ static void describe_failure(struct stream *stream, struct put *put)
 {
     char what[PATH_MAX + 16];
     int error = errno;
-    int path_length = (int)get_u16(put->record + 2); /* of the item in hand, whose record stays until the next one */
+    int path_length = (int)get_u16(put->record + 2); /* of the current item, whose record is kept until the next one */
     if (path_length > 0 && path_length < PATH_MAX)
         snprintf(what, sizeof what, "%.2000s/%.*s", put->path, path_length > 2000 ? 2000 : path_length, put->record + RECORD_SIZE);
     else
@@ -351,7 +351,7 @@ static int finish_folder(struct put *put, const struct folder_mode *folder)
     int error = errno;
     close(fd);
     if (error == EPERM && folder->existed)
-        return 0; /* somebody else's, and it stays as it is */
+        return 0; /* an existing directory of another user stays unchanged */
     return errno = error, result;
 }
 

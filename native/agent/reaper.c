@@ -1,4 +1,4 @@
-/* Waiting for what has ended, and an end to what nobody waits for. */
+/* Waiting for processes that have ended, and killing those that have lost their supervisor. */
 #define _GNU_SOURCE
 #include "process.h"
 
@@ -27,13 +27,13 @@ static bool reap(void);
 static void sweep(struct timer *timer);
 static struct timer sweeping = {.fire = sweep};
 
-/* Below us is nothing but supervisors. Anything else came from one that was killed, and goes; until it has gone, the process that it
- * belonged to has not ended. */
+/* Kill all children of the agent that are not supervisors: they come from a supervisor that was killed. Until they are gone, the
+ * process to which they belonged has not ended. */
 static void sweep(struct timer *timer)
 {
     static bool urgent;
-    static uint64_t since_ns; /* when there was nothing */
-    reap(); /* before: what comes to us from a supervisor that was killed must be seen below */
+    static uint64_t since_ns; /* the last time when there were none */
+    reap(); /* reap first, so that the children of a supervisor that was killed are found below */
     struct outcome outcome = kill_below(getpid(), 0, is_supervisor, urgent);
     uint64_t now = now_ns();
     if (!outcome.present || !since_ns)
@@ -55,7 +55,7 @@ static void sweep(struct timer *timer)
 static void supervisor_ended(struct process *process, bool killed)
 {
     if (!process->exited)
-        notices_ready(&notices, 0); /* it gives notice before it ends */
+        notices_ready(&notices, 0); /* a supervisor sends its notice before it ends */
     if (!killed) {
         process_gone(process);
         return;
@@ -65,7 +65,7 @@ static void supervisor_ended(struct process *process, bool killed)
         process->kill_ns = now_ns();
 }
 
-/* Wait for what has ended. True: there were some that came to us from a supervisor, or may come now. */
+/* Wait for all children that have ended. Returns true if some came from a supervisor that was killed, or may come now. */
 static bool reap(void)
 {
     bool strays = false;
@@ -75,7 +75,7 @@ static bool reap(void)
     while (count++ < MOST_REAPED && (pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL)) > 0) {
         struct process *process = processes;
         if (WIFSTOPPED(status)) {
-            signal_process(pid, SIGCONT); /* a supervisor that was stopped would see nothing */
+            signal_process(pid, SIGCONT); /* a stopped supervisor would not see its children end */
             continue;
         }
         while (process && (process->supervisor != pid || process->gone || process->lost))
@@ -84,7 +84,7 @@ static bool reap(void)
         if (process)
             supervisor_ended(process, WIFSIGNALED(status));
     }
-    if (count > MOST_REAPED) /* killing is more urgent than burying */
+    if (count > MOST_REAPED) /* killing is more urgent than reaping, so continue later */
         timer_set(&sweeping, now_ns());
     return strays;
 }
@@ -104,7 +104,7 @@ void reaper_init(void)
     if (pipe2(fds, O_CLOEXEC) < 0 || dup3(fds[1], NOTICE_FD, O_CLOEXEC) < 0)
         _exit(73);
     close(fds[1]);
-    fcntl(fds[0], F_SETFL, O_NONBLOCK); /* a supervisor may wait, we may not */
+    fcntl(fds[0], F_SETFL, O_NONBLOCK); /* only the reading end: a supervisor may block, the agent may not */
     notices = (struct source){.fd = fds[0], .ready = notices_ready};
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);

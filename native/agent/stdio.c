@@ -1,4 +1,4 @@
-/* What a process has as its standard streams: a terminal, or pipes. */
+/* The standard streams of a process: a terminal or pipes. */
 #define _GNU_SOURCE
 #include "process.h"
 
@@ -30,7 +30,7 @@ static int open_slave(int master)
     char path[32];
     if (ioctl(master, TIOCSPTLCK, &unlock) < 0)
         return -1;
-    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC); /* whatever is mounted on /dev/pts */
+    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC); /* works whatever is mounted on /dev/pts */
     if (slave >= 0 || ioctl(master, TIOCGPTN, &number) < 0)
         return slave;
     snprintf(path, sizeof path, "/dev/pts/%d", number);
@@ -52,13 +52,13 @@ static int open_terminal(struct process *process, struct fields fields)
         if ((launch->fds[i] = fcntl(launch->fds[0], F_DUPFD_CLOEXEC, FIRST_FREE_FD)) < 0)
             return -1;
     if (launch->change_user && fchown(launch->fds[0], launch->uid, (gid_t)-1) < 0 && errno != EPERM && errno != EROFS)
-        return -1; /* a terminal belongs to who sits at it */
+        return -1; /* a terminal belongs to its user */
     launch->pty = true;
     resize_terminal(process, fields);
     return 0;
 }
 
-/* A pipe whose `ours` end is ours and does not block. */
+/* Open a pipe. The agent keeps the end `ours`, which is non-blocking. */
 static int open_pipe(int *ours, int *theirs, int ours_index)
 {
     int fds[2];
@@ -69,15 +69,15 @@ static int open_pipe(int *ours, int *theirs, int ours_index)
     return fcntl(*ours, F_SETFL, O_NONBLOCK);
 }
 
-/* For a shell that reports its status: after a command that died of a signal bash restores the terminal that its own standard error
- * is, and complains in the middle of that command's output if it is none. Without terminals here it is a pipe all the same. */
+/* Open a terminal as the standard error of a shell that reports its status. After a command died of a signal, bash resets the terminal
+ * on its standard error, and if that is none, writes an error into the output of the command. Without terminals it is a pipe. */
 static int open_error_terminal(int *ours, int *theirs)
 {
     struct termios plain;
     *ours = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (*ours >= 0 && (*theirs = open_slave(*ours)) >= 0) {
         if (tcgetattr(*theirs, &plain) == 0) {
-            plain.c_oflag &= ~(tcflag_t)OPOST; /* what is written comes out as it is */
+            plain.c_oflag &= ~(tcflag_t)OPOST; /* do not change the output */
             tcsetattr(*theirs, TCSANOW, &plain);
         }
         return 0;

@@ -1,4 +1,4 @@
-/* Streams with credit: neither side sends more than the other has asked for. */
+/* Streams with flow control: neither side sends more than the credit that the other has granted. */
 #define _GNU_SOURCE
 #include "connection.h"
 

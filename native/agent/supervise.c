@@ -1,18 +1,17 @@
-/* Supervisors: how the whole tree of a command can be found and killed.
+/* Supervisors, which make it possible to find and kill the whole tree of a command.
  *
- * Theory of operation. Each command runs below a supervisor: a process of its own that shares our memory (CLONE_VM, so making
- * it copies nothing), is a child subreaper, and does nothing but wait. Whatever the command forks, however often and in
- * whatever session, stays below its supervisor: an orphan is handed to the nearest subreaper above it. So "the tree of
- * this command" is exactly what descends from its supervisor, and when the supervisor has no child left, it exits: the
- * tree is gone.
+ * Each command runs below a supervisor: a separate process that shares the agent's memory (CLONE_VM, so that creating it copies
+ * nothing), is a child subreaper, and only waits. Everything that the command forks, in any session, stays below its supervisor,
+ * because an orphan becomes a child of the nearest subreaper above it. So the tree of a command consists of the descendants of
+ * its supervisor, and the supervisor exits when it has no child left, which means that the tree is gone.
  *
- * Because it shares our memory, the supervisor may not touch libc's state (errno above all): everything between its clone and
- * its exit uses raw system calls and memory that was prepared for it. The command's own process is cloned from the
- * supervisor in the manner of vfork: it borrows the memory until it has executed its program or failed, and leaves the reason in
- * `stage` and `error`.
+ * Because it shares the agent's memory, the supervisor may not touch libc's state, above all errno: everything between its clone
+ * and its exit uses raw system calls and memory that was prepared for it. The command's own process is cloned from the supervisor
+ * like with vfork: it uses the same memory until it has executed its program or failed, and stores the reason in `stage` and
+ * `error`.
  *
- * The supervisor has a table of descriptors of its own. It lets go of all of ours at once, before there is a command: one whose
- * execution hangs must not keep other commands' pipes or the host's connections open.
+ * The supervisor has its own table of descriptors. It closes all of the agent's descriptors before it starts the command, because a
+ * command whose execution hangs must not keep other commands' pipes or the host's connections open.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -39,7 +38,7 @@ NO_SANITIZE static inline long raw(long number, long a, long b, long c, long d)
     return result;
 }
 
-/* clone(2) onto a new stack: the child calls function(argument) and exits with its result. */
+/* Call clone(2) with a new stack: the child calls function(argument) and exits with its result. */
 NO_SANITIZE __attribute__((noinline)) static long raw_clone(unsigned long flags, void *stack, long (*function)(void *), void *argument)
 {
     void **top = stack;
@@ -111,8 +110,8 @@ NO_SANITIZE static long give_up(struct process *process, enum stage stage, long 
     return 127;
 }
 
-/* Close a range of descriptors, one by one where the kernel cannot do it in one step. The range ends at the last number that a
- * descriptor can have: gVisor reads ~0 as -1, closes nothing and says that all went well. */
+/* Close a range of descriptors, one by one if the kernel has no close_range. The range must end at the last possible descriptor
+ * number: gVisor interprets ~0 as -1, closes nothing and reports success. */
 NO_SANITIZE static void close_between(unsigned first, unsigned last)
 {
     if (raw(SYS_close_range, first, last, 0, 0) == 0)
@@ -121,8 +120,8 @@ NO_SANITIZE static void close_between(unsigned first, unsigned last)
         raw(SYS_close, fd, 0, 0, 0);
 }
 
-/* Put the prepared descriptors in their places and let go of everything else but the notice. The prepared ones are above all places
- * (see process.c), so none is overwritten; what is still open between the places is closed when the program is executed. */
+/* Move the prepared descriptors to their final numbers, and close everything else but the notice. The prepared ones have higher
+ * numbers (see process.c), so none is overwritten; others in between are closed when the program is executed. */
 NO_SANITIZE static long place_descriptors(const struct launch *launch)
 {
     static const int places[4] = {0, 1, 2, STATUS_FD};
@@ -146,12 +145,12 @@ NO_SANITIZE static long become_user(const struct launch *launch)
     return result;
 }
 
-/* The command's own process, until it has become its program. */
+/* The command's own process, until it executes its program. */
 NO_SANITIZE static long command_main(void *argument)
 {
     struct process *process = argument;
     const struct launch *launch = &process->launch;
-    /* Signals: nothing is ignored in the agent (see main.c), so all dispositions are default after execution. */
+    /* The agent ignores no signals (see main.c), so all dispositions are the default after execution. */
     uint64_t mask = 0;
     raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, 8);
     raw(SYS_setsid, 0, 0, 0, 0);
@@ -184,7 +183,7 @@ NO_SANITIZE static void notice(struct process *process)
         continue;
 }
 
-/* The supervisor: make the command's process, then wait until nothing is left below us. */
+/* The supervisor: create the command's process, then wait until no child is left. */
 NO_SANITIZE static long supervisor_main(void *argument)
 {
     struct process *process = argument;
@@ -204,7 +203,7 @@ NO_SANITIZE static long supervisor_main(void *argument)
         return 1;
     }
     process->pid = (pid_t)pid;
-    close_between(0, NOTICE_FD - 1); /* hold no end of the command's pipes */
+    close_between(0, NOTICE_FD - 1); /* do not keep the command's pipes open */
     if (launch->tell_started && process->stage == STAGE_NONE)
         notice(process);
     for (;;) {

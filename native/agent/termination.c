@@ -1,4 +1,4 @@
-/* Deadlines, signals and kills: whatever makes a process end before its time. */
+/* Deadlines, signals and kills: everything that makes a process end early. */
 #define _GNU_SOURCE
 #include "process.h"
 
@@ -17,8 +17,8 @@ static void kill_round(struct process *process)
     struct outcome outcome = kill_below(process->supervisor, 0, NULL, urgent);
     process->evades |= outcome.evaded;
     uint64_t now = now_ns(), since = now - process->kill_ns;
-    /* Then what is below the supervisor comes to us, and we wait for the dead ourselves: where very many processes want to run the
-     * supervisor hardly does. See sweep. */
+    /* The children of a killed supervisor become children of the agent, which then reaps them itself. If very many processes
+     * compete for the CPUs, the supervisor hardly gets to run. See sweep in reaper.c. */
     if (since > PATIENCE_NS || (outcome.evaded && since > 100 * MS))
         signal_process(process->supervisor, SIGKILL);
     if (since > GIVE_UP_NS)
@@ -40,7 +40,7 @@ void start_kill(struct process *process, unsigned cause)
     kill_round(process);
 }
 
-/* The process's own number; its supervisor may be about to write it. */
+/* Return the pid of the process itself, waiting briefly if its supervisor has not stored it yet. */
 static pid_t own_pid(struct process *process)
 {
     for (uint64_t until = now_ns() + 50 * MS; !process->pid && !process->ended && now_ns() < until;)

@@ -1,7 +1,7 @@
-/* Trees going out: LIST, WALK and GET_TREE are one walk, breadth first, with or without the contents.
+/* Sending trees: LIST, WALK and GET_TREE share one breadth-first walk, with or without the contents of files.
  *
- * The walk keeps one directory open and a queue of the paths of those still to visit, so its memory does not depend on the size of a
- * directory, and its depth costs nothing. It never follows a link.
+ * The walk keeps one directory open and a queue of the paths of directories still to visit, so its memory does not depend on the
+ * size of a directory, and its depth costs nothing. It never follows a link.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -29,9 +29,9 @@ struct walk {
     struct folder *current, *first, **last;
     size_t queued;
     uint64_t records, most_records;
-    int file;           /* whose content is being sent, or -1 */
+    int file;           /* the file whose content is being sent, or -1 */
     uint64_t file_left;
-    bool file_short;    /* it ended before its time: zeros are sent instead */
+    bool file_short;    /* it was shorter than announced: zeros are sent instead */
     char file_path[PATH_MAX];
     uint8_t pending[RECORD_SIZE + 2 * PATH_MAX]; /* a record that did not fit into the last frame */
     size_t pending_start, pending_end;
@@ -80,13 +80,13 @@ static int queue_folder(struct walk *walk, const char *path)
     return 0;
 }
 
-/* Put one entry, found below the directory `at`, into `pending`. */
+/* Put the record of one entry of the directory `at` into `pending`. */
 static void visit(struct walk *walk, int at, const char *name, const char *path)
 {
     struct stat info;
     char target[PATH_MAX] = "";
     if (fstatat(at, name, &info, AT_SYMLINK_NOFOLLOW) < 0) {
-        if (errno != ENOENT) /* gone meanwhile: never seen */
+        if (errno != ENOENT) /* ENOENT: it was removed meanwhile, so it is left out */
             put_error(walk, errno, path);
         return;
     }
@@ -270,7 +270,7 @@ static void walk_closed(struct stream *stream)
     free(walk);
 }
 
-/* A path that is no directory: a tree of one, whose own path is empty. */
+/* Start at a path that is not a directory: the tree consists of one item with an empty path. */
 static int begin_at_leaf(struct walk *walk)
 {
     if (walk->operation != OP_GET_TREE)

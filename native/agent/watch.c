@@ -1,7 +1,7 @@
-/* Watching a directory, or a tree of them, with inotify.
+/* Watching a directory or a tree with inotify.
  *
- * inotify knows single directories. For a tree we watch each one, and when a new directory appears we watch it too and report what
- * was made in it before we did. What cannot be kept up with is reported as lost, never left out in silence.
+ * inotify watches single directories. For a tree, each one is watched. A new directory is also watched, and everything created in
+ * it before that is reported. If events are lost because there are too many, that is reported, too.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -105,7 +105,7 @@ static int add_watch(struct watch *watch, const char *path)
     int number = inotify_add_watch(watch->source.fd, full, INTEREST | (*path ? IN_DONT_FOLLOW : 0));
     if (number < 0)
         return -1;
-    forget_watched(watch, find_watched(watch, number)); /* it may have been known under another name */
+    forget_watched(watch, find_watched(watch, number)); /* it may have been watched under another name */
     struct watched *watched = malloc(sizeof *watched + strlen(path) + 1);
     if (!watched)
         return -1;
@@ -133,12 +133,12 @@ static int push(struct pending **stack, const char *path)
     return 0;
 }
 
-/* Watch one directory, and put those in it on the stack. With `tell`, report what is found as created. */
+/* Watch one directory, and push its subdirectories onto the stack. With `tell`, report its entries as created. */
 static int add_one(struct watch *watch, const char *path, bool tell, struct pending **stack)
 {
     char full[PATH_MAX], below[PATH_MAX];
     if (add_watch(watch, path) < 0)
-        return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? 0 : -1; /* gone, or closed to us */
+        return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? 0 : -1; /* it was removed or cannot be accessed */
     if (!watch->recursive || snprintf(full, sizeof full, "%s/%s", watch->root, path) >= (int)sizeof full)
         return 0;
     DIR *folder = opendir(full);
@@ -162,7 +162,7 @@ static int add_one(struct watch *watch, const char *path, bool tell, struct pend
     return result;
 }
 
-/* Watch a directory and all below it, however deep. */
+/* Watch a directory and everything below it, at any depth. */
 static int add_tree(struct watch *watch, const char *path, bool tell)
 {
     struct pending *stack = NULL;
@@ -173,7 +173,7 @@ static int add_tree(struct watch *watch, const char *path, bool tell)
         if (result == 0) {
             result = add_one(watch, top->path, tell, &stack);
             error = errno;
-            if (result < 0 && error == ENAMETOOLONG) { /* too deep to be named, by anybody */
+            if (result < 0 && error == ENAMETOOLONG) { /* too deep to have a path */
                 watch->lost = true;
                 result = 0;
             }
@@ -213,7 +213,7 @@ static void handle(struct watch *watch, const struct inotify_event *event)
         return;
     if (event->mask & IN_IGNORED) {
         if (!(*link)->path[0])
-            report(watch, REMOVED, true, ""); /* nothing can come any more */
+            report(watch, REMOVED, true, ""); /* the root itself was removed: no more events can come */
         forget_watched(watch, link);
         return;
     }
@@ -260,7 +260,7 @@ static bool watch_pump(struct stream *stream)
     stream_commit(stream, 0, room);
     watch->start += room;
     if (watch->start == watch->end) {
-        free(watch->bytes); /* events come in bursts, with long silences between */
+        free(watch->bytes); /* events come in bursts with long pauses between them, so keep no buffer */
         watch->bytes = NULL;
         watch->start = watch->end = watch->capacity = 0;
     }

@@ -1,4 +1,4 @@
-/* Only in the sanitizer build: SIGTERM ends the agent in the ordinary way, so that its leaks are looked for and reported. */
+/* Only in the sanitizer build: SIGTERM ends the agent with exit(), so that leaks are detected and reported. */
 #include <signal.h>
 #include <stdlib.h>
 

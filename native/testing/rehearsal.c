@@ -1,11 +1,11 @@
 /*
- * rehearsal ROUNDS SEED FILE...: the launcher without a kernel, fed with plans that a bug has spoiled.
+ * rehearsal ROUNDS SEED FILE...: a fuzzer that runs the launcher with damaged plans and a simulated kernel.
  *
- * It is compiled with sanitizers and a C library. System calls end here: they look at what they are given, touch every byte that
- * the kernel would, and answer as it might, errors included. Each FILE holds the frames of a sound plan. In every round one is
- * spoiled at random, always in the same way for the same seed, and a child runs the launcher on it. A child that ends in any other
- * way than the launcher itself would is a bug; then the round is named, and `rehearsal 1 SEED+ROUND FILE...` repeats it. Without
- * rounds each plan is played as it is, all calls succeed, and the status says whether the agent would have been executed.
+ * The launcher is compiled with sanitizers and a C library. Its system calls are implemented here: they check their arguments, access
+ * every byte that the kernel would access, and return possible results, including errors. Each FILE holds the frames of a valid plan.
+ * In every round one plan is damaged at random, reproducibly for each seed, and a child runs the launcher on it. If the child ends in
+ * a way in which the launcher never does, that is a bug; its round is printed, and `rehearsal 1 SEED+ROUND FILE...` repeats it. With 0
+ * rounds each plan is run unchanged, all calls succeed, and the exit status tells whether the agent would have been executed.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -40,7 +40,7 @@ static uint64_t any(uint64_t below)
     return below ? state % below : 0;
 }
 
-/* Once in so many times, unless all is to go well. */
+/* Return true once in `often` calls, or never if all calls must succeed. */
 static bool fails(uint64_t often)
 {
     return !calm && !any(often);
@@ -58,7 +58,7 @@ static void text(long pointer)
         touch((const char *)pointer, strlen((const char *)pointer) + 1);
 }
 
-/* What lies behind the words that have come is not to be read. */
+/* Forbid access to the memory behind the words that have arrived. */
 void rehearse_memory(char *memory, size_t used, size_t size)
 {
     ASAN_UNPOISON_MEMORY_REGION(memory, used);
@@ -106,7 +106,7 @@ static long wait_for(int *word, int value)
         entry = NULL;
         first();
     }
-    _exit(0); /* nobody would ever wake it; in life the other process ends it */
+    _exit(0); /* nothing would ever wake it; in reality the other process ends it */
 }
 
 static long execute(char **arguments, char **environment)
@@ -165,14 +165,14 @@ long system_call(long number, long a, long b, long c, long d, long e, long f)
 long start_process(void *arguments, size_t size, void (*first)(void))
 {
     touch(arguments, size);
-    if (!entry && !started++) /* the first one is the sandbox's; others only hold a namespace */
+    if (!entry && !started++) /* the first one is the sandbox's; others only keep a namespace alive */
         entry = first;
     return 4711;
 }
 
-/* -- spoiling: single bytes, words, lengths, pieces cut out and doubled -- */
+/* -- damaging a plan: changed bytes, words and lengths, pieces removed and duplicated -- */
 
-/* The frame that WHERE lies in has become longer. Mostly it is told so, and all frames after it stay sound. */
+/* The frame that contains WHERE has become longer. Usually correct its length, so that the frames after it stay valid. */
 static void fix_length(size_t where, size_t more)
 {
     uint32_t length;
@@ -195,18 +195,18 @@ static void spoil(void)
         case 0: input[where] = (unsigned char)any(256); break;
         case 1: input[where] = 0; break;
         case 2: input[where] = (unsigned char)('0' + any(10)); break;
-        case 3: { /* a length, perhaps */
+        case 3: { /* possibly a length */
             uint32_t number = (uint32_t)any(any(2) ? 1 << 24 : 300);
             memcpy(input + where % (input_length - 4), &number, sizeof number);
             break;
         }
         case 4: input_length = where ? where : 1; break;
-        case 5: /* out */
+        case 5: /* remove a piece */
             length = length > input_length - where ? input_length - where : length;
             memmove(input + where, input + where + length, input_length - where - length);
             input_length -= length;
             break;
-        case 6: case 7: /* a larger number */
+        case 6: case 7: /* enlarge a number */
             while (where < input_length && (input[where] < '0' || input[where] > '9'))
                 where++;
             length = 1 + any(4);
@@ -218,7 +218,7 @@ static void spoil(void)
             input_length += length;
             fix_length(where, length);
             break;
-        default: /* twice */
+        default: /* duplicate a piece */
             length = length > input_length - where ? input_length - where : length;
             if (input_length + length > LARGEST_INPUT)
                 break;

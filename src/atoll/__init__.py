@@ -1,8 +1,8 @@
 """Isolated Linux sandboxes for AI agents.
 
-`Sandbox` and `AsyncSandbox` are all that most programs need, and `SandboxManager` for many of them; the rest are the
-values they take and give. The manager and the names of OpenManus's sandbox (`DockerSandbox` and so on) are imported
-when they are first used.
+Most programs need only `Sandbox` or `AsyncSandbox`, and `SandboxManager` for many sandboxes; the other names are types
+of their arguments and results. The manager and the classes of OpenManus's sandbox (`DockerSandbox` and so on) are
+imported when they are first used.
 """
 
 import importlib
@@ -158,7 +158,7 @@ _LATER = frozenset(__all__) - frozenset(globals())
 _OF_THE_MANAGER = frozenset({"ManagedSandbox", "PoolSettings", "SandboxManager"})
 
 
-if not TYPE_CHECKING:  # a type checker knows all names, and finds those that are misspelt
+if not TYPE_CHECKING:  # hidden from type checkers, which know all names and would otherwise accept misspelt ones
 
     def __getattr__(name: str) -> Any:
         if name not in _LATER:

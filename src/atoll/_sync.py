@@ -28,10 +28,11 @@ from atoll.settings import Settings
 
 
 class Command:
-    """A command of a sandbox, by its id. Iterate over it to get its output as it comes.
+    """A command of a sandbox. Iterate over it to read its output as it arrives.
 
-    The command belongs to the sandbox, not to this object: it goes on when the connection is lost or the program that
-    started it dies, and its output is kept for whoever attaches next. Lost connections are made again without a gap.
+    The command belongs to the sandbox, not to this object: it continues when the connection is lost or the program that
+    started it dies, and its output is kept for the next program that attaches. Lost connections are reopened without a
+    gap in the output.
     """
 
     def __init__(self, original: AsyncCommand, portal: Portal) -> None:
@@ -44,17 +45,17 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Its number inside the sandbox."""
+        """The process id inside the sandbox."""
         return self._async.pid
 
     @property
     def offsets(self) -> tuple[int, int]:
-        """How far stdout and stderr were read: attach from here to go on."""
+        """How many bytes of stdout and stderr have been read; attach with these offsets to continue."""
         return self._async.offsets
 
     @property
     def dropped_bytes(self) -> int:
-        """How much of the output was no longer kept when this object attached to it."""
+        """How many bytes of output had already been discarded when this object attached."""
         return self._async.dropped_bytes
 
     @property
@@ -63,27 +64,30 @@ class Command:
         return self._async.ended
 
     def __iter__(self) -> Iterator[Output]:
-        """The output, piece by piece, until the command ends."""
+        """Yield the output, piece by piece, until the command ends."""
         return self._portal.iterate(self._async.__aiter__())
 
     def wait(self) -> ExecutionResult:
-        """Wait for its end. The result holds the output that this object has read."""
+        """Wait for the command to end. The result holds the output that this object has read."""
         return self._portal.call(self._async.wait())
 
     def kill(self, signal: int = 9) -> None:
-        """Send a signal. With 9 (the default) everything the command started dies too, and is gone on return."""
+        """Send a signal. Signal 9 (the default) also kills everything the command started, before `kill` returns."""
         self._portal.call(self._async.kill(signal))
 
     def send_stdin(self, data: str | bytes) -> None:
-        """Write to its standard input (start it with `stdin=True`). BrokenPipeError once it has ended."""
+        """Write to the command's standard input, which needs `start(…, stdin=True)`.
+
+        Raises BrokenPipeError once the command has ended.
+        """
         self._portal.call(self._async.send_stdin(data))
 
     def close_stdin(self) -> None:
-        """Tell it that there is no more input."""
+        """Close the command's standard input, so that it reads end-of-file."""
         self._portal.call(self._async.close_stdin())
 
     def detach(self) -> None:
-        """Stop following it. It goes on; `attach` finds it again."""
+        """Stop following the command, which continues to run. `command` on the sandbox attaches to it again."""
         self._portal.call(self._async.detach())
 
 
@@ -120,7 +124,7 @@ class Terminal:
 
 
 class Shell:
-    """A named persistent shell of a sandbox. Concurrent callers take turns; a shell that ended is started again."""
+    """A named persistent shell of a sandbox. Concurrent callers take turns; a shell that has ended is restarted."""
 
     def __init__(self, original: AsyncShell, portal: Portal) -> None:
         self._async = original
@@ -131,7 +135,10 @@ class Shell:
         return self._async.name
 
     def run(self, command: str, timeout: float) -> ExecutionResult:
-        """Type one command: its output, both streams in order, and exit code. A timeout is a result, as with `exec`."""
+        """Type one command and return its exit code and output, with stdout and stderr in order.
+
+        A timeout is a result, as with `exec`.
+        """
         return self._portal.call(self._async.run(command, timeout))
 
     def close(self) -> None:
@@ -140,14 +147,17 @@ class Shell:
 
 
 class FileWatch:
-    """`with files.watch(path) as events: for event in events: ...`. Runs until it is left or closed."""
+    """A watch: `with files.watch(path) as events: for event in events: ...`.
+
+    It runs until it is closed or its `with` block ends.
+    """
 
     def __init__(self, original: Watch, portal: Portal) -> None:
         self._async = original
         self._portal = portal
 
     def __enter__(self) -> Self:
-        """Changes made after this are seen."""
+        """Start the watch. All changes made after this returns are reported."""
         self._portal.call(self._async.__aenter__())
         return self
 
@@ -164,30 +174,30 @@ class FileWatch:
             raise StopIteration from None
 
     def close(self) -> None:
-        """May be repeated. An iteration that waits ends."""
+        """End the watch. An iteration that waits for an event ends too. May be repeated."""
         self._portal.call(self._async.aclose())
 
 
 class Port:
-    """A connected stream of bytes. Reading and writing may go on at the same time."""
+    """A connected byte stream. Reading and writing may happen at the same time."""
 
     def __init__(self, original: PortStream, portal: Portal) -> None:
         self._async = original
         self._portal = portal
 
     def read(self, n: int = 65536) -> bytes:
-        """At most `n` bytes, as soon as there are any; b"" at the end."""
+        """Return at most `n` bytes as soon as some are available, or b"" at the end."""
         return self._portal.call(self._async.read(n))
 
     def write(self, data: bytes) -> None:
         self._portal.call(self._async.write(data))
 
     def write_eof(self) -> None:
-        """Nothing more will be written; reading goes on."""
+        """Close the writing side. Reading can continue."""
         self._portal.call(self._async.write_eof())
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close the connection. May be repeated."""
         self._portal.call(self._async.aclose())
 
     def __enter__(self) -> Self:
@@ -199,7 +209,10 @@ class Port:
 
 
 class Forward:
-    """Open until `aclose`, or as long as an `with` of it. What opens later inside works at once."""
+    """A port forward, open until it is closed or its `with` block ends.
+
+    The port inside may be opened later than the forward.
+    """
 
     def __init__(self, original: AsyncForward, portal: Portal) -> None:
         self._async = original
@@ -211,16 +224,16 @@ class Forward:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens on this machine."""
+        """The local address and port."""
         return self._async.address
 
     @property
     def url(self) -> str:
-        """For a browser, if what listens inside speaks HTTP."""
+        """The http URL of the local port, for when the program inside is an HTTP server."""
         return self._async.url
 
     def close(self) -> None:
-        """Close it and every connection through it. May be repeated."""
+        """Close the local port and every connection through it. May be repeated."""
         self._portal.call(self._async.aclose())
 
     def __enter__(self) -> Self:
@@ -236,11 +249,11 @@ class Forward:
 class Sandbox:
     """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
 
-    `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
-    fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+    `exec` runs one process and returns its result; `run_command` types into a persistent shell. A command that fails
+    is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
 
-    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same. Each of the named
-    `ports` is a variable inside, `NAME=PORT`, and exposed by the server.
+    With `server` (or ATOLL_URL) the sandbox runs on that server; everything else stays the same. Each entry of `ports`
+    sets an environment variable `NAME=PORT` inside, and a server exposes that port.
     """
 
     def __init__(
@@ -271,9 +284,12 @@ class Sandbox:
         settings: Settings | None = None,
         **names: Unpack[manus_names.SandboxNames],
     ) -> None:
-        """`spec` may be an object as in a request to a server, or as the Manus example has it: there `timeout` is how
-        long the sandbox may live. As a keyword `timeout` is how long a command may take, and `lifetime` how long the
-        sandbox may live. `setup` are command lines that run before `create` returns."""
+        """Describe a sandbox, without creating it yet.
+
+        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
+        where `timeout` is the lifetime of the sandbox. As a keyword, `timeout` is how long a command may take, and
+        `lifetime` how long the sandbox may exist. `setup` holds command lines that run before `create` returns.
+        """
         self._async = AsyncSandbox(
             spec,
             engine=engine,
@@ -318,16 +334,17 @@ class Sandbox:
 
     @property
     def spec(self) -> SandboxSpec:
-        """What the sandbox should be."""
+        """The sandbox's spec."""
         return self._async.spec
 
     @property
     def engine_name(self) -> str:
-        """The engine it runs on."""
+        """The name of the engine that the sandbox runs on."""
         return self._async.engine_name
 
     def create(self) -> Self:
-        """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
+        """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
+        behind."""
         self._portal.call(self._async.create())
         return self
 
@@ -342,7 +359,7 @@ class Sandbox:
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
-        """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
+        """Find an existing sandbox, which another process may have created. Raises SandboxNotFoundError."""
         sandbox = cls.__new__(cls)
         sandbox._async = portal().call(
             AsyncSandbox.attach(
@@ -353,35 +370,34 @@ class Sandbox:
         return sandbox
 
     def cleanup(self) -> None:
-        """Delete the sandbox and everything in it. May be called again."""
+        """Delete the sandbox and everything in it. May be repeated."""
         self._portal.call(self._async.cleanup())
 
     def delete(self, *, export: Export | str | Path | None = None) -> None:
-        """As `cleanup`. With `export` what is in `/output` is copied to that directory of the host first; if that
-        fails, the sandbox stays. `Export` says what else may be copied, and how much."""
+        """Delete the sandbox, like `cleanup`. With `export`, first copy `/output` to that directory of the host; if
+        that fails, the sandbox stays. Pass an `Export` to copy another directory or change the limits of the copy."""
         self._portal.call(self._async.delete(export=export))
 
     def detach(self) -> None:
-        """Let go of the connection and leave the sandbox running: `attach` finds it again."""
+        """Close the connection and leave the sandbox running. `attach` finds it again."""
         self._portal.call(self._async.detach())
 
     def inspect(self) -> Observation:
-        """What the engine sees of it right now, and why it ended if it has."""
+        """Return the current state of the sandbox according to its engine, and the cause of its end if it has ended."""
         return self._portal.call(self._async.inspect())
 
     def info(self) -> SandboxDetails:
-        """The sandbox's engine, image and isolation, and the limits that hold, asked for or default."""
+        """Return the sandbox's engine, image and isolation level, and the limits in effect, requested or default."""
         return self._portal.call(self._async.info())
 
     def stats(self) -> Stats:
-        """Resources in use."""
+        """Return the resources that the sandbox uses now."""
         return self._portal.call(self._async.stats())
 
     def keep_alive(self, seconds: float) -> None:
         """Count the sandbox as in use for this many seconds from now, at most a day. Its lifetime still ends it.
 
-        This matters for sandboxes of a manager or a server, which end or pause idle ones. No other sandbox ends by
-        being idle.
+        This matters only for the sandboxes of a manager or a server, which end or pause idle ones.
         """
         self._portal.call(self._async.keep_alive(seconds))
 
@@ -393,10 +409,10 @@ class Sandbox:
         memory: bool = False,
         drop_connections: bool = False,
     ) -> list[Self]:
-        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
+        """Create sandboxes that start with the files of this one, as they are now or were at a checkpoint.
 
-        With `memory` (or from a checkpoint that has it) its processes go on in each of them; for connections that is as
-        for a `checkpoint` with memory.
+        With `memory` (or from a checkpoint with saved memory) its processes continue in each of them. The rules for
+        open connections are then those of `checkpoint` with memory.
         """
         return [
             self._twin(each)
@@ -406,7 +422,7 @@ class Sandbox:
         ]
 
     def __enter__(self) -> Self:
-        """One that exists already, from `attach` or `fork`, is used as it is."""
+        """Create the sandbox, unless it exists already because it comes from `attach` or `fork`."""
         self._portal.call(self._async.__aenter__())
         return self
 
@@ -430,11 +446,11 @@ class Sandbox:
         capture_output: bool | None = None,
         **names: Unpack[manus_names.CommandNames],
     ) -> ExecutionResult:
-        """Run one command to its end: a shell command line, or a program and its arguments as a list.
+        """Run one command and wait for it: a shell command line, or a program and its arguments as a list.
 
-        At the timeout (default: the sandbox's) the command dies with everything it started, and the result says so.
-        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly; with
-        `capture_output=False` the result has none at all. Callbacks get text as it comes.
+        At the timeout (default: the sandbox's) the command and everything it started are killed, and the cause of the
+        result is `timeout`. If a stream exceeds `max_output_bytes`, its middle is replaced by a visible mark; with
+        `capture_output=False` the result has no output. Callbacks receive text as it arrives.
         """
         return self._portal.call(
             self._async.exec(
@@ -464,9 +480,10 @@ class Sandbox:
         command_id: str | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> Command:
-        """Start a command in the background. Without a timeout it runs as long as the sandbox.
+        """Start a command in the background. Without a timeout it may run as long as the sandbox.
 
-        With a `command_id` that was used before nothing is started: it is that command again, from its first output.
+        If a command with this `command_id` exists, none is started; the existing one is returned, with its output from
+        the beginning.
         """
         return Command(
             self._portal.call(
@@ -487,26 +504,26 @@ class Sandbox:
     def command(
         self, command_id: str, *, offsets: tuple[int, int] = (0, 0), max_output_bytes: int = DEFAULT_OUTPUT_BYTES
     ) -> Command:
-        """A background command by its id, from these offsets of stdout and stderr on. FileNotFoundError if unknown."""
+        """Attach to a background command, from these offsets of stdout and stderr. FileNotFoundError if unknown."""
         return Command(
             self._portal.call(self._async.command(command_id, offsets=offsets, max_output_bytes=max_output_bytes)),
             self._portal,
         )
 
     def commands(self) -> list[str]:
-        """The ids of all commands that run or whose output is kept."""
+        """Return the ids of all commands that are running or whose output is kept."""
         return self._portal.call(self._async.commands())
 
     def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
-        """Type a command into the sandbox's persistent shell; returns what a person would see.
+        """Type a command into a persistent shell and return its output, stdout and stderr in order.
 
-        Directory, variables and functions survive from one call to the next. `shell` names one of several. A timeout
-        kills the command, not the shell, and raises SandboxTimeoutError.
+        The shell's directory, variables and functions survive from one call to the next. `shell` selects one of several
+        shells by name. A timeout kills the command, not the shell, and raises SandboxTimeoutError.
         """
         return self._portal.call(self._async.run_command(command, timeout, shell=shell))
 
     def shell(self, name: str = "default") -> Shell:
-        """The persistent shell of that name; `run` on it gives the exit code too."""
+        """Return the persistent shell of this name. Its `run` also reports the exit code."""
         return Shell(self._async.shell(name), self._portal)
 
     def open_terminal(
@@ -519,7 +536,7 @@ class Sandbox:
         cwd: str | None = None,
         user: str | None = None,
     ) -> Terminal:
-        """A program (default: a shell) on a terminal of its own: full-screen programs, Ctrl-C and resizing work."""
+        """Start a program (default: a shell) on a new terminal: full-screen programs, Ctrl-C and resizing work."""
         return Terminal(
             self._portal.call(
                 self._async.open_terminal(command, rows=rows, columns=columns, env=env, cwd=cwd, user=user)
@@ -528,57 +545,57 @@ class Sandbox:
         )
 
     def read_file(self, path: str) -> str:
-        """The text of a file. FileNotFoundError if there is none; UnicodeDecodeError if it is not UTF-8."""
+        """Return the text of a file. FileNotFoundError if it does not exist; UnicodeDecodeError if it is not UTF-8."""
         return self._portal.call(self._async.read_file(path))
 
     def read_bytes(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """The content of a file, or a part of it."""
+        """Return the content of a file, or a part of it."""
         return self._portal.call(self._async.read_bytes(path, offset=offset, length=length))
 
     def read_stream(self, path: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The content of a file piece by piece, whatever its size."""
+        """Yield the content of a file in pieces, so that its size does not matter."""
         return self._portal.iterate(self._async.read_stream(path, offset=offset, length=length))
 
     def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> None:
-        """Write a file; parents are made. Readers see the old content or the new, never a part."""
+        """Write a file atomically: readers see the old content or the new, never a part. Creates missing parents."""
         self._portal.call(self._async.write_file(path, content, mode=mode))
 
     def write_stream(
         self, path: str, pieces: Iterable[bytes], *, mode: int | None = None, append: bool = False
     ) -> None:
-        """As `write_file`, from pieces; with `append`, as `append_file`."""
+        """Write a file from pieces, like `write_file`; with `append`, like `append_file`."""
         self._portal.call(self._async.write_stream(path, pieces, mode=mode, append=append))
 
     def append_file(self, path: str, content: str | bytes) -> None:
-        """Add to the end of a file, which is made if missing."""
+        """Append to a file, which is created if missing."""
         self._portal.call(self._async.append_file(path, content))
 
     def list_files(self, path: str = ".") -> list[FileInfo]:
-        """What is in a directory, by name."""
+        """Return the entries of a directory, sorted by name."""
         return self._portal.call(self._async.list_files(path))
 
     def walk(self, path: str = ".", *, limit: int = 100000) -> Iterator[FileInfo]:
-        """Everything below a directory, parents first. Links are never followed."""
+        """Yield everything below a directory, parents first. Symbolic links are never followed."""
         return self._portal.iterate(self._async.walk(path, limit=limit))
 
     def stat(self, path: str, *, follow: bool = True) -> FileInfo:
-        """What kind of file it is, its size, mode, owner and time."""
+        """Return the type, size, mode, owner and modification time of a file."""
         return self._portal.call(self._async.stat(path, follow=follow))
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything of that name."""
+        """Return whether the path exists. A symbolic link exists even if its target does not."""
         return self._portal.call(self._async.exists(path))
 
     def make_dir(self, path: str, *, mode: int = 493) -> None:
-        """Make a directory and its parents; an existing one is fine."""
+        """Create a directory and its parents. An existing directory is not an error."""
         self._portal.call(self._async.make_dir(path, mode=mode))
 
     def move(self, path: str, target: str) -> None:
-        """Rename, also over an existing file."""
+        """Rename a file or directory. An existing file at the target is replaced."""
         self._portal.call(self._async.move(path, target))
 
     def remove(self, path: str, *, recursive: bool = True, missing_ok: bool = False) -> None:
-        """Remove a file, or a directory and everything in it. Links are removed, not followed."""
+        """Remove a file, or a directory and everything in it. Symbolic links are removed, not followed."""
         self._portal.call(self._async.remove(path, recursive=recursive, missing_ok=missing_ok))
 
     def chmod(self, path: str, mode: int) -> None:
@@ -586,71 +603,79 @@ class Sandbox:
         self._portal.call(self._async.chmod(path, mode))
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> FileWatch:
-        """Changes below a directory as they happen: `with sandbox.watch() as events`, then iterate."""
+        """Watch a directory for changes: `with sandbox.watch() as events`, then iterate."""
         return FileWatch(self._async.watch(path, recursive=recursive), self._portal)
 
     def copy_to(self, source: str | Path, target: str) -> None:
-        """Copy a file or a tree from the host into the sandbox: modes, empty directories and odd names are kept.
+        """Copy a file or a tree from the host into the sandbox.
 
         A file goes to `target`, or into it if `target` ends with `/` or is a directory. The content of a directory
-        goes into the directory `target`. Links are copied as links.
+        goes into the directory `target`. Modes, empty directories and unusual names are kept; symbolic links are copied
+        as links.
         """
         self._portal.call(self._async.copy_to(source, target))
 
     def copy_from(
         self, source: str, target: str | Path, *, max_bytes: int | None = None, max_items: int | None = None
     ) -> None:
-        """Copy a file or a tree from the sandbox to the host. Nothing outside `target` is ever touched.
+        """Copy a file or a tree from the sandbox to the host. Nothing outside `target` is changed.
 
-        Works as `copy_to` in the other direction; set-uid bits and owners are not kept. SandboxResourceError beyond
-        `max_bytes` or `max_items`.
+        The rules are those of `copy_to`, except that set-uid bits and owners are not kept. Raises SandboxResourceError
+        beyond `max_bytes` or `max_items`.
         """
         self._portal.call(self._async.copy_from(source, target, max_bytes=max_bytes, max_items=max_items))
 
     def checkpoint(
         self, name: str = "", *, memory: bool = False, drop_connections: bool = False, made_by: str = "user"
     ) -> Checkpoint:
-        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
+        """Save the state of all files atomically while the sandbox runs. This takes milliseconds, whatever their size.
 
-        With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
-        isolation="gvisor". Persistent shells and followed commands are connected again by their next use. Connections
-        to the outside (`open_connections`) cannot be saved: if there are any it is refused, unless they may be dropped.
+        With `memory`, also save the memory of all processes, which then continue from there after a rollback or in a
+        fork; this needs isolation="gvisor". The next use of a persistent shell or a followed command reconnects to it.
+        Connections to the outside (`open_connections`) cannot be saved: if there are any, UnsupportedError is raised,
+        unless `drop_connections` is set.
         """
         return self._portal.call(
             self._async.checkpoint(name, memory=memory, drop_connections=drop_connections, made_by=made_by)
         )
 
     def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
-        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor"); for
-        connections that is as for a `checkpoint` with memory."""
+        """Stop all processes until `resume`.
+
+        With memory="disk", which needs isolation="gvisor", they use no memory while paused. The rules for open
+        connections are then those of `checkpoint` with memory.
+        """
         self._portal.call(self._async.pause(memory=memory, drop_connections=drop_connections))
 
     def resume(self) -> None:
-        """Let it go on. May be repeated."""
+        """Let a paused sandbox continue. May be repeated."""
         self._portal.call(self._async.resume())
 
     def checkpoints(self) -> list[Checkpoint]:
-        """All of this sandbox, oldest first; `parent` makes them a tree."""
+        """Return all checkpoints of this sandbox, oldest first. Their `parent` fields form a tree."""
         return self._portal.call(self._async.checkpoints())
 
     def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
-        """Others are not affected. May be repeated."""
+        """Delete a checkpoint; others are not affected. May be repeated."""
         self._portal.call(self._async.delete_checkpoint(checkpoint))
 
     def diff(self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False) -> list[Change]:
-        """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
+        """Return the files added, changed and removed between two checkpoints, or since one (`new` None).
+
+        `text` adds unified diffs.
+        """
         return self._portal.call(self._async.diff(old, new, text=text))
 
     def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
+        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id."""
         self._portal.call(self._async.rollback(checkpoint))
 
     def restart(self) -> None:
-        """Go back to the state right after it was created. Its setup commands run again."""
+        """Put the sandbox back into the state right after its creation. Its setup commands run again."""
         self._portal.call(self._async.restart())
 
     def undo(self, steps: int = 1) -> Checkpoint:
-        """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
+        """Undo the last commands: go back to the checkpoint made before them. Needs `undo=True`, which makes those."""
         return self._portal.call(self._async.undo(steps))
 
     def snapshot(
@@ -661,45 +686,53 @@ class Sandbox:
         memory: bool = False,
         drop_connections: bool = False,
     ) -> Snapshot:
-        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`.
+        """Save a state under a name. It outlives the sandbox; new ones start from it with image="snapshot:NAME".
 
-        With `memory` (of now, or of a checkpoint that has it) also what runs, with all that is in the memory of
-        programs, secrets included; it goes on in sandboxes with the same isolation and network, here or elsewhere.
+        With `memory` (current, or of a checkpoint that has it) the snapshot includes the memory of running processes
+        with any secrets in it. The processes continue in sandboxes with the same isolation level and network, on this
+        host or another.
         """
         return self._portal.call(
             self._async.snapshot(name, checkpoint, memory=memory, drop_connections=drop_connections)
         )
 
     def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
-        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
+        """Replace the network policy: `none`, `all`, or rules as for `network`.
+
+        Open connections that the new policy forbids are closed.
+        """
         self._portal.call(self._async.set_network(policy))
 
     def network_log(self) -> list[Refusal]:
-        """What was refused, oldest first: when, where to, under which name, and by which rule."""
+        """Return the refusals, oldest first: time, destination, host name, and the rule that refused."""
         return self._portal.call(self._async.network_log())
 
     def open_connections(self) -> list[str]:
-        """The far ends, as ADDRESS:PORT, of the TCP connections that it has to the outside. No saved memory keeps
-        them."""
+        """Return the remote ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside.
+
+        Saved memory cannot include these connections.
+        """
         return self._portal.call(self._async.open_connections())
 
     def ports(self) -> list[ListeningPort]:
-        """The TCP ports that something in the sandbox listens on, with its process, sorted by port."""
+        """Return the TCP ports that processes in the sandbox listen on, with the process of each, sorted by port."""
         return self._portal.call(self._async.ports())
 
     def port_link(self, port: int, *, lifetime: float = 3600) -> str:
-        """A URL that leads to a port inside for so many seconds, for whoever has it. Only with a server: without one
-        `expose` gives a port of this machine."""
+        """Return a signed URL to a port in the sandbox, valid for `lifetime` seconds without other credentials.
+
+        Needs a server; without one, use `expose`, which opens a port on this machine.
+        """
         return self._portal.call(self._async.port_link(port, lifetime=lifetime))
 
     def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
-        """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""
+        """Forward a local port (0: any free one) to a port in the sandbox. This works with the network off."""
         return Forward(self._portal.call(self._async.expose(port, local_port, host=host)), self._portal)
 
     def connect_port(self, port: int) -> Port:
-        """A stream to a TCP port that something in the sandbox listens on; works with the network off."""
+        """Connect to a TCP port that a process in the sandbox listens on. This works with the network off."""
         return Port(self._portal.call(self._async.connect_port(port)), self._portal)
 
     def connect_socket(self, path: str) -> Port:
-        """A stream to a unix socket in the sandbox."""
+        """Connect to a Unix socket in the sandbox."""
         return Port(self._portal.call(self._async.connect_socket(path)), self._portal)

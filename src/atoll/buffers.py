@@ -1,8 +1,8 @@
-"""How many bytes may wait in memory for one account: outputs, lists and bodies that are not streamed.
+"""Limits on the memory that each account uses for pending responses: outputs, lists and bodies that are not streamed.
 
-A server opens a `Reservation` for each request. Code that gathers bytes for the request asks for room first, and makes
-do with less if there is none: an output is then cut in the middle, as one beyond its own limit is, and a list is
-refused. Without a server nothing is counted.
+A server opens a `Reservation` for each request. Code that collects bytes for the request first reserves memory, and may
+get less than it requested: an output is then cut in the middle, as if it exceeded its own limit, and a list is refused.
+Without a server nothing is counted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextvars import ContextVar
 from atoll.errors import SandboxResourceError
 
 _FLOOR = 2 << 20
-"""What an account gets in any case, however much all others hold."""
+"""How many bytes an account may always reserve, regardless of what other accounts hold."""
 reservation: ContextVar[Reservation | None] = ContextVar("reservation", default=None)
 
 
 class Budgets:
-    """What all accounts hold right now."""
+    """The bytes that all accounts currently hold, and their limits."""
 
     def __init__(self, of_one: int, of_all: int) -> None:
         self.of_one, self.of_all = of_one, of_all
@@ -34,7 +34,7 @@ class Budgets:
         return self._held[account]
 
     def take(self, account: str, size: int) -> int:
-        """Take room for `size` bytes, or as many as there is room for. Returns how many."""
+        """Reserve `size` bytes, or as many as are available. Returns how many."""
         with self._lock:
             mine = self._held[account]
             room = min(self.of_one - mine, max(self.of_all - self._total, _FLOOR - mine))
@@ -52,7 +52,7 @@ class Budgets:
 
 
 class Reservation:
-    """What one request holds, until it is over."""
+    """The bytes that one request holds until it is closed."""
 
     def __init__(self, budgets: Budgets, account: str) -> None:
         self.account = account
@@ -61,22 +61,22 @@ class Reservation:
         self._open = True
 
     def take(self, size: int) -> int:
-        """As `Budgets.take`; nothing once the request is over."""
+        """Reserve bytes, like `Budgets.take`. Returns 0 once the request is over."""
         granted = self._budgets.take(self.account, size) if self._open else 0
         self._size += granted
         return granted
 
     def close(self) -> None:
-        """May be repeated."""
+        """Give all bytes back. May be repeated."""
         if self._open:
             self._open = False
             self._budgets.give_back(self.account, self._size)
 
 
 def need(size: int) -> None:
-    """Room for something that is held as a whole or not at all. Raises SandboxResourceError."""
+    """Reserve memory for something that cannot be shortened. Raises SandboxResourceError if it is not available."""
     mine = reservation.get()
     if mine is not None and mine.take(size) < size:
         raise SandboxResourceError(
-            "your pending answers need too much of the server's memory at once", hint="Ask for fewer at a time."
+            "your pending responses need too much of the server's memory at once", hint="Request fewer at a time."
         )

@@ -1,4 +1,4 @@
-"""Work that must come to its end whatever becomes of its caller, and work that ends with the first of several."""
+"""Running coroutines to their end even if the caller is cancelled, or until the first of several ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end even if the caller is cancelled meanwhile; the cancellation is raised afterwards."""
+    """Run a coroutine to its end even if the caller is cancelled meanwhile. The cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -30,8 +30,10 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def finish_or_stop(work: Coroutine[Any, Any, T], stop: Callable[[], object]) -> T:
-    """Run to the end; if the caller is cancelled, `stop` asks the work to end soon, and the cancellation is raised once
-    it has. For work that cannot be cancelled itself, above all in threads."""
+    """Run work that cannot be cancelled itself, such as work in a thread.
+
+    If the caller is cancelled, `stop` is called to make the work end soon, and the cancellation is raised once it has.
+    """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -42,7 +44,7 @@ async def finish_or_stop(work: Coroutine[Any, Any, T], stop: Callable[[], object
 
 
 async def ended(task: asyncio.Future[Any]) -> None:
-    """Return when the task has ended, however often the caller is cancelled meanwhile. Its failure is nobody's."""
+    """Wait until the task has ended, ignoring cancellations of the caller. An exception of the task is discarded."""
     while not task.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([task])
@@ -51,8 +53,8 @@ async def ended(task: asyncio.Future[Any]) -> None:
 
 
 async def until_first(*work: Coroutine[Any, Any, object], expected: tuple[type[Exception], ...] = ()) -> None:
-    """Run all until one ends, then cancel the others and wait for them. Raises what one of them met, unless that is
-    among the expected ways to end."""
+    """Run all coroutines until one ends, then cancel the others and wait for them. Raises the exception of one of
+    them, unless it is an expected one."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

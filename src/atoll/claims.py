@@ -1,14 +1,13 @@
-"""Claims on what only one installation on this machine may have at a time, such as a range of host ids.
+"""Claims on resources that only one installation on this machine may use at a time, such as a range of host ids.
 
-Theory of operation. A claim is a symbolic link in a directory of the machine's that only root can reach. It is named
-after what is claimed, and its text says for whom: the claiming installation's directory (by device, inode and birth, so
-a copy of a directory is another one, and so is one that was made after it was removed), the PID namespace it was made
-in, the owner, and the directory's path. Making a link is one step that only one process can win. The directory is below
-`/run`: it is empty after a restart of the machine, as are the claims.
+A claim is a symbolic link in a directory that only root can access. Its name is that of the resource. Its target
+records the installation's directory (by device, inode and birth time, so that a copy or a recreated directory is a
+different one), the PID namespace in which it was made, the owner, and the path of the directory. Creating a link is
+atomic, so only one process can succeed. The directory is below `/run`, so a restart of the machine removes all claims.
 
-Installations that vanish leave claims behind. One is only taken away if it is old, its directory is gone, it was made
-where we would see its processes, and none of them is left. Whoever does that holds a lock, so nobody removes a claim
-twice.
+Installations that are deleted leave claims behind. Such a claim is removed only if it is old, its directory is gone, it
+was made in the current PID namespace (so that its processes would be visible), and none of its processes is left. A
+lock ensures that a claim is not removed twice.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from atoll.settings import owned_directory
 
 MACHINE = Path("/run/atoll-claims")
 _YOUNG_S = 600.0
-"""What was claimed just now may not be in use yet."""
+"""A claim younger than this is kept, because the claimed resource may not be in use yet."""
 _AT_FDCWD, _STATX_BTIME, _STATX_BYTES = -100, 0x800, 256
 _libc = ctypes.CDLL(None)
 
@@ -49,25 +48,25 @@ class Claim:
         return cls(*parts) if len(parts) == 4 else None
 
     def is_deserted(self) -> bool:
-        """Its installation's directory is gone, or is another one now."""
+        """Return whether the installation's directory is gone or was recreated."""
         return identity(Path(self.home)) != self.home_id
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Claims of one kind, as the installation with this directory sees them."""
+    """The claims of one kind, from the point of view of the installation with the directory `home`."""
 
     kind: str
     home: Path
     machine: Path | None = None
-    """Where the machine's claims are; None: in the usual directory."""
+    """The directory of all claims. None means the default directory."""
 
     @property
     def directory(self) -> Path:
         return (self.machine or MACHINE) / self.kind
 
     def take(self, name: str, owner: str) -> bool:
-        """Claim it. False if another installation has it, or this one has it for another owner."""
+        """Claim a resource. Returns False if another installation, or another owner in this one, has claimed it."""
         made = Claim(identity(self.home) or "", _pid_namespace(), owner, str(self.home))
         try:
             os.symlink(made.text, self.directory / name)
@@ -81,7 +80,10 @@ class Claims:
             return self.take(name, owner)
 
     def take_over(self, name: str, owner: str) -> Claim | None:
-        """As `take`, also from an installation that is gone. Returns who else has it, or None on success."""
+        """Claim a resource, even if a deleted installation has a claim on it.
+
+        Returns None on success, otherwise the existing claim.
+        """
         if self.take(name, owner):
             return None
         with self._alone():
@@ -91,11 +93,11 @@ class Claims:
         return None if self.take(name, owner) else self.find(name)
 
     def release(self, name: str, owner: str) -> None:
-        """Release a claim, if this installation made it for that owner. May be repeated, and by several at once."""
+        """Release a claim if this installation made it for that owner. May be repeated, also concurrently."""
         if not self._is_ours(name, owner):
             return
         with self._alone():
-            # Whoever released it meanwhile may have left it to another installation.
+            # Another process may have released it meanwhile, and another installation may have claimed it.
             if self._is_ours(name, owner):
                 (self.directory / name).unlink(missing_ok=True)
 
@@ -104,7 +106,7 @@ class Claims:
         return found is not None and found.owner == owner and found.home_id == identity(self.home)
 
     def own(self) -> dict[str, str]:
-        """The claims of this installation, and for whom they are."""
+        """Return the claims of this installation with their owners."""
         mine = identity(self.home)
         return {name: claim.owner for name, claim in self._all() if claim.home_id == mine}
 
@@ -115,7 +117,7 @@ class Claims:
             return None
 
     def collect(self, used: Callable[[str], bool]) -> list[str]:
-        """Remove claims of installations that are gone. `used` says whether something still uses what is claimed."""
+        """Remove claims of deleted installations and return their names. `used` tells whether a resource is in use."""
         removed = []
         with self._alone():
             for name, claim in self._all():
@@ -152,7 +154,7 @@ class Claims:
 
 
 def identity(directory: Path) -> str | None:
-    """Identifies a directory on this machine; None if it does not exist."""
+    """Return a text that identifies a directory on this machine, or None if it does not exist."""
     try:
         found = os.stat(directory)
     except OSError:
@@ -161,8 +163,8 @@ def identity(directory: Path) -> str | None:
 
 
 def _birth(directory: Path) -> str:
-    """When it was made, because file systems give the inode of what was removed to what is made next. Empty where that
-    is not known."""
+    """Return the birth time of a directory, or "" if it is unknown. The inode alone does not identify a directory,
+    because file systems reuse the inodes of removed ones."""
     found = ctypes.create_string_buffer(_STATX_BYTES)
     if _libc.statx(_AT_FDCWD, os.fsencode(directory), 0, _STATX_BTIME, found) != 0:
         return ""
@@ -171,7 +173,7 @@ def _birth(directory: Path) -> str:
 
 
 def uids_in_use() -> set[int]:
-    """Of all processes that we can see."""
+    """Return the user ids of all visible processes."""
     found: set[int] = set()
     for name in os.listdir("/proc"):
         if name.isdecimal():

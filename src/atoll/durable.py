@@ -1,11 +1,11 @@
-"""Files that are either as before or as meant, whenever the writer dies.
+"""Atomic writes: a file has either its old or its new content, even if the writer dies at any moment.
 
-What is to appear is written to a draft beside it, which then takes its place in one step. A draft is named
-`.NAME.RANDOM.PID`: hidden, never the same for two writers, and ending with the number of the writing process, so that
-drafts of dead writers are found and removed. Versions before this one also wrote `.NAME.PID`, which is read as well.
+New content is written to a draft in the same directory, which is then renamed. A draft is named `.NAME.RANDOM.PID`: it
+is hidden, unique to its writer, and ends with the writer's process id, so that drafts of dead writers can be found and
+removed. Earlier versions used `.NAME.PID`, which is recognized, too.
 
-Only where `sync` is given does the content outlast a crash of the machine. Waiting for the disk takes milliseconds, so
-nothing that belongs to a sandbox of this boot asks for it.
+The content survives a crash of the machine only with `sync`. Waiting for the disk takes milliseconds, so `sync` is not
+used for files that matter only until the next boot, such as those of running sandboxes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def _remove_tree(path: Path) -> None:
 class Draft(NamedTuple):
     path: Path
     name: str
-    """The name of what it was to become."""
+    """The name of the file or directory that it would have replaced."""
 
 
 def write(path: str | Path, content: str | bytes, mode: int = 0o600, *, sync: bool = False) -> None:
-    """Replace a file, or make it, with exactly this mode. Raises OSError, and then nothing has changed."""
+    """Replace or create a file with exactly this mode. If this raises OSError, nothing has changed."""
     draft = draft_path(path)
     try:
         write_new(draft, content, mode, sync=sync)
@@ -47,7 +47,10 @@ def write(path: str | Path, content: str | bytes, mode: int = 0o600, *, sync: bo
 
 
 def create(path: str | Path, content: str | bytes, mode: int = 0o600, *, sync: bool = False) -> bool:
-    """Make a file unless there is one; of several who try at once, one succeeds. Raises OSError."""
+    """Create a file unless it exists, and return whether it was created. Of concurrent callers only one succeeds.
+
+    Raises OSError.
+    """
     draft = draft_path(path)
     try:
         write_new(draft, content, mode, sync=sync)
@@ -63,8 +66,8 @@ def create(path: str | Path, content: str | bytes, mode: int = 0o600, *, sync: b
 
 @contextmanager
 def draft(path: Path) -> Iterator[Path]:
-    """The name of a draft, for what is more than a few bytes. What the block makes there replaces `path` at its end; if
-    the block fails, the draft is removed."""
+    """Provide the path of a draft. The file that the block creates there replaces `path` when the block ends; if the
+    block fails, the draft is removed."""
     name = draft_path(path)
     try:
         yield Path(name)
@@ -75,7 +78,7 @@ def draft(path: Path) -> Iterator[Path]:
 
 
 def directory_once(path: Path, make: Work, remove: Work = _remove_tree) -> None:
-    """Make a directory that appears as a whole, unless it is there. If another process is faster, its work is kept."""
+    """Create a directory atomically, with its content, unless it exists. The first of concurrent processes wins."""
     if path.is_dir():
         return
     draft = Path(draft_path(path))
@@ -89,13 +92,13 @@ def directory_once(path: Path, make: Work, remove: Work = _remove_tree) -> None:
 
 
 def draft_path(path: str | Path) -> str:
-    """The name of a new draft of this path, for a caller that makes, renames and removes it itself: a directory."""
+    """Return the path of a new draft, for a caller that creates, renames and removes it itself, such as a directory."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}.{os.urandom(4).hex()}.{os.getpid()}")
 
 
 def abandoned(directory: Path) -> list[Draft]:
-    """The drafts in this directory whose writers are dead."""
+    """Return the drafts in this directory whose writers are dead."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -105,14 +108,14 @@ def abandoned(directory: Path) -> list[Draft]:
 
 
 def remove_abandoned(directory: Path, remove: Work = os.unlink) -> None:
-    """Remove the drafts of dead writers; `remove` is for drafts that are directories."""
+    """Remove the drafts of dead writers. Pass `remove` if the drafts are directories."""
     for each in abandoned(directory):
         with suppress(FileNotFoundError):  # another process does the same
             remove(each.path)
 
 
 def sync_directory(path: str | Path) -> None:
-    """Wait until the names in a directory are on the disk."""
+    """Wait until the entries of a directory are on disk."""
     fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -121,7 +124,7 @@ def sync_directory(path: str | Path) -> None:
 
 
 def write_new(path: str | Path, content: str | bytes, mode: int = 0o600, *, sync: bool = False) -> None:
-    """Make a file where nobody looks yet, as in the draft of a directory: it grows before everybody's eyes."""
+    """Create a file without a draft. It is visible while incomplete, so use this only in the draft of a directory."""
     fd = os.open(path, _CREATE, mode)
     try:
         if mode & 0o077:

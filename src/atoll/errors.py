@@ -1,38 +1,39 @@
-"""Every error that leaves Atoll, by what the caller should do about it.
+"""All errors that Atoll raises, grouped by what the caller should do about them.
 
 SandboxError                         anything that went wrong with a sandbox
 ├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
-├── SetupError                       a setup command failed, so no sandbox was made; `output` has what it wrote
+├── SetupError                       a setup command failed, so no sandbox was made; see `output`
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
+├── CheckpointNotFoundError          there is no such checkpoint (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
 ├── SandboxPausedError               the sandbox is paused: resume it
 ├── SpecError                        the request is invalid: change it (also a ValueError)
-│   └── UnsupportedError             this engine cannot enforce what was asked for: choose another
+│   └── UnsupportedError             this engine cannot enforce the request: choose another
 ├── ImageError                       the image cannot be used
 │   └── ImageNotFoundError           there is no such image
 │       └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
 ├── EngineError                      the engine failed to do its work
 │   ├── EngineNotFoundError          there is no engine of that name
 │   └── EngineUnavailableError       the engine cannot work on this machine: install what is missing
-├── AgentError                       the program inside the sandbox failed us
+├── AgentError                       the agent inside the sandbox failed
 │   ├── AgentUnreachableError        it does not answer, or the connection to it was lost
-│   └── ProtocolError                it broke the protocol: treat the sandbox as hostile
-├── LimitReachedError                as many sandboxes as there may be: delete one, or wait (also a RuntimeError)
-├── ConflictError                    the name or the idempotency key stands for something else
+│   └── ProtocolError                it violated the protocol: treat the sandbox as hostile
+├── LimitReachedError                the maximum number of sandboxes exists: delete one, or wait (also a RuntimeError)
+├── ConflictError                    the name or the idempotency key is already used for something else
 ├── ManagerClosedError               the manager was shut down (also a RuntimeError)
-└── StateError                       what the manager wrote down cannot be read or written
-    └── StateInUseError              another manager works on the same state directory
+└── StateError                       the manager's journal cannot be read or written
+    └── StateInUseError              another manager uses the same state directory
 
-"The command failed" is a result, never one of these. Missing files and the like are the built-in `OSError`s.
+A command that fails is a result, never an error. Missing files and the like raise the built-in `OSError`s.
 """
 
 from __future__ import annotations
 
 
 class SandboxError(Exception):
-    """Base of all. `code` is stable, `hint` says what to do. The text of an error is its reason alone, in one line; a
-    traceback shows the hint below it."""
+    """The base class of all errors. `code` never changes; `hint` says what to do. `str()` returns only the reason, on
+    one line; a traceback shows the hint below it."""
 
     code = "sandbox_error"
 
@@ -62,7 +63,7 @@ class SandboxTimeoutError(SandboxError, TimeoutError):
     def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
         super().__init__(reason, hint=hint)
         self.output = output
-        """What the command had written before its time was up."""
+        """The output of the command before its timeout."""
 
 
 class SetupError(SandboxError):
@@ -71,7 +72,7 @@ class SetupError(SandboxError):
     def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
         super().__init__(reason, hint=hint)
         self.output = output
-        """The end of what the command wrote."""
+        """The end of the command's output."""
 
 
 class SandboxResourceError(SandboxError):

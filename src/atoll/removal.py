@@ -1,10 +1,9 @@
 """Removing a tree that untrusted code made.
 
-It may be deeper than any path or call stack allows, hold directories without permissions and names in no encoding, and
-links to anywhere. So every step is relative to an open directory, nothing is ever followed, and a directory that is
-found deeper down is first moved to the top, which keeps a few descriptors open whatever the depth. All that is moved
-stays in the tree, so whoever removes it next goes on where a killed process stopped. The code that made it must be dead
-already.
+The tree may be deeper than any path or call stack allows, and contain directories without permissions, names in no
+encoding, and links to anywhere. So every step is relative to an open directory, no link is followed, and nested
+directories are first moved to the top, so that only a few descriptors are open whatever the depth. Moved directories
+stay in the tree, so a later call can finish the work of a killed process. The code that made the tree must have ended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or a tree. What is not there is fine, and several processes may be removing the same tree."""
+    """Remove a file or a tree, if it exists. Several processes may remove the same tree at once."""
     try:
         parent = os.open(path.parent, _OPEN & ~os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -32,14 +31,14 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_tree_at(name: str | bytes, parent: int) -> None:
-    """The same, by a name in an open directory."""
+    """Remove a file or a tree, given by its name in an open directory."""
     if not _remove_file(name, parent):
         with suppress(FileNotFoundError):
             _remove_directory(name, parent)
 
 
 def _remove_file(name: str | bytes, parent: int) -> bool:
-    """False: it is a directory."""
+    """Remove a file if it exists. Returns False if it is a directory."""
     try:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
@@ -53,10 +52,10 @@ def _remove_directory(name: str | bytes, parent: int) -> None:
     top = _open_directory(name, parent)
     numbers, prefix = count(), f".removing-{secrets.token_hex(8)}-"
     try:
-        # In batches, since removing may confuse a running listing, and a whole listing may not fit into memory.
+        # Work in batches: removing entries may disturb a listing in progress, and a full one may not fit into memory.
         while batch := _some(top):
             for entry, is_directory in batch:
-                with suppress(FileNotFoundError):  # another process was faster
+                with suppress(FileNotFoundError):  # another process has removed it
                     if not is_directory:
                         os.unlink(entry, dir_fd=top)
                         continue
@@ -68,7 +67,7 @@ def _remove_directory(name: str | bytes, parent: int) -> None:
 
 
 def _empty(name: str, top: int, numbers: count[int], prefix: str) -> None:
-    """Remove the files in it, and move the directories to the top."""
+    """Remove the files of a directory, and move its subdirectories to the top."""
     directory = _open_directory(name, top)
     try:
         while batch := _some(directory):
@@ -83,8 +82,8 @@ def _empty(name: str, top: int, numbers: count[int], prefix: str) -> None:
 
 
 def _some(directory: int) -> list[tuple[str, bool]]:
-    """Names in it, and which of them are directories."""
-    # Opened again each time: on btrfs an open directory may not list what was moved into it since.
+    """Return some entries of a directory, and for each whether it is a directory."""
+    # Open the directory again each time: on btrfs an open one may not list entries that were moved into it since.
     again = os.open(".", _OPEN, dir_fd=directory)
     try:
         with os.scandir(again) as entries:
@@ -96,13 +95,13 @@ def _some(directory: int) -> list[tuple[str, bool]]:
 def _move(name: str, source: int, moved: str, target: int) -> None:
     try:
         os.rename(name, moved, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # giving a directory another parent means writing to it
+    except PermissionError:  # moving a directory changes its '..' and so needs write permission for it
         os.close(_open_directory(name, source))
         os.rename(name, moved, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _open_directory(name: str | bytes, parent: int) -> int:
-    """Open it, and make sure that we may list and change it, whatever its mode."""
+    """Open a directory, changing its mode if necessary to be able to list and modify it."""
     fd = os.open(name, os.O_PATH | _OPEN, dir_fd=parent)
     try:
         if os.geteuid() != 0 and os.fstat(fd).st_mode & 0o700 != 0o700:

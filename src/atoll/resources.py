@@ -1,8 +1,8 @@
-"""How much of this machine sandboxes may take when nobody asks for more.
+"""Default limits of sandboxes, and ceilings for what they may use together, computed for this machine.
 
-Every number is a ceiling, not a reservation: a thousand sandboxes with 4 GiB each are fine as long as they do not all
-use them. What they use together is bounded by the ceilings of their account (one for each user of a server) and of the
-whole installation, which leave enough for the host and for the server itself.
+These are upper bounds, not reservations: a thousand sandboxes with 4 GiB each may exist as long as they do not all use
+it. Their total is bounded by the ceilings of their account (one for each user of a server) and of the whole
+installation, which leave enough for the host and for the server itself.
 """
 
 from __future__ import annotations
@@ -28,36 +28,37 @@ _SANDBOX = {
     "ATOLL_SANDBOX_OPEN_FILES": "open_files",
 }
 _PIDS_FOR_A_CPU = 512
-"""What fork bombs leave others: every fork takes locks on the files that a program has mapped (its C library), which
-whoever runs the same files waits for, in other sandboxes and on the host. The longer the queue for a processor, the
-longer each of them holds its lock. Up to this number others hardly notice; at twice as many all of them stand still."""
+"""The number of processes for each CPU up to which a fork bomb hardly affects others; at twice as many, everything
+stalls. Every fork locks the files that a program has mapped, such as its C library, and all programs that use the same
+files wait for these locks, in other sandboxes and on the host. The longer the queue for a CPU, the longer each process
+holds its lock."""
 _PIDS_FOR_EACH = 8
-"""A sandbox has one process of its own, and some more while it is used."""
+"""An idle sandbox has one process, and a few more while it is used."""
 OPEN_FILES = 4096
-"""Enough for browsers and build tools; a thousand sandboxes that use all of them are still fewer than a kernel has."""
+"""Enough for browsers and build tools. A thousand sandboxes that open this many stay below the kernel's maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a group of sandboxes may take together. None: no ceiling."""
+    """The ceilings of a group of sandboxes. None means no ceiling."""
 
     memory_bytes: int | None = None
     pids: int | None = None
-    """Besides those that each sandbox has however idle it is, see `pids_for_each`."""
+    """The maximum number of processes, in addition to `pids_for_each` for each sandbox."""
     pids_for_each: int = 0
-    """How many more for each sandbox in the group."""
+    """How many processes each sandbox adds to the ceiling of its group, for those that it has even when idle."""
     cpu_weight: int = 100
-    """Relative to its siblings, from 1 to 10,000, as in control groups v2."""
+    """The share of CPU time relative to sibling groups, from 1 to 10,000, as in control groups v2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
     sandbox: Limits
-    """For each sandbox, where its spec has none."""
+    """The default limits of a sandbox whose spec has none."""
     account: Ceilings
-    """For all sandboxes of one user of a server."""
+    """The ceilings for all sandboxes of one user of a server."""
     installation: Ceilings
-    """For all sandboxes of this installation."""
+    """The ceilings for all sandboxes of this installation."""
 
     @classmethod
     def of_machine(cls, data_dir: Path = Path("/")) -> Resources:
@@ -65,7 +66,7 @@ class Resources:
 
     @classmethod
     def load(cls, environ: Mapping[str, str], data_dir: Path) -> Resources:
-        """Those of this machine, changed by the environment; `none` removes a ceiling."""
+        """Return the defaults for this machine, changed by environment variables. `none` removes a ceiling."""
         found = cls.of_machine(data_dir)
         given = {field: _value(environ, name) for name, field in _SANDBOX.items() if environ.get(name)}
         try:
@@ -82,10 +83,10 @@ class Resources:
 
 
 def sized(memory_bytes: int, cpus: int, processes: int, disk_bytes: int) -> Resources:
-    """The defaults for a machine of this size. Pure.
+    """Compute the defaults for a machine of this size.
 
-    What agents do in practice sets the floors: `pip install`, compilers and a headless browser fit into 512 MiB to
-    4 GiB, and a browser has some hundred threads, each of which counts as a process.
+    The lower bounds come from typical work of AI agents: `pip install`, compilers and a headless browser need 512 MiB
+    to 4 GiB, and a browser has some hundred threads, each of which counts as a process.
     """
     reserve = min(max(memory_bytes // 8, 512 << 20), 4 * _GIB)
     total = max(memory_bytes - reserve, memory_bytes // 2)
@@ -99,9 +100,9 @@ def sized(memory_bytes: int, cpus: int, processes: int, disk_bytes: int) -> Reso
             disk_bytes=min(10 * _GIB, max(disk_bytes // 4, 1 * _GIB)),
             open_files=OPEN_FILES,
         ),
-        # Half: one user alone may work hard, and cannot keep everybody else from starting anything.
+        # Half of the total: one user may work hard but cannot prevent all others from starting anything.
         account=Ceilings(total // 2, working, _PIDS_FOR_EACH),
-        # The weight: while sandboxes compete with the host and with the server, these come first.
+        # The weight is below the default of 100, so that the host and the server take precedence over sandboxes.
         installation=Ceilings(total, working * 4, _PIDS_FOR_EACH, cpu_weight=50),
     )
 
@@ -144,7 +145,7 @@ def _memory() -> int:
 
 
 def _processes() -> int:
-    """The most processes that the kernel allows at once."""
+    """Return the maximum number of processes that the kernel allows at once."""
     found = [32_768]
     for name in ("pid_max", "threads-max"):
         try:

@@ -1,7 +1,7 @@
-"""Where Atoll keeps things on this machine, and how much of it sandboxes may take.
+"""The directories of an installation, and the limits of its sandboxes.
 
-The data directory holds what must survive a restart: records, the sandboxes' files. The run directory holds sockets.
-Both belong to one installation; another one beside it uses others and never sees these.
+The data directory holds everything that must survive a restart, such as records and the sandboxes' files. The run
+directory holds sockets. Both belong to one installation; another one on the same machine uses other directories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.errors import EngineUnavailableError
 from atoll.resources import Resources
 
 _MAX_SOCKET_PATH = 99
-"""The kernel allows 107 bytes; the rest is left for a suffix."""
+"""The maximum length of a socket path without its suffix. The kernel allows 107 bytes in total."""
 
 
 _DOCKER_IMAGE = "python:3.12-slim"
@@ -34,8 +34,11 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
-        """From `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE`, else what is customary for this user; the
-        ceilings from `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…`, else what suits this machine."""
+        """Read the settings from environment variables.
+
+        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE` override the defaults for this user.
+        `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…` override the limits and ceilings for this machine.
+        """
         environ = os.environ if environ is None else environ
         uid = os.geteuid() if uid is None else uid
         data, run = _customary(environ, uid)
@@ -48,9 +51,9 @@ class Settings:
         )
 
     def engine_data_dir(self, engine: str) -> Path:
-        """The engine's part of the data directory, made if missing.
+        """Return the engine's part of the data directory, created if missing.
 
-        For root it can be passed through, not listed: sandboxes run as users of their own and must reach their files.
+        As root, others can traverse it but not list it: sandboxes run with other user ids and must reach their files.
         """
         mode = 0o711 if os.geteuid() == 0 else 0o700
         owned_directory(self.data_dir, mode)
@@ -66,12 +69,12 @@ class Settings:
         return path
 
     def engine_run_dir(self, engine: str) -> Path:
-        """The engine's part of the run directory, made if missing. Nobody else can look into it."""
+        """Return the engine's part of the run directory, created if missing. Other users cannot access it."""
         owned_directory(self.run_dir, 0o700)
         return owned_directory(self.run_dir / engine, 0o700)
 
     def installation_id(self) -> str:
-        """A random name of this installation, chosen once. Engines mark what they own with it."""
+        """Return the random id of this installation, chosen once. Engines mark their resources with it."""
         path = owned_directory(self.data_dir, 0o711 if os.geteuid() == 0 else 0o700) / "installation-id"
         if not path.exists():
             durable.create(path, uuid4().hex, 0o644)
@@ -79,10 +82,10 @@ class Settings:
 
 
 def owned_directory(path: Path, mode: int) -> Path:
-    """Make the directory, or check that it is one of ours that others cannot write to."""
+    """Create a directory, or check that an existing one belongs to this user and that others cannot write to it."""
     try:
         path.mkdir(mode=mode, parents=True)
-        path.chmod(mode)  # whatever the umask took away
+        path.chmod(mode)  # restores the bits that the umask cleared
         return path
     except FileExistsError:
         pass
@@ -117,7 +120,7 @@ def _absolute(environ: Mapping[str, str], name: str) -> Path | None:
     value = environ.get(name)
     if not value:
         return None
-    # As the XDG convention says, a relative path is ignored; ours is an error that the user can see.
+    # The XDG specification requires that relative paths are ignored. In Atoll's own variables they are an error.
     if not value.startswith("/"):
         if name.startswith("XDG_"):
             return None

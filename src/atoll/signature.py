@@ -1,7 +1,7 @@
-"""Signed messages from a server: who sent them, when, and that nobody sends them again.
+"""Signatures of a server's messages, which prove their sender and time and prevent replays.
 
-`Atoll-Signature: t=SECONDS,id=RANDOM,v1=HEX`, where HEX is HMAC-SHA256 of `SECONDS.RANDOM.BODY` with a secret that only
-the two sides know. A message is good for `WINDOW_S` around its time, and once.
+The header is `Atoll-Signature: t=SECONDS,id=RANDOM,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.RANDOM.BODY` with
+a secret that only the two sides know. A message is accepted once, and only within `WINDOW_S` seconds of its time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _MAX_SEEN = 100_000
 
 
 class SignatureError(SandboxError):
-    """A message that is not from whom it should be, too old, or here for the second time."""
+    """The message has an invalid signature, is too old or from the future, or was already received."""
 
     code = "bad_signature"
 
 
 def sign(secret: bytes, body: bytes, now: float | None = None) -> str:
-    """The header's value, a new one each time."""
+    """Return the value of the header, which is different for every call."""
     moment, id = str(int(time.time() if now is None else now)), secrets.token_hex(16)
     return f"t={moment},id={id},v1={_mark(secret, moment, id, body)}"
 
 
 class Verifier:
-    """Remembers what it has seen for as long as it would be good again."""
+    """Checks signatures. It remembers the ids of messages until they are too old to be accepted again."""
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self._secret = secret
@@ -42,16 +42,16 @@ class Verifier:
         self._seen: dict[str, float] = {}
 
     def check(self, signature: str, body: bytes) -> None:
-        """Raises SignatureError."""
+        """Check the signature of a message. Raises SignatureError."""
         match = _FORM.fullmatch(signature)
         moment, id, mark = match.groups() if match else ("0", "", "")
-        # Compared also when there is nothing to compare, and before anything else is said.
+        # Compare even if the signature is malformed, and before any other check, so that timing reveals nothing.
         good = hmac.compare_digest(_mark(self._secret, moment, id, body), mark)
         if match is None or not good:
             raise SignatureError("invalid signature")
         now = self._clock()
         if abs(now - int(moment)) > WINDOW_S:
-            raise SignatureError("the message is too old, or from the future", hint="Are both clocks right?")
+            raise SignatureError("the message is too old, or from the future", hint="Check the clocks of both sides.")
         self._forget(now)
         if id in self._seen:
             raise SignatureError("this message was already received (replay)")

@@ -1,7 +1,6 @@
-"""Sleeping by the kernel's own timers, which asyncio's clock cannot: it stands still while the machine is suspended.
+"""Sleeping with the kernel's timers, because asyncio's clock stops while the machine is suspended.
 
-A second timer reports that the clock on the wall was set, which no duration can tell. `Clock` is the seam where tests
-bring a time of their own.
+A second timer reports that the wall clock was set. Tests replace `Clock` to control the time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 def _timer(clock: int, seconds: float, flags: int) -> int:
-    """A descriptor that becomes readable when it is time. Raises OSError where the kernel has no such timer."""
+    """Return a descriptor that becomes readable when the timer expires. OSError if the kernel has no such timer."""
     fd = _libc.timerfd_create(clock, _TFD_NONBLOCK | _TFD_CLOEXEC)
     if fd < 0:
         raise OSError(ctypes.get_errno(), "timerfd_create")
@@ -58,7 +57,7 @@ async def sleep(seconds: float) -> None:
             due.set_result(None)
 
     try:
-        with suppress(OSError):  # without these timers asyncio's own still comes
+        with suppress(OSError):  # without these timers, asyncio's fallback below ends the sleep
             timers.append(_timer(_CLOCK_BOOTTIME, seconds, 0))
             timers.append(_timer(_CLOCK_REALTIME, time.time() + _FAR_S, _TFD_ABSTIME | _TFD_CANCEL_ON_SET))
         for timer in timers:
@@ -75,20 +74,20 @@ async def sleep(seconds: float) -> None:
 
 
 class Clock(Protocol):
-    """The time, as whoever keeps lifetimes and waits for them sees it."""
+    """The source of time for lifetimes and waits."""
 
     @property
     def boot_id(self) -> str:
         """Values of `now` can be compared only if they come from the same boot."""
 
     def now(self) -> float:
-        """Seconds since the machine started. This clock never jumps, and goes on while the machine sleeps."""
+        """Seconds since the machine started. This clock never jumps, and continues while the machine is suspended."""
 
     def wall(self) -> float:
         """Seconds since 1970, for people. This clock may jump."""
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for this long by `now`, or less when the clock on the wall is set."""
+        """Sleep for this long, measured by `now`, or less if the wall clock is set."""
 
 
 class SystemClock:

@@ -1,4 +1,4 @@
-"""A bucket of tokens: so much at once after a while without any, and so much per second in the long run."""
+"""A token bucket, which limits a rate: an average number per second, and bursts up to a maximum."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """Full at first. `now` is a clock in seconds; if it goes back, nothing is gained or lost."""
+    """A token bucket, full at first. `now` is a clock in seconds; if it goes back, the tokens do not change."""
 
     __slots__ = ("_at", "_now", "_tokens", "burst", "per_s")
 
@@ -18,41 +18,41 @@ class TokenBucket:
         self._at = now()
 
     def limit(self, per_s: float, burst: float) -> None:
-        """Change both limits from now on."""
+        """Change the rate and the maximum burst."""
         self._refill()
         self.per_s, self.burst = per_s, burst
         self._tokens = min(self._tokens, burst)
 
     @property
     def left(self) -> float:
-        """How many tokens there are; negative after `overdraw`."""
+        """How many tokens are left. The number may be negative after `overdraw`."""
         self._refill()
         return self._tokens
 
     def is_full(self) -> bool:
-        """Whether it is as good as new, so that it need not be kept."""
+        """Return whether the bucket is full. A full bucket is equal to a new one and can be discarded."""
         return self.left >= self.burst
 
     def take(self, number: float = 1.0) -> bool:
-        """Take so many, or none if there are fewer."""
+        """Take this many tokens, or none if there are fewer. Returns whether they were taken."""
         if self.left < number:
             return False
         self._tokens -= number
         return True
 
     def take_up_to(self, number: int) -> int:
-        """Take as many of these as there are; returns how many, a whole number."""
+        """Take up to this many tokens, a whole number. Returns how many."""
         granted = max(0, min(number, int(self.left)))
         self._tokens -= granted
         return granted
 
     def overdraw(self, number: float) -> None:
-        """Take so many, also if there are fewer: for what is counted after it happened."""
+        """Take this many tokens even if there are fewer, for events that are counted after they happened."""
         self._tokens -= number
 
     def wait_s(self, number: float = 1.0) -> float:
-        """How long until there are so many; 0 if there are."""
-        if self._tokens >= number:  # the clock is not needed to know
+        """Return how many seconds it takes until there are this many tokens."""
+        if self._tokens >= number:  # avoids reading the clock
             return 0.0
         self._refill()
         return max(0.0, (number - self._tokens) / self.per_s)

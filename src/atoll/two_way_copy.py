@@ -1,4 +1,4 @@
-"""Bytes from one end to another and back, in an event loop."""
+"""Copying bytes between two streams in both directions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ _PIECE = 256 << 10
 
 
 class End(Protocol):
-    """One end of a stream of bytes. Who made it closes it."""
+    """One end of a copy, a byte stream. Its creator closes it."""
 
     async def read(self) -> bytes:
-        """As soon as there are any; b"" at the end."""
+        """Return bytes as soon as some are available, or b"" at the end."""
 
     async def write(self, data: bytes) -> None:
-        """Return when more may be written."""
+        """Write bytes, and return when more may be written."""
 
     async def write_eof(self) -> None:
-        """Nothing more will be written; reading goes on."""
+        """Close the writing side. Reading can continue."""
 
 
 async def copy_until_both_end(one: End, other: End) -> None:
-    """Each direction passes its end on, and the other goes on. Raises what either met, and then both are over."""
+    """Copy until both directions have ended. The end of one is passed on while the other continues.
+
+    An exception of either ends both and is raised.
+    """
     tasks = [asyncio.create_task(_copy(one, other)), asyncio.create_task(_copy(other, one))]
     try:
         await asyncio.gather(*tasks)
@@ -38,7 +41,10 @@ async def copy_until_both_end(one: End, other: End) -> None:
 
 
 async def copy_until_one_ends(one: End, other: End, *, expected: tuple[type[Exception], ...] = (OSError,)) -> None:
-    """For ends that cannot be closed by halves. Raises what either met, unless that is an expected way to end."""
+    """Copy until one direction has ended, for streams whose directions cannot be closed separately.
+
+    An exception of either is raised, unless it is an expected one.
+    """
     await until_first(_carry(one, other), _carry(other, one), expected=expected)
 
 
@@ -73,7 +79,7 @@ async def _carry(source: End, target: End) -> None:
 
 
 class SocketEnd:
-    """A connected socket that does not block."""
+    """A connected non-blocking socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -91,7 +97,7 @@ class SocketEnd:
 
 
 class StreamEnd:
-    """The two halves of a connection of asyncio."""
+    """The reader and writer of an asyncio connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, piece: int = 65_536) -> None:
         self._reader, self._writer, self._piece = reader, writer, piece

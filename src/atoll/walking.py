@@ -1,8 +1,8 @@
 """Walking through a tree that untrusted code made.
 
-It may be deeper than any path or call stack allows, and than there are descriptors. So a walk is a loop, every
-directory is opened relative to its parent, no link is followed, and only the last directories on the way down are kept
-open. One further up is opened again when it is needed, by its names from the top.
+The tree may be deeper than any path, call stack or limit of open files allows. So a walk is a loop, every directory is
+opened relative to its parent, no link is followed, and only the last directories of the current path are kept open.
+Those further up are reopened when they are needed, starting from the top.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import NamedTuple
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT = 32
-"""How many descriptors of one way are open at most, besides the top."""
+"""The maximum number of open descriptors for one path, besides the top."""
 
 
 class OpenPath:
-    """The way from an open directory, which stays the caller's, down to the one that is looked at."""
+    """The path from an open directory, which the caller owns, down to the current one."""
 
     def __init__(self, top: int) -> None:
         self._top = top
         self._names: list[str | bytes] = []
         self._open: list[int] = []
-        """Of the last names."""
+        """The descriptors of the last directories in `_names`."""
 
     @property
     def fd(self) -> int:
-        """Of the directory that is looked at."""
+        """The descriptor of the current directory."""
         return self._open[-1] if self._open else self._top
 
     @property
@@ -39,7 +39,7 @@ class OpenPath:
         self.enter_open(name, os.open(name, _OPEN, dir_fd=self.fd))
 
     def enter_open(self, name: str | bytes, fd: int) -> None:
-        """The same, with a descriptor that the caller has opened and gives away."""
+        """Enter a directory that the caller has opened. This object then owns the descriptor."""
         self._names.append(name)
         self._open.append(fd)
         if len(self._open) > _KEPT:
@@ -60,10 +60,10 @@ class OpenPath:
 
 class Found(NamedTuple):
     parent: int
-    """The open directory that it is in, until the next one is asked for."""
+    """A descriptor of the directory that contains it, valid until the next item is requested."""
     name: str
     path: bytes
-    """From the top, with no slash before it."""
+    """The path relative to the top, without a leading slash."""
     info: os.stat_result
 
     @property
@@ -72,9 +72,9 @@ class Found(NamedTuple):
 
 
 def walk(top: int) -> Iterator[Found]:
-    """Everything below an open directory: by name, what is in a directory right after it. Raises OSError."""
+    """Yield everything below an open directory, sorted by name, each directory before its content. Raises OSError."""
     way = OpenPath(top)
-    # What is still to be looked at in each directory of the way, the next one last.
+    # For each directory of the current path, the names that are still to be visited, in reverse order.
     waiting = [_names(top)]
     path: list[bytes] = []
     try:

@@ -1,12 +1,12 @@
 """Threads for work that blocks: a bounded number for each kind of work, and a fair share of them for each account.
 
-asyncio's own pool has a handful of threads for everything, so a few silent registries or large comparisons would keep
-every other caller waiting. Here each kind has threads of its own, an account holds at most its share of them, and
-accounts that wait take turns. Whose work it is comes from the context (`account`); a server sets it for each request.
-Without an account, as in a program of one user, only the number of threads is bounded.
+asyncio's default pool has a few threads for everything, so some unresponsive registries or large comparisons would
+block all other callers. Here each kind of work has its own threads, an account holds at most its share of them, and
+waiting accounts take turns. The account is taken from the context (`account`); a server sets it for each request.
+Without an account, as in a program of one user, only the number of threads is limited.
 
-A thread cannot be killed. Work that may take long gets a `Cancellation`, which it has to look at between two steps. A
-thread that computes also slows down all others of its process: while other accounts are active, it rests in between.
+A thread cannot be killed. Long work gets a `Cancellation`, which it must check between its steps. A thread that
+computes also slows down all others of its process, so it pauses repeatedly while other accounts are active.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 account: contextvars.ContextVar[str] = contextvars.ContextVar("account", default="")
-"""Whose work this is. Empty: nobody's in particular, which has no share but may use all threads."""
+"""The account for which the current work is done. Work without an account ("") may use all threads."""
 
 
 _WORK_S = 0.001
@@ -42,12 +42,12 @@ _PORTION = 8
 
 
 def others_are_active(who: str) -> bool:
-    """Whether somebody else than this account uses the process. A server puts its own answer here."""
+    """Return whether other accounts currently use the process. A server replaces this function."""
     return False
 
 
 async def in_portions(work: Callable[[S], T], each: Sequence[S]) -> list[T]:
-    """`work` for each of many, in this thread. Between two portions the event loop serves others."""
+    """Call `work` for each item in this thread. Between portions of items, the event loop can run other tasks."""
     done: list[T] = []
     for item in each:
         if done and len(done) % _PORTION == 0:
@@ -57,26 +57,26 @@ async def in_portions(work: Callable[[S], T], each: Sequence[S]) -> list[T]:
 
 
 class Kind(enum.Enum):
-    """A kind of work: how many threads there are for it, and how many of them one account may hold."""
+    """A kind of work, with its number of threads and how many of them one account may hold."""
 
     ENGINE = (32, 8)
     """Steps of a life cycle: mounts, control groups, records, removal of files."""
     IMAGE = (64, 4)
     """Pulls and builds of images, which mostly wait for other machines and programs."""
     TRANSFER = (24, 4)
-    """Files and trees on their way in and out, snapshots as files."""
+    """Copies of files and trees into and out of sandboxes, export and import of snapshots."""
     COMPARISON = (4, 1)
-    """Differences of two states: pure computing, which slows the event loop down."""
+    """Differences of two states. This only computes, so it slows down the event loop."""
     IDENTITY = (4, 4)
-    """Keys of an identity provider. No account is known by then."""
+    """Requests for the keys of an identity provider, made before the account is known."""
 
 
 ENGINE, IMAGE, TRANSFER, COMPARISON, IDENTITY = Kind
 
 
 class Cancellation:
-    """Whether work that runs in a thread should go on. For every millisecond that it computes it rests three, while
-    other accounts are active."""
+    """Tells work in a thread whether to continue. While other accounts are active, `check` makes the thread rest three
+    milliseconds for each that it computes."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
@@ -88,7 +88,7 @@ class Cancellation:
         self._cancelled.set()
 
     def check(self) -> None:
-        """Raise WorkCancelledError if nobody waits for the result any more."""
+        """Rest if necessary. Raises WorkCancelledError if the work was cancelled."""
         used = time.thread_time()
         if self._rested_at is None:
             self._rested_at = used
@@ -106,18 +106,18 @@ class Cancellation:
 
     @property
     def elapsed_s(self) -> float:
-        """For work with a budget of time: how long it has been running, without its rests."""
+        """How long the work has been running without its rests, for work with a limited time."""
         return time.monotonic() - self._started - self.rested_s
 
 
 class WorkCancelledError(Exception):
-    """Unwinds a thread whose caller was cancelled. Never raised to a caller."""
+    """Unwinds the thread of cancelled work. It never reaches a caller."""
 
 
 class Shares:
-    """A number of slots: an account holds at most `share` of them, and accounts that wait take turns.
+    """A number of slots, of which an account holds at most `share`. Waiting accounts take turns.
 
-    Safe for any number of threads and event loops.
+    It may be used from any number of threads and event loops.
     """
 
     def __init__(self, slots: int, share: int) -> None:
@@ -136,7 +136,7 @@ class Shares:
             self.release(who)
 
     async def acquire(self, owner: str | None = None) -> str:
-        """Returns the account to release it for: the owner, or the account of the context."""
+        """Wait for a slot. Returns the account to pass to `release`: `owner`, or the account of the context."""
         who = account.get() if owner is None else owner
         with self._lock:
             if who not in self._waiting and self._is_free(who):
@@ -154,7 +154,7 @@ class Shares:
                     if not queue:
                         del self._waiting[who]
                     raise
-            self.release(who)  # it was granted in the same moment
+            self.release(who)  # the slot was granted at the same moment
             raise
         return who
 
@@ -177,7 +177,7 @@ class Shares:
         self._busy += 1
 
     def _grant(self) -> None:
-        """The account that has waited longest since its last turn comes first."""
+        """Give free slots to waiting accounts. The one that has waited longest since its last turn comes first."""
         while True:
             who = next((each for each in self._waiting if self._is_free(each)), None)
             if who is None:
@@ -185,10 +185,10 @@ class Shares:
             queue = self._waiting.pop(who)
             future = queue.popleft()
             if queue:
-                self._waiting[who] = queue  # behind all others
+                self._waiting[who] = queue  # now the last of the waiting accounts
             try:
                 future.get_loop().call_soon_threadsafe(_wake, future)
-            except RuntimeError:  # its loop is closed: nobody waits there any more
+            except RuntimeError:  # its event loop is closed, so nothing waits there any more
                 continue
             self._take(who)
 
@@ -198,22 +198,22 @@ IDLE_S = 5.0
 
 
 class Threads:
-    """Threads that end when there is nothing to do for them, unlike those of `concurrent.futures`, which stay for ever.
+    """A thread pool whose idle threads end, unlike those of `concurrent.futures`, which stay forever.
 
-    The thread that was busy last gets the next work, so that the others become idle and end. The caller limits their
-    number. A program that ends waits for what is running.
+    The thread that was busy last gets the next job, so that superfluous threads become idle. The caller limits their
+    number. A program that exits waits for running jobs.
     """
 
     def __init__(self, name: str, idle_s: float = IDLE_S) -> None:
         self._name, self._idle_s = name, idle_s
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_Job]] = []
-        """The queue of each waiting thread, from which it takes its next job."""
+        """The queue of each idle thread, from which it takes its next job."""
         self._running: set[Future[Any]] = set()
         self._made = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Raises RuntimeError if no thread can be started."""
+        """Run a function in a thread. Raises RuntimeError if no thread can be started."""
         future: Future[T] = Future()
         with self._lock:
             jobs = self._idle.pop() if self._idle else None
@@ -237,7 +237,7 @@ class Threads:
             with self._lock:
                 self._running.discard(job[0])
                 self._idle.append(own)
-            del job  # do not keep alive what it refers to
+            del job  # do not keep the objects of a finished job alive
             try:
                 job = own.get(timeout=self._idle_s)
             except Empty:
@@ -245,7 +245,7 @@ class Threads:
                     if own in self._idle:
                         self._idle.remove(own)
                         return
-                job = own.get()  # work arrived at this very moment
+                job = own.get()  # `submit` has chosen this thread just now
 
     def _finish(self) -> None:
         wait(list(self._running))
@@ -275,8 +275,10 @@ class Workers:
         return await self.run_in_slot(work, lambda: self.shares.release(who))
 
     async def run_in_slot(self, work: Callable[[], T], done: Callable[[], None] = lambda: None) -> T:
-        """For a caller that holds a slot of `shares` already. `done` is called when the thread is free again, whether
-        or not somebody still waits for the result."""
+        """Run work for a caller that already holds a slot of `shares`.
+
+        `done` is called when the thread is free again, even if the caller was cancelled.
+        """
         try:
             future = self._threads.submit(functools.partial(contextvars.copy_context().run, work))
         except BaseException:
@@ -295,12 +297,12 @@ def workers(kind: Kind) -> Workers:
 
 
 async def run(kind: Kind, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-    """As asyncio.to_thread, with the threads of this kind. Cancelling the caller does not end a call that has begun."""
+    """Run a function in a thread of this kind, like asyncio.to_thread. Cancelling does not end a running function."""
     return await workers(kind).run(functools.partial(function, *args, **options))
 
 
 async def run_cancellable(kind: Kind, function: Callable[[Cancellation], T]) -> T:
-    """`run` for work that looks at its Cancellation: a cancelled caller goes on when the thread has ended."""
+    """Run work that checks its Cancellation. A cancelled caller continues only when the thread has ended."""
     pool = workers(kind)
     who = await pool.shares.acquire()
     cancellation = Cancellation()
@@ -314,5 +316,5 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-# Threads do not survive a fork: a child gets its own.
+# Threads do not survive a fork, so a child process starts new ones.
 os.register_at_fork(after_in_child=_workers.clear)

@@ -154,7 +154,7 @@ async def test_a_lease_is_a_use_until_it_is_over_and_outlives_the_manager(
         await manager.cleanup_idle()
     assert await manager.list_sandboxes() == []
     for wrong in (0, -1, 86401, float("nan")):
-        with pytest.raises(ValueError, match="a lease is for"):
+        with pytest.raises(ValueError, match="a lease must be"):
             await manager.keep_alive(id, wrong)
 
 

@@ -19,7 +19,7 @@ from atoll.model.network_policy import NetworkRules
         ({"rules": [{"domain": "a.example", "cidr": "1.1.1.0/24"}]}, ["either a domain or a cidr"]),
         ({"rules": [{"cidr": "1.1.1.1/24"}]}, ["rules.0.cidr", "not a range of addresses"]),
         ({"rules": [{"domain": "a.example", "ports": [70000]}]}, ["rules.0.ports", "70000 is not a port"]),
-        ({"allowed_domains": "a.example"}, ["allowed_domains is a list"]),
+        ({"allowed_domains": "a.example"}, ["allowed_domains must be a list"]),
         ({"default": "maybe"}, ["default", "'deny' or 'allow'"]),
         ({"bytes_per_s": 1}, ["bytes_per_s", "1024"]),
         ({"inject": [{"domain": "*.example", "headers": {}}]}, ["inject.0.domain", "not for a pattern"]),

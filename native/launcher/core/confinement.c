@@ -1,4 +1,4 @@
-/* The last steps before the agent: what it may not do any more. */
+/* The last steps before the agent is executed: dropping capabilities and installing the filter. */
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/prctl.h>
@@ -7,7 +7,7 @@
 
 #include "core.h"
 
-/* Effective and permitted; nothing is inherited. */
+/* Set the effective and permitted capabilities; the inheritable ones are empty. */
 long set_capabilities(uint64_t capabilities)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -18,21 +18,21 @@ long set_capabilities(uint64_t capabilities)
     return CALL(capset, &header, data);
 }
 
-/* In every set, the bounding set included. */
+/* Drop all other capabilities from every set, including the bounding set. */
 void keep_only(struct worker *worker, uint64_t capabilities)
 {
     for (int capability = 0; capability < 64; capability++) {
         if (capabilities >> capability & 1)
             continue;
         long error = CALL(prctl, PR_CAPBSET_DROP, capability, 0, 0, 0);
-        if (error == -EINVAL) /* the kernel knows no more */
+        if (error == -EINVAL) /* beyond the kernel's last capability */
             break;
         need(worker, error);
     }
     need(worker, set_capabilities(capabilities));
 }
 
-/* The filter's listener goes to the supervisor; nobody else keeps it. */
+/* Send the filter's listener to the supervisor, and close it here. */
 static void hand_over(struct worker *worker, int listener, int guard)
 {
     struct rights rights = {.length = RIGHTS_HEADER + sizeof(int), .level = SOCKET_LEVEL, .type = RIGHTS_TYPE, .fds = {listener}};
@@ -43,8 +43,8 @@ static void hand_over(struct worker *worker, int listener, int guard)
     CALL(close, guard);
 }
 
-/* The filter comes ready made; a library would take longer to make it than all the rest takes. GUARD: the socket of the supervisor
- * that decides about some calls, or -1. */
+/* Install a filter that was compiled in advance, because compiling it here would take longer than everything else. GUARD is the socket
+ * of the supervisor that decides about some calls, or -1. */
 void install_filter(struct worker *worker, char *code, size_t length, int guard)
 {
     if (!length || length % sizeof(struct sock_filter) || length / sizeof(struct sock_filter) > BPF_MAXINSNS)

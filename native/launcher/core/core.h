@@ -1,5 +1,5 @@
-/* What both launchers are made of: the words of a plan, mounts, paths of an image, id maps, the last steps before the agent. A
- * program adds what it alone can do, and says how it gives up. */
+/* The code that both launchers share: words of a plan, mounts, paths of an image, id maps, the last steps before the agent. Each
+ * program adds its own operations and its own way to report failures (`give_up`). */
 #ifndef ATOLL_CORE_H
 #define ATOLL_CORE_H
 
@@ -12,20 +12,20 @@
 #include "system.h"
 
 enum {
-    MAX_SLOTS = 320,     /* mounts that wait for their place */
+    MAX_SLOTS = 320,     /* mounts that are not attached yet */
     MAX_LIST = 4 << 20,  /* bytes of words */
     MAX_PATH = 4096,
     MAX_NAME = 255,
     MAX_TEXT = 1024,
 };
-/* What the kernel's own headers keep for a C library. */
+/* Constants that the kernel's headers do not export, because C libraries define them. */
 enum { KILL_SIGNAL = 9, CHILD_SIGNAL = 17, DETACH_MOUNT = 2 /* MNT_DETACH */, KEEP_LINK = 8 /* UMOUNT_NOFOLLOW */ };
 
-/* A process that executes words, and what it is doing: the first thing that a failure tells. */
+/* A process that executes words, with its current step and detail, which a failure reports. */
 struct worker {
-    char *at, *end; /* the words that are left: each ends with NUL, and each operation has a fixed number of them */
+    char *at, *end; /* the remaining words: each ends with NUL, and each operation has a fixed number of them */
     const char *step, *detail;
-    bool alone; /* no other process makes mounts: one that is missing will never come */
+    bool alone; /* no other process makes mounts, so waiting for a missing one is an error */
     __attribute__((noreturn)) void (*give_up)(struct worker *, long error);
 };
 
@@ -39,11 +39,11 @@ static inline long need(struct worker *worker, long result)
 /* -- words.c -- */
 char *next_word(struct worker *);
 unsigned long next_number(struct worker *);
-char *next_subject(struct worker *); /* the next word, which a failure names */
+char *next_subject(struct worker *); /* the next word, which becomes the detail of a failure */
 bool has_flag(const char *flags, const char *name);
 uint64_t attribute_flags(const char *flags);
 
-/* -- text.c: what does not fit is left out -- */
+/* -- text.c: text that does not fit is cut off -- */
 struct text {
     char bytes[MAX_TEXT];
     size_t length;
@@ -52,13 +52,13 @@ void add(struct text *, const char *more);
 void add_number(struct text *, unsigned long number);
 void add_failure(struct text *, const struct worker *, long error); /* `failed ERRNO STEP DETAIL` */
 struct text proc_path(unsigned long pid, const char *name);        /* /proc/PID/NAME */
-bool parse_number(const char **at, unsigned base, unsigned long *number); /* false: there is none */
+bool parse_number(const char **at, unsigned base, unsigned long *number); /* false: no number there */
 
-/* -- slots.c: a mount is a descriptor until it is attached. Until then it has a number -- */
+/* -- slots.c: numbers for mounts that are not attached yet and exist only as descriptors -- */
 void futex_wait(int *word, int value);
 void futex_wake(int *word);
 void publish(struct worker *, unsigned long slot, int mount);
-int take(struct worker *, unsigned long slot); /* waits for it */
+int take(struct worker *, unsigned long slot); /* waits until it is published */
 
 /* -- mounts.c -- */
 int new_filesystem(struct worker *, const char *type, uint64_t attributes, char *options);
@@ -75,19 +75,19 @@ void write_file(struct worker *, const char *path, const char *text);
 
 /* -- idmaps.c -- */
 int mapped_namespace(struct worker *, const char *users, const char *groups);
-/* The sandbox's ids from `first` on, and what all but its root are on the disk. */
+/* The sandbox's ids from `first` on, and the ids from `others` on that all but its root have on disk. */
 struct volume_ids {
     unsigned long first, count, others;
 };
 int clone_volume(struct worker *, const char *source, const char *flags, const struct volume_ids *);
 
-/* -- host.c, inside.c: the operations that both programs know. False: it is none of them -- */
-bool host_operation(struct worker *, const char *op, int userns); /* USERNS: whose ids `mapped` means; -1: nobody's yet */
+/* -- host.c, inside.c: the operations that both programs support. They return false for other operations -- */
+bool host_operation(struct worker *, const char *op, int userns); /* USERNS: the user namespace for `mapped`, or -1 if there is none yet */
 
-/* The sandbox's tree while it is put together. */
+/* The sandbox's file tree while it is assembled. */
 struct tree {
     int root;      /* the sandbox's root directory; paths of the image resolve below it */
-    int base;      /* the mount whose paths are covered */
+    int base;      /* the mount below which `cover` and `shadow` work */
     int covers[2]; /* an empty file and an empty directory, not yet used */
 };
 #define NO_TREE {.root = -1, .base = -1, .covers = {-1, -1}}
@@ -99,7 +99,7 @@ long set_capabilities(uint64_t);
 void keep_only(struct worker *, uint64_t capabilities);
 void install_filter(struct worker *, char *code, size_t length, int guard);
 
-/* A message with descriptors, as the kernel reads and writes it. */
+/* The kernel's struct msghdr, for messages with descriptors. */
 struct message {
     void *name;
     int name_length;
@@ -117,6 +117,6 @@ struct rights {
 enum { RIGHTS_HEADER = sizeof(size_t) + 2 * sizeof(int), SOCKET_LEVEL = 1, RIGHTS_TYPE = 1 };
 enum { CLOEXEC_RIGHTS = 0x40000000 /* MSG_CMSG_CLOEXEC */, NO_SIGNAL = 0x4000 /* MSG_NOSIGNAL */ };
 
-_Noreturn void run(int count, char **arguments); /* each program's own beginning */
+_Noreturn void run(int count, char **arguments); /* the entry point, which each program defines */
 
 #endif

@@ -1,11 +1,11 @@
-/* Operations that need the rights of the host's root, or of an ordinary user's own namespace. Nothing here resolves a path of the
- * image. What is mounted gets a number and no place yet. */
+/* Operations that need the rights of the host's root, or those in an ordinary user's own namespace. They never resolve a path of the
+ * image. The mounts get a number here and are attached later. */
 #include "core.h"
 
 enum { INTERNET = 2 /* AF_INET */, DATAGRAM = 2 /* SOCK_DGRAM */, SET_INTERFACE_FLAGS = 0x8914, UP_AND_RUNNING = 0x41 };
 
-/* A setting of the network namespace. Through a /proc of our own: in the host's, the names of every namespace's settings hang on one
- * chain, which is as long as there are sandboxes. Only the host's root can have one. */
+/* Change a setting of the network namespace. This mounts a new /proc if possible, which only the host's root can do: in the host's
+ * /proc, the settings of all network namespaces are in one list, whose length grows with the number of sandboxes. */
 static void set(struct worker *worker, const char *name, const char *value)
 {
     static int proc = -1;
@@ -34,8 +34,8 @@ static void loopback_up(struct worker *worker)
     CALL(close, fd);
 }
 
-/* A tmpfs with the two things that cover others, an empty file and an empty directory. They belong to whoever makes them, the host's
- * root if it can, so nobody inside can change them. */
+/* Create a tmpfs with an empty file and an empty directory, which are used to cover others. They belong to their creator, the host's
+ * root if possible, so nothing inside can change them. */
 static int new_stage(struct worker *worker)
 {
     char options[] = "size=1m,mode=777";
@@ -68,7 +68,7 @@ static int new_devices(struct worker *worker) /* FLAGS OPTIONS OWNER NODES LINKS
 
 static int clone(struct worker *worker, const char *source, const char *flags, int userns)
 {
-    /* Whoever may write to a directory on the way could put a link to anywhere there. */
+    /* A user who may write to a directory of the path could place a link there that leads anywhere. */
     struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = has_flag(flags, "nolinks") ? RESOLVE_NO_SYMLINKS : 0};
     int found = (int)need(worker, CALL(openat2, AT_FDCWD, source, &how, sizeof how));
     int tree = clone_tree(worker, found, "", AT_EMPTY_PATH, attribute_flags(flags), has_flag(flags, "mapped") ? userns : -1);
@@ -78,7 +78,7 @@ static int clone(struct worker *worker, const char *source, const char *flags, i
 
 static bool mount_operation(struct worker *worker, const char *op, int userns)
 {
-    if (!strcmp(op, "clone")) { /* clone SOURCE SLOT FLAGS: a tree of the host; `mapped`: its ids into the sandbox */
+    if (!strcmp(op, "clone")) { /* clone SOURCE SLOT FLAGS: a tree of the host; `mapped`: with its ids mapped for the sandbox */
         const char *source = next_subject(worker);
         unsigned long slot = next_number(worker);
         publish(worker, slot, clone(worker, source, next_word(worker), userns));
@@ -109,7 +109,7 @@ static bool mount_operation(struct worker *worker, const char *op, int userns)
 
 bool host_operation(struct worker *worker, const char *op, int userns)
 {
-    if (!strcmp(op, "unshare")) { /* unshare FLAGS: nothing that is mounted in a new mount namespace gets out of it */
+    if (!strcmp(op, "unshare")) { /* unshare FLAGS: a new mount namespace is private, so its mounts do not propagate */
         unsigned long flags = next_number(worker);
         need(worker, CALL(unshare, flags));
         if (flags & CLONE_NEWNS)

@@ -1,4 +1,4 @@
-/* User namespaces that only map ids, and the volumes that need one: root inside is their owner on the disk, and never the host's
+/* User namespaces that only map ids, and the volumes that need one: root inside is mapped to their owner on disk, never to the host's
  * root. See docs/decisions/0080-writable-volumes.md. */
 #include <asm/statfs.h>
 #include <linux/magic.h>
@@ -16,8 +16,8 @@ static void add_line(struct text *text, unsigned long inside, unsigned long outs
     add(text, "\n");
 }
 
-/* The sandbox's id FIRST (its root) is what OWNER is on the disk, the others are the ids from OTHERS on, which no user of the host
- * has; nobody inside is anybody else. A map is one to one, so an owner among OTHERS has no second meaning. */
+/* Map the sandbox's id FIRST (its root) to OWNER on disk, and its other ids to those from OTHERS on, which no user of the host has.
+ * No other ids are mapped. A map is one-to-one, so an owner that is itself among OTHERS is not mapped twice. */
 static struct text owner_map(unsigned long owner, const struct volume_ids *ids)
 {
     struct text map = {.length = 0};
@@ -30,9 +30,10 @@ static struct text owner_map(unsigned long owner, const struct volume_ids *ids)
     return map;
 }
 
-static int maker; /* a pidfd of whoever makes a namespace */
+static int maker; /* a pidfd of the process that makes a namespace */
 
-/* A user namespace lives as long as a process or a descriptor of it. This one waits until it is killed, or its maker has ended. */
+/* Keep a new user namespace alive, which exists as long as a process or a descriptor refers to it. This process waits until it is
+ * killed or its maker has ended. */
 static _Noreturn void wait_to_be_mapped(void)
 {
     struct pollfd end = {.fd = maker, .events = POLLIN};
@@ -56,8 +57,8 @@ int mapped_namespace(struct worker *worker, const char *users, const char *group
     return fd;
 }
 
-/* The supervisor of set-id bits takes what lies on an overlay for the sandbox's own files where a kernel of its own keeps it from
- * telling mounts apart. */
+/* Refuse a volume that is on an overlay. With gVisor, the supervisor of set-id bits cannot tell mounts apart and would take its files
+ * for the sandbox's own. */
 static void refuse_overlay(struct worker *worker, int volume)
 {
     struct statfs found = {0};
@@ -66,7 +67,7 @@ static void refuse_overlay(struct worker *worker, int volume)
         worker->give_up(worker, EOPNOTSUPP);
 }
 
-/* The detached mount of SOURCE. Only what was opened is looked at: its path may lead elsewhere a moment later. */
+/* Return a detached mount of SOURCE. The path is opened once, and only the descriptor is examined, because the path may change. */
 int clone_volume(struct worker *worker, const char *source, const char *flags, const struct volume_ids *ids)
 {
     struct open_how how = {.flags = O_PATH | O_CLOEXEC, .resolve = RESOLVE_NO_SYMLINKS};

@@ -1,11 +1,11 @@
-/* Operations on the sandbox's own tree. Whoever executes them is root of the sandbox's user namespace, which is nobody outside, so a
- * mistake here reaches nothing that the sandbox could not reach by itself. */
+/* Operations on the sandbox's own tree. They are executed as root of the sandbox's user namespace, who has no rights outside, so a
+ * bug here cannot affect anything that the sandbox could not affect by itself. */
 #include "core.h"
 
 enum { TYPE_MISMATCH = EINVAL };
 static const char *const NULLS[] = {"null", "null-directory"};
 
-/* The stage goes over PATH, and we stand in it. It holds what is mounted until the new root takes its place. */
+/* Mount the stage over PATH and change into it. It holds all mounts until the new root is complete. */
 void enter_stage(struct worker *worker, const char *path, int stage)
 {
     need(worker, attach(stage, AT_FDCWD, path));
@@ -17,7 +17,7 @@ void enter_stage(struct worker *worker, const char *path, int stage)
     }
 }
 
-/* cover PATH: nothing is seen there any more. What does not exist needs no cover. */
+/* cover PATH: hide a file or directory behind an empty one. A path that does not exist is ignored. */
 static void cover(struct worker *worker, struct tree *tree, const char *path)
 {
     for (int kind = 0; kind < 2; kind++) {
@@ -35,7 +35,7 @@ static void cover(struct worker *worker, struct tree *tree, const char *path)
     }
 }
 
-/* shadow NAME PATH CONTENT: a file of the kernel that shows this text and takes none. */
+/* shadow NAME PATH CONTENT: replace a file of the kernel by a read-only one with this text. */
 static void shadow(struct worker *worker, const struct tree *tree, const char *name)
 {
     char *path = next_word(worker), *content = next_word(worker);
@@ -47,7 +47,7 @@ static void shadow(struct worker *worker, const struct tree *tree, const char *n
     CALL(close, mount);
 }
 
-/* A detached mount goes to its place inside the root. */
+/* Attach a detached mount at its path inside the root. */
 static void put(struct worker *worker, const struct tree *tree, int mount, const char *target, bool strict)
 {
     int at = mount_point(worker, tree->root, target, is_directory(worker, mount), strict);
@@ -74,7 +74,7 @@ static void change_directory(struct worker *worker, const char *path)
     char here[MAX_PATH];
     need(worker, CALL(chdir, path));
     need(worker, CALL(getcwd, here, sizeof here));
-    if (here[0] != '/') /* it lies outside the root */
+    if (here[0] != '/') /* the directory is outside the root */
         worker->give_up(worker, ENOENT);
 }
 
@@ -84,7 +84,7 @@ static int open_base(struct worker *worker, const char *path)
     return (int)need(worker, CALL(openat2, AT_FDCWD, path, &how, sizeof how));
 }
 
-/* What is staged: names of ours, in the directory that we stand in. */
+/* Operations on the stage, whose names are relative to the current directory. */
 static bool stage_operation(struct worker *worker, struct tree *tree, const char *op)
 {
     if (!strcmp(op, "enter-stage")) { /* enter-stage PATH SLOT */
@@ -92,7 +92,7 @@ static bool stage_operation(struct worker *worker, struct tree *tree, const char
         enter_stage(worker, path, take(worker, next_number(worker)));
     } else if (!strcmp(op, "mkdir")) {
         need(worker, CALL(mkdirat, AT_FDCWD, next_subject(worker), 0755));
-    } else if (!strcmp(op, "attach")) { /* attach NAME SLOT: on a new directory */
+    } else if (!strcmp(op, "attach")) { /* attach NAME SLOT: mount on a new directory */
         const char *name = next_subject(worker);
         need(worker, CALL(mkdirat, AT_FDCWD, name, 0755));
         need(worker, attach(take(worker, next_number(worker)), AT_FDCWD, name));
@@ -100,7 +100,7 @@ static bool stage_operation(struct worker *worker, struct tree *tree, const char
         const char *name = next_subject(worker);
         tree->base = take(worker, next_number(worker));
         need(worker, attach(tree->base, AT_FDCWD, name));
-    } else if (!strcmp(op, "base")) { /* base PATH: what is covered from now on lies below it */
+    } else if (!strcmp(op, "base")) { /* base PATH: later `cover` operations work below it */
         tree->base = open_base(worker, next_subject(worker));
     } else if (!strcmp(op, "cover")) {
         cover(worker, tree, next_subject(worker));
@@ -118,23 +118,23 @@ static bool stage_operation(struct worker *worker, struct tree *tree, const char
     return true;
 }
 
-/* What goes to its place: paths of the image. */
+/* Operations on paths of the image. */
 bool inside_operation(struct worker *worker, struct tree *tree, const char *op)
 {
-    if (!strcmp(op, "put")) { /* put TARGET SLOT FLAGS; `strict`: through no link */
+    if (!strcmp(op, "put")) { /* put TARGET SLOT FLAGS; `strict`: follow no link */
         const char *target = next_subject(worker);
         int mount = take(worker, next_number(worker));
         put(worker, tree, mount, target, has_flag(next_word(worker), "strict"));
-    } else if (!strcmp(op, "move")) { /* move TARGET NAME: what is staged under NAME */
+    } else if (!strcmp(op, "move")) { /* move TARGET NAME: the mount that is staged as NAME */
         int at = mount_point(worker, tree->root, next_subject(worker), true, true);
         need(worker, CALL(move_mount, AT_FDCWD, next_word(worker), at, "", MOVE_MOUNT_T_EMPTY_PATH));
         CALL(close, at);
     } else if (!strcmp(op, "mount")) { /* mount TARGET TYPE FLAGS OPTIONS: a new file system */
         const char *target = next_subject(worker), *type = next_word(worker), *flags = next_word(worker);
         put(worker, tree, new_filesystem(worker, type, attribute_flags(flags), next_word(worker)), target, true);
-    } else if (!strcmp(op, "directory")) { /* directory PATH MODE: made if it is missing, else left as it is */
+    } else if (!strcmp(op, "directory")) { /* directory PATH MODE: create it if it is missing; an existing one is not changed */
         directory(worker, tree, next_subject(worker));
-    } else if (!strcmp(op, "chroot")) { /* the root becomes ours: what is above cannot be named any more */
+    } else if (!strcmp(op, "chroot")) { /* chroot: change to the root, so that nothing above it can be named any more */
         need(worker, CALL(fchdir, tree->root));
         need(worker, CALL(chroot, "."));
     } else if (!strcmp(op, "cwd")) {

@@ -1,4 +1,4 @@
-/* Mounts as descriptors: made where the rights are, attached where the path is. */
+/* Mounts as descriptors: they are created by the process that has the rights, and attached by the one that knows the path. */
 #include "core.h"
 
 enum { IDMAP = 0x100000, OUTSIDER = 65534 };
@@ -7,7 +7,7 @@ struct attributes {
     uint64_t set, clear, propagation, userns;
 };
 
-/* OPTIONS is cut into pieces: `name=value` or `name`, separated by commas. */
+/* Create a file system. OPTIONS (`name=value` or `name`, separated by commas) is modified while it is parsed. */
 int new_filesystem(struct worker *worker, const char *type, uint64_t attributes, char *options)
 {
     int context = (int)need(worker, CALL(fsopen, type, FSOPEN_CLOEXEC));
@@ -31,11 +31,11 @@ int new_filesystem(struct worker *worker, const char *type, uint64_t attributes,
     return mount;
 }
 
-/* A copy of a mounted tree; USERNS -1: ids stay as they are. */
+/* Clone a mounted tree. USERNS -1: do not map ids. */
 int clone_tree(struct worker *worker, int at, const char *path, unsigned flags, uint64_t attributes, int userns)
 {
     int tree = (int)CALL(open_tree, at, path, OPEN_TREE_CLONE | (unsigned)O_CLOEXEC | flags);
-    if (tree == -EINVAL && userns < 0) { /* what is mounted below it hides something from us, and may not be left out */
+    if (tree == -EINVAL && userns < 0) { /* locked mounts below it hide files, so they must be cloned, too */
         flags |= AT_RECURSIVE;
         tree = (int)CALL(open_tree, at, path, OPEN_TREE_CLONE | (unsigned)O_CLOEXEC | flags);
     }
@@ -55,15 +55,15 @@ long attach(int mount, int at, const char *path)
     return CALL(move_mount, mount, "", at, path, MOVE_MOUNT_F_EMPTY_PATH | (*path ? 0 : MOVE_MOUNT_T_EMPTY_PATH));
 }
 
-/* An overlay looks at its layers with the rights of whoever mounted it. `outsider`: of one who owns nothing, so that what is the host's
- * root's alone stays closed to everybody inside, also to root. */
+/* Mount an overlay. It accesses its layers with the rights of the process that mounted it. With `outsider`, that process has an id that
+ * owns nothing, so that files which only the host's root may access stay inaccessible inside, even to root. */
 void mount_overlay(struct worker *worker, const char *target, const char *flags, char *options)
 {
     bool outsider = has_flag(flags, "outsider");
-    if (outsider) { /* with the id go the capabilities about files, and they come back with it */
+    if (outsider) { /* changing the id drops the file capabilities, and changing it back restores them */
         CALL(setfsgid, OUTSIDER);
         CALL(setfsuid, OUTSIDER);
-        if (CALL(setfsuid, OUTSIDER) != OUTSIDER) /* it answers what it was before */
+        if (CALL(setfsuid, OUTSIDER) != OUTSIDER) /* setfsuid returns the previous id */
             worker->give_up(worker, EPERM);
     }
     long result = CALL(mount, "overlay", target, "overlay", attribute_flags(flags), options);

@@ -1,7 +1,7 @@
-/* Paths of the image. The image is hostile: none of its paths is ever given to a call that would follow it out of the image. */
+/* Paths of the image. The image is not trusted: its paths are only passed to calls that cannot follow them out of the image. */
 #include "core.h"
 
-/* PATH below ROOT, as if ROOT were /: neither a link nor `..` leads out of it. */
+/* Open PATH below ROOT, as if ROOT were /: neither a link nor `..` leads out of it. */
 int open_inside(int root, const char *path, uint64_t resolve, int flags)
 {
     struct open_how how = {.flags = (uint64_t)(unsigned)(flags | O_CLOEXEC),
@@ -16,7 +16,7 @@ bool is_directory(struct worker *worker, int fd)
     return (found.stx_mode & S_IFMT) == S_IFDIR;
 }
 
-/* The first LENGTH bytes of PATH as a path of their own. */
+/* Copy the first LENGTH bytes of PATH to TO. */
 static long cut(char *to, size_t room, const char *path, size_t length)
 {
     if (length >= room)
@@ -26,7 +26,7 @@ static long cut(char *to, size_t room, const char *path, size_t length)
     return 0;
 }
 
-/* Open PATH step by step and make what is missing. */
+/* Open PATH component by component, creating what is missing. */
 static int make_path(int root, const char *path, bool directory, uint64_t resolve)
 {
     char parent[MAX_PATH], name[MAX_NAME + 1];
@@ -57,7 +57,7 @@ static int make_path(int root, const char *path, bool directory, uint64_t resolv
     return here;
 }
 
-/* Where to mount, made if it is missing; an error if it is of the wrong kind. `strict`: no symbolic link on the way. */
+/* Open a mount point, created if it is missing. Fails if it is of the wrong type. `strict`: follow no symbolic link. */
 int mount_point(struct worker *worker, int root, const char *path, bool directory, bool strict)
 {
     uint64_t resolve = strict ? RESOLVE_NO_SYMLINKS : 0;
@@ -75,7 +75,7 @@ void write_text(struct worker *worker, int fd, const char *text)
         worker->give_up(worker, EINVAL);
 }
 
-/* PATH is the host's. */
+/* Write TEXT to a file of the host. */
 void write_file(struct worker *worker, const char *path, const char *text)
 {
     int fd = (int)need(worker, CALL(openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC, 0));

@@ -1,10 +1,10 @@
-/* Mounts under numbers. They are made where the rights are and attached where the path is, which may be in two processes that work
- * side by side in one memory. */
+/* Numbered slots for mounts. The process that creates a mount and the one that attaches it may be different; they then run
+ * concurrently and share their memory. */
 #include <linux/futex.h>
 
 #include "core.h"
 
-static int slots[MAX_SLOTS]; /* 0: not yet; else a descriptor + 1 */
+static int slots[MAX_SLOTS]; /* 0: empty; else a descriptor + 1 */
 
 void futex_wait(int *word, int value)
 {

@@ -1,4 +1,4 @@
-/* The first instruction, clone3, and what the compiler expects of a C library. */
+/* The entry point, clone3, and the functions that the compiler expects from a C library. */
 #include "system.h"
 
 #include "core.h"

@@ -1,6 +1,6 @@
-/* System calls without a C library, which would cost more to start than everything else this program does. A call returns the
- * kernel's answer: negative numbers are errors. Nothing is shared behind our back (no errno, no locks, no allocator), so two
- * processes may run this code in one memory. */
+/* System calls without a C library, whose start would take longer than everything else that this program does. A call returns the
+ * kernel's result: negative numbers are errors. There is no hidden shared state (errno, locks, an allocator), so two processes may
+ * run this code in one memory. */
 #ifndef ATOLL_NATIVE_SYSTEM_H
 #define ATOLL_NATIVE_SYSTEM_H
 
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef ATOLL_REHEARSAL /* the tests bring answers of their own: see ../../testing/rehearsal.c */
+#ifdef ATOLL_REHEARSAL /* the tests simulate the kernel: see ../../testing/rehearsal.c */
 long system_call(long number, long a, long b, long c, long d, long e, long f);
 void rehearse_memory(char *memory, size_t used, size_t size);
 #else
@@ -51,10 +51,10 @@ static inline long system_call(long number, long a, long b, long c, long d, long
     system_call(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 #define CALL(name, ...) CALL_(__NR_##name, ##__VA_ARGS__, 0, 0, 0, 0, 0, 0)
 
-/* clone3: the child goes on in ENTRY, on the stack that ARGUMENTS name. */
+/* Call clone3. The child continues in ENTRY, on the stack given in ARGUMENTS. */
 long start_process(void *arguments, size_t size, void (*entry)(void));
 
-/* What the compiler may call by itself. */
+/* Functions to which the compiler may generate calls. */
 void *memcpy(void *restrict to, const void *restrict from, size_t length);
 void *memset(void *to, int byte, size_t length);
 size_t strlen(const char *text);

@@ -1,4 +1,4 @@
-/* Text made and read without a C library. */
+/* Formatting and parsing text without a C library. */
 #include "core.h"
 
 void add(struct text *text, const char *more)
@@ -43,7 +43,7 @@ static unsigned digit_of(char c)
     return c >= '0' && c <= '9' ? (unsigned)(c - '0') : (c | 32) >= 'a' && (c | 32) <= 'f' ? (unsigned)((c | 32) - 'a' + 10) : 16;
 }
 
-/* AT is moved behind the digits. A number that is too large is none. */
+/* Parse a number and move AT behind its digits. Returns false if there is none or it is too large. */
 bool parse_number(const char **at, unsigned base, unsigned long *number)
 {
     const char *digit = *at;

@@ -1,4 +1,4 @@
-/* The words of a plan. They come from our own process, but a bug there must end as an error here and nothing else. */
+/* The words of a plan. They come from Atoll itself, but a bug there must only cause an error here. */
 #include "core.h"
 
 char *next_word(struct worker *worker)
@@ -28,7 +28,7 @@ char *next_subject(struct worker *worker)
     return word;
 }
 
-/* Whether NAME is one of the FLAGS, which are separated by commas. */
+/* Return whether NAME is one of the FLAGS, which are separated by commas. */
 bool has_flag(const char *flags, const char *name)
 {
     size_t length = strlen(name);
@@ -46,7 +46,7 @@ bool has_flag(const char *flags, const char *name)
     return false;
 }
 
-/* The numbers are those of mount(2) and of mount_setattr(2) alike. */
+/* Convert names to flags, which have the same values for mount(2) and mount_setattr(2). */
 uint64_t attribute_flags(const char *flags)
 {
     return (has_flag(flags, "ro") ? 1u : 0) | (has_flag(flags, "nosuid") ? 2u : 0) | (has_flag(flags, "nodev") ? 4u : 0) |

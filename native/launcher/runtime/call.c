@@ -1,4 +1,4 @@
-/* What a call is about, and what is done about it. */
+/* Reading the arguments of an intercepted system call, and carrying it out. */
 #include <asm/statfs.h>
 #include <linux/magic.h>
 
@@ -31,7 +31,7 @@ static int open_fd(const struct caller *caller, uint64_t number)
     return fd < 0 ? -EBADF : fd;
 }
 
-/* A path that names one of the caller's own descriptors means another's where we are: C libraries that know no fchmodat2 use it. */
+/* Resolve paths such as /proc/self/fd/N, which would mean this process's descriptors here. C libraries without fchmodat2 use them. */
 static long through_descriptor(const struct caller *caller, struct call *call)
 {
     static const char *const places[] = {"/proc/self/fd/", "/proc/thread-self/fd/"};
@@ -49,7 +49,7 @@ static long through_descriptor(const struct caller *caller, struct call *call)
     return 0;
 }
 
-/* Which of the arguments say what. Negative: no call of ours. */
+/* Read the arguments of the call, whose positions depend on the call. Negative: not a call that is handled here. */
 static long read_arguments(const struct seccomp_notif *asked, struct call *call, uint64_t *at, uint64_t *path)
 {
     const uint64_t *argument = (const uint64_t *)asked->data.args;
@@ -104,7 +104,7 @@ long understand(const struct caller *caller, const struct seccomp_notif *asked, 
     return 0;
 }
 
-/* -- what is done about it -- */
+/* -- carrying out the call -- */
 
 static uint64_t mount_of(int fd)
 {
@@ -113,8 +113,8 @@ static uint64_t mount_of(int fd)
     return error == 0 && found.stx_mask & STATX_MNT_ID ? found.stx_mnt_id : 0;
 }
 
-/* Whether the file is the sandbox's own: in the overlay that is its root. Who is unsure says no. A virtual kernel works on descriptors
- * of several mount namespaces, in which mounts have other numbers; volumes there do not lie on an overlay. */
+/* Return whether the file belongs to the sandbox itself, in the overlay that is its root; false if unsure. gVisor uses descriptors of
+ * several mount namespaces, in which mounts have other numbers; with gVisor, volumes are never on an overlay. */
 static bool is_own(int fd, const struct place *place)
 {
     struct statfs info = {0};
@@ -137,7 +137,7 @@ static long set_mode(int fd, const struct place *place, unsigned mode)
     long now = mode_of(fd);
     if (now < 0)
         return now;
-    if (!is_own(fd, place)) /* on a directory it only says which group new files have */
+    if (!is_own(fd, place)) /* for a directory, set-gid only determines the group of new files, which is harmless */
         mode &= ~(unsigned)((now & S_IFMT) == S_IFDIR ? S_ISUID : SET_ID);
     add_number(&name, (unsigned)fd);
     return CALL(fchmodat, place->answers, name.bytes, mode);
@@ -151,14 +151,14 @@ static long change_mode(const struct call *call, const struct place *place)
     return fd < 0 ? fd : set_mode(fd, place, call->mode);
 }
 
-/* Open without waiting for anybody, first as a new file, so that we know whether the mode is ours to set. */
+/* Open without blocking, first as a new file, to know whether this call created it and so sets its mode. */
 static long make_file(const struct call *call, const struct place *place)
 {
     int flags = call->flags | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     unsigned plain = call->mode & ~(unsigned)SET_ID;
     bool is_new = false;
     long fd = -ENOENT;
-    if (flags & O_PATH) /* it makes nothing, whatever else is asked for, and cannot be handed over */
+    if (flags & O_PATH) /* O_PATH never creates a file, and such a descriptor cannot be passed on */
         return -EINVAL;
     for (int i = 0; fd < 0 && i < TRIES; i++) {
         is_new = true;

@@ -1,4 +1,4 @@
-/* What the caller is: read while it waits, and only then believed. */
+/* The identity of the caller, read while it waits. The result may be used only after checking that it still waits. */
 #include <linux/nsfs.h>
 #include <linux/prctl.h>
 
@@ -24,7 +24,7 @@ long open_caller(struct caller *caller, uint32_t pid)
     return found && caller->network >= 0 && caller->ipc >= 0 ? 0 : -ESRCH;
 }
 
-/* The next number of a line, behind blanks. */
+/* Parse the next number of a line, after blanks. */
 static bool number(const char **at, unsigned base, unsigned long *value)
 {
     while (**at == ' ' || **at == '\t')
@@ -32,7 +32,7 @@ static bool number(const char **at, unsigned base, unsigned long *value)
     return parse_number(at, base, value);
 }
 
-/* Whether this is the line NAME; AT is moved behind that. */
+/* Return whether this is the line NAME, and move AT behind the name. */
 static bool is_line(const char **at, const char *name)
 {
     const char *rest = *at;
@@ -44,7 +44,7 @@ static bool is_line(const char **at, const char *name)
     return true;
 }
 
-/* Real, effective, saved, and that of the file system, which counts. */
+/* Parse the fourth id of a line: after the real, effective and saved ids, the one for file access. */
 static bool fourth(const char *at, unsigned *id)
 {
     unsigned long value = 0;
@@ -66,7 +66,7 @@ static bool read_groups(const char *at, struct caller *caller)
     return true;
 }
 
-/* The numbers are those of the user namespace that we are in. */
+/* Read the caller's ids, as numbers of the current user namespace. */
 static long read_identity(struct caller *caller)
 {
     static char text[MAX_STATUS];
@@ -98,7 +98,7 @@ static long read_identity(struct caller *caller)
     return found == FIELDS ? 0 : -EPERM;
 }
 
-/* An ordinary user has the right to do so in the user namespace that the other one belongs to, and nowhere else. */
+/* Join a namespace. An ordinary user may do so only after joining the user namespace that owns it. */
 static long enter(int namespace)
 {
     long error = CALL(setns, namespace, 0);
@@ -125,8 +125,8 @@ static long stand_where_it_does(const struct caller *caller)
 /* Become the caller, with its rights and no more. */
 long become(struct caller *caller)
 {
-    /* Groups as long as we are who we are: a runtime's namespace may forbid it. An ordinary user may only change them there, if at
-     * all: where it has a single id nobody may, and all have that user's. */
+    /* As root, change the groups before joining the user namespace, which may forbid it. An ordinary user can change them only there,
+     * and not at all if it has a single id; then all processes have that user's groups. */
     bool ordinary = CALL(geteuid) != 0;
     if (!ordinary && (read_identity(caller) < 0 || take_groups(caller) < 0))
         return -EPERM;

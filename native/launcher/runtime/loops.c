@@ -1,5 +1,5 @@
-/* Our copy of the host's mounts must not keep a file system alive that the host unmounts: what lies on a loop device is let go. A
- * runtime that leaves the host's tree behind lets go of all of it; one that stays in our mount namespace does not. */
+/* Unmounting file systems on loop devices: this copy of the host's mounts must not keep them busy after the host unmounts them. An OCI
+ * runtime that leaves the host's tree drops all of its mounts; one that stays in this mount namespace does not. */
 #include "runtime.h"
 
 enum { MOUNT_POINT = 4, MAX_LINE = 3 * MAX_PATH };
@@ -11,7 +11,7 @@ static bool begins_with(const char *text, const char *start)
     return !*start;
 }
 
-/* A line is `ID PARENT DEVICE ROOT MOUNT-POINT OPTIONS … - TYPE SOURCE …`, and there is no blank in a field. */
+/* Unmount the file system of a line `ID PARENT DEVICE ROOT MOUNT-POINT OPTIONS … - TYPE SOURCE …`. No field contains a blank. */
 static void let_go(char *line)
 {
     const char *where = NULL;
@@ -50,7 +50,7 @@ void let_go_of_loops(void)
                     line[length - 1] = piece[i];
                 continue;
             }
-            if (length < MAX_LINE) { /* what is longer is cut off, and nothing of ours */
+            if (length < MAX_LINE) { /* ignore longer lines, which are not loop mounts of Atoll */
                 line[length] = '\0';
                 let_go(line);
             }

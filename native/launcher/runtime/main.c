@@ -1,35 +1,33 @@
 /*
- * atoll-mount: makes a sandbox's file tree and namespaces, then becomes the container runtime; and, inside, the last step
- * before the agent.
+ * atoll-mount: creates a sandbox's file tree and namespaces, then executes the OCI runtime. Inside the sandbox, it performs the
+ * last step before the agent.
  *
- * Theory of operation
+ * `atoll-mount prepare LIST REPORT -- RUNTIME ARGS…` reads words from descriptor LIST and executes them in order. launcher_protocol.py
+ * computes them from the plan; they are documented where they are executed, and most are those of atoll-native. A failure is written
+ * to descriptor REPORT; all descriptors from LIST on are closed for the OCI runtime. The program starts as root of the host and works
+ * in three phases:
  *
- * `atoll-mount prepare LIST REPORT -- RUNTIME ARGS…` reads words from descriptor LIST and executes them in order. Which there are is
- * decided by launcher_protocol.py from the plan; what they mean is said where they are executed, and most are those of atoll-native. A
- * failure goes to descriptor REPORT; all descriptors from LIST on are closed for the runtime. It starts as root of the host and works in
- * three rooms:
- *
- *   1. The host room (prepare.c). A new mount namespace, private, so nothing that follows is ever seen by the host and all of it is
- *      gone when the last process in it is gone: no clean-up can be forgotten. Network, IPC and UTS namespaces are made here
- *      too, so they belong to the host's user namespace: root inside the sandbox has no power over them, and no file of
- *      /proc/sys is writable for it. What only the host's root may do happens here: id-mapped clones of the layers, a
- *      tmpfs with device nodes, sysfs. They wait as descriptors.
- *   2. The sandbox's room (after the word `inside`). A child in the sandbox's user namespace and a mount namespace owned by
- *      it. The overlay is mounted here, with the credentials of the sandbox's root, which is nobody outside. Everything that
- *      resolves a path inside the image happens here, with openat2 and RESOLVE_IN_ROOT, because the image is hostile.
- *   3. Back in the parent, which joins the finished mount namespace and executes the runtime. The runtime sees the tree
- *      under the stage directory; nobody else does.
+ *   1. The host phase (prepare.c), in a new, private mount namespace, so that the host never sees the mounts and all of them disappear
+ *      with the last process in it, without any clean-up. Network, IPC and UTS namespaces are created here, too, so they belong to the
+ *      host's user namespace: root inside the sandbox has no rights over them and cannot write to any file of /proc/sys. Everything
+ *      that only the host's root may do happens here: id-mapped clones of the layers, a tmpfs with device nodes, sysfs. They are kept
+ *      as descriptors.
+ *   2. The sandbox phase (after the word `inside`), in a child in the sandbox's user namespace and a mount namespace owned by it. The
+ *      overlay is mounted here, with the credentials of the sandbox's root, who has no rights outside. All paths inside the image are
+ *      resolved here, with openat2 and RESOLVE_IN_ROOT, because the image is not trusted.
+ *   3. The parent joins the finished mount namespace and executes the OCI runtime. Only the runtime sees the tree, at the stage
+ *      directory.
  *
  * `atoll-mount within LIST FILTER PROGRAM [GUARD] -- ARGV…` runs as the sandbox's first program (within.c), from a descriptor. It covers
- * what /proc should not show. The sandbox's root is a directory *below* the overlay's mount point, so neither the overlay nor its
- * options appear in any /proc/PID/mountinfo; this step enters that directory, gives up the three capabilities it needed for
- * all that, installs the filter of system calls, and executes the agent from descriptor PROGRAM. The agent's file is not readable for
- * the sandbox (mode 0711, owner not mapped), so the kernel makes the process undumpable and bound to the host's user namespace: root
- * inside can neither trace it nor open its memory.
+ * files that /proc should not show. The sandbox's root is a directory *below* the overlay's mount point, so neither the overlay nor its
+ * options appear in any /proc/PID/mountinfo. This step enters that directory, drops the three capabilities that it needed for all
+ * this, installs the filter of system calls, and executes the agent from descriptor PROGRAM. The sandbox cannot read the agent's file
+ * (mode 0711, owner not mapped), so the kernel makes the process undumpable and bound to the host's user namespace: root inside can
+ * neither trace it nor open its memory.
  *
  * `atoll-mount supervise FD KIND` decides about set-id bits for a sandbox that has a writable volume: see supervisor.c.
  *
- * Every failure is a line, `failed ERRNO STEP DETAIL`, and the exit status 125; nothing is retried.
+ * Every failure is reported as one line, `failed ERRNO STEP DETAIL`, and the exit status 125; nothing is retried.
  */
 #include "runtime.h"
 
@@ -56,7 +54,7 @@ long fork_process(void)
     return CALL(clone, CHILD_SIGNAL, 0, 0, 0, 0);
 }
 
-/* All that is in FD. */
+/* Read FD to its end. */
 static size_t read_all(int fd, char *to, size_t room)
 {
     size_t length = 0;
@@ -105,7 +103,7 @@ _Noreturn void run(int count, char **arguments)
 {
     char **environment = arguments + count + 1, **rest = arguments + 2;
     const char *program = count > 1 ? arguments[1] : "";
-    int words = 0; /* before the `--` */
+    int words = 0; /* the number of words before the `--` */
     while (words < count - 2 && strcmp(rest[words], "--"))
         words++;
     bool has_command = words < count - 3;

@@ -1,4 +1,4 @@
-/* atoll-mount prepare: the host room and the sandbox's room, and then the runtime. */
+/* atoll-mount prepare: the host phase and the sandbox phase, then the OCI runtime (see main.c). */
 #include <linux/prctl.h>
 
 #include "runtime.h"
@@ -9,8 +9,8 @@ static struct tree tree = NO_TREE;
 static int userns = -1; /* the sandbox's */
 static int guard_filter = -1, guard_channel = -1;
 
-/* The kernel makes who writes wait for all processors; a child does that while we go on, and we are in the group before there is a
- * runtime. */
+/* Children that add this process to control groups. The kernel makes the writer wait for all CPUs, so a child writes while this process
+ * continues; it waits for the children before it executes the OCI runtime. */
 static long joining[MAX_JOINS];
 static int joins;
 
@@ -35,11 +35,11 @@ static void wait_until_joined(void)
     for (int i = 0; i < joins; i++) {
         need(&me, CALL(wait4, joining[i], &status, 0, NULL));
         if (status)
-            leave(125); /* the child has said why */
+            leave(125); /* the child has reported the reason */
     }
 }
 
-/* A path by which the runtime joins the sandbox's user namespace. */
+/* Create a path through which the OCI runtime joins the sandbox's user namespace. */
 static void keep_namespace(const char *name)
 {
     int flags = O_CREAT | O_WRONLY | O_CLOEXEC | O_EXCL;
@@ -63,22 +63,22 @@ static void in_host_room(const char *op)
     if (!strcmp(op, "userns")) { /* userns UID-MAP GID-MAP: the sandbox's user namespace */
         char *users = next_word(&me);
         userns = mapped_namespace(&me, users, next_word(&me));
-    } else if (!strcmp(op, "group")) { /* group PATH: a list of processes that we enter */
+    } else if (!strcmp(op, "group")) { /* group PATH: a list of processes that this process joins */
         join_group(next_subject(&me));
     } else if (!strcmp(op, "umount")) {
         unmount(next_subject(&me));
-    } else if (!strcmp(op, "hide")) { /* hide DIRECTORY: the runtime must not see what is in it */
+    } else if (!strcmp(op, "hide")) { /* hide DIRECTORY: the OCI runtime must not see its content */
         unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
         need(&me, CALL(mount, "hidden", next_subject(&me), "tmpfs", flags, "size=4k"));
     } else if (!strcmp(op, "let-go")) {
         let_go_of_loops();
-    } else if (!strcmp(op, "guard")) { /* guard FILTER SOCKET: the runtime runs under a filter, with a supervisor */
+    } else if (!strcmp(op, "guard")) { /* guard FILTER SOCKET: the OCI runtime runs under a filter with a supervisor */
         guard_filter = (int)next_number(&me);
         guard_channel = (int)next_number(&me);
-    } else if (!strcmp(op, "enter-stage")) { /* enter-stage PATH SLOT: what follows is staged there */
+    } else if (!strcmp(op, "enter-stage")) { /* enter-stage PATH SLOT: later mounts are staged there */
         const char *path = next_subject(&me);
         enter_stage(&me, path, take(&me, next_number(&me)));
-    } else if (!strcmp(op, "keep-userns")) { /* keep-userns NAME: staged for the runtime */
+    } else if (!strcmp(op, "keep-userns")) { /* keep-userns NAME: staged for the OCI runtime */
         keep_namespace(next_subject(&me));
     } else if (!host_operation(&me, op, userns)) {
         me.give_up(&me, ENOSYS);
@@ -105,7 +105,7 @@ static _Noreturn void work_in_sandbox(int done, int leave_at)
     leave(0);
 }
 
-/* The child makes the sandbox's mount namespace and says so; we join it while it still lives. */
+/* A child makes the sandbox's mount namespace and reports it; this process joins it while the child is alive. */
 static void make_tree(void)
 {
     int done[2], leave_at[2];
@@ -119,15 +119,15 @@ static void make_tree(void)
     }
     CALL(close, done[1]);
     if (CALL(read, done[0], &byte, 1) != 1)
-        leave(125); /* the child has said why */
+        leave(125); /* the child has reported the reason */
     me.step = "join", me.detail = "";
     int fd = (int)need(&me, CALL(openat, AT_FDCWD, proc_path((unsigned long)child, "ns/mnt").bytes, O_RDONLY | O_CLOEXEC, 0));
     need(&me, CALL(setns, fd, CLONE_NEWNS));
     CALL(close, fd);
     CALL(close, leave_at[1]);
     need(&me, CALL(wait4, child, NULL, 0, NULL));
-    /* A copy that belongs to the host: whoever has all rights in the sandbox's user namespace finds its mounts locked, so what is
-     * read-only stays so. */
+    /* Make a copy that belongs to the host's user namespace: its mounts are locked for processes with all rights in the sandbox's user
+     * namespace, so read-only mounts stay read-only. */
     need(&me, CALL(unshare, CLONE_NEWNS));
 }
 
@@ -135,11 +135,11 @@ _Noreturn void prepare(int list, char **command, char **environment)
 {
     need(&me, CALL(close_range, list, ~0u, CLOSE_AT_EXECUTION));
     load_words(list);
-    CALL(umask, 0); /* the modes of the plan are what they say */
+    CALL(umask, 0); /* so that files get exactly the modes of the plan */
     while (me.at < me.end) {
         me.step = next_word(&me);
         me.detail = "";
-        if (!strcmp(me.step, "inside")) { /* inside: what follows happens in the sandbox's room */
+        if (!strcmp(me.step, "inside")) { /* inside: the following words are executed in the sandbox phase */
             make_tree();
             break;
         }

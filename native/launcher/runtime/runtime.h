@@ -1,4 +1,4 @@
-/* What the programs in atoll-mount share. Read main.c first. */
+/* The declarations that the programs in atoll-mount share. Read main.c first. */
 #ifndef ATOLL_RUNTIME_H
 #define ATOLL_RUNTIME_H
 
@@ -7,11 +7,11 @@
 enum { CLOSE_AT_EXECUTION = 4 /* CLOSE_RANGE_CLOEXEC */ };
 
 extern struct worker me;
-extern int report_fd; /* where a failure is told */
+extern int report_fd; /* where failures are reported */
 
 void load_words(int fd);
 void install_filter_from(int fd, int guard);
-long fork_process(void); /* 0: we are the child */
+long fork_process(void); /* returns 0 in the child */
 _Noreturn void leave(int status);
 
 _Noreturn void prepare(int list, char **command, char **environment);                                     /* prepare.c */

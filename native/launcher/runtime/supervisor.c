@@ -1,21 +1,20 @@
 /*
  * atoll-mount supervise: decides about set-id bits for one sandbox that has a writable volume.
  *
- * Theory of operation
- *
  * A program that is set-uid in a volume is set-uid on the host. The filter of system calls cannot see where a path leads, so in a
- * sandbox with a writable volume it hands every call that would set such a bit (chmod and its family, open with O_CREAT) to this
- * process, which does it instead of the caller: with the bits on the sandbox's own files, without them everywhere else. The caller's
- * own call is never continued: another thread could change its path after we looked.
+ * sandbox with a writable volume it passes every call that would set such a bit (chmod and its family, open with O_CREAT) to this
+ * process, which executes it instead of the caller: with the bits on the sandbox's own files, without them everywhere else. The
+ * caller's own call is never continued, because another thread could change its path after the check.
  *
- * Each call is made by a child of its own that first becomes the caller: it joins the caller's user namespace and takes over its root
- * directory, working directory, ids, groups, capabilities and umask. So it can do no more than the caller could, and follows no link
- * that the caller could not follow. It joins its network and IPC, too: what is below /proc/sys depends on who looks. It looks at what
- * it has opened, never at the path again. It is in no PID namespace of the sandbox, so nobody inside can name it.
+ * Each call is executed by a new child that first takes over the caller's identity: it joins the caller's user namespace and adopts its
+ * root directory, working directory, ids, groups, capabilities and umask. So it can do no more than the caller could, and follows no
+ * link that the caller could not follow. It also joins the caller's network and IPC namespaces, because the content of /proc/sys
+ * depends on them. It examines the file that it has opened and never resolves the path again. It is in no PID namespace of the sandbox,
+ * so processes inside cannot address it.
  *
- * The listener comes over a socket, from whoever installs the filter; before it come the lists of the control groups to join, at once
- * and as soon as the listener is there: a runtime takes no group that somebody is in. When the last process under the filter is gone,
- * so is this one. If this one dies first, those calls fail: nothing is let through.
+ * The process that installs the filter sends the listener over a socket. Before it come two lists of control groups, to join
+ * immediately and once the listener has arrived: an OCI runtime does not accept a group that has processes. This process ends when the
+ * last process under the filter has ended. If it dies first, the intercepted calls fail, so none is let through.
  */
 #include <linux/poll.h>
 #include <linux/uio.h>
@@ -40,17 +39,17 @@ static void hand_over(const struct call *call, int fd)
     long number = CALL(ioctl, listener, SECCOMP_IOCTL_NOTIF_ADDFD, &added);
     if (number >= 0)
         return;
-    if (number != -EINVAL) { /* it may hold no more descriptors, or is gone */
+    if (number != -EINVAL) { /* the caller has too many descriptors, or is gone */
         answer(call->id, number);
         return;
     }
-    added.flags = 0; /* Linux before 5.14 does it in two steps */
+    added.flags = 0; /* Linux before 5.14 needs two steps */
     number = CALL(ioctl, listener, SECCOMP_IOCTL_NOTIF_ADDFD, &added);
     struct seccomp_notif_resp response = {.id = call->id, .val = number, .error = number < 0 ? (int)number : 0};
     CALL(ioctl, listener, SECCOMP_IOCTL_NOTIF_SEND, &response);
 }
 
-/* What the caller gets as an answer, or 0: it has one. */
+/* Returns the result for the caller, or 0 if it was answered already. */
 static long act(const struct seccomp_notif *asked)
 {
     static struct caller caller;
@@ -62,7 +61,7 @@ static long act(const struct seccomp_notif *asked)
     if (place.answers < 0 || open_caller(&caller, asked->pid) < 0)
         return -EPERM;
     long error = understand(&caller, asked, &call);
-    if (CALL(ioctl, listener, SECCOMP_IOCTL_NOTIF_ID_VALID, &call.id) != 0) /* what was read may have been another process's */
+    if (CALL(ioctl, listener, SECCOMP_IOCTL_NOTIF_ID_VALID, &call.id) != 0) /* the data may have been read from another process */
         return 0;
     if (error < 0)
         return error;
@@ -103,20 +102,20 @@ static void serve(void)
             return;
         if (!(waiting.revents & POLLIN)) {
             if (waiting.revents)
-                return; /* nobody is left under the filter */
+                return; /* no process is left under the filter */
             continue;
         }
         long error = CALL(ioctl, listener, SECCOMP_IOCTL_NOTIF_RECV, &asked);
         if (error == 0)
             serve_one(&asked);
-        else if (error != -ENOENT && error != -EINTR) /* it was killed meanwhile */
+        else if (error != -ENOENT && error != -EINTR) /* ENOENT: the caller was killed meanwhile */
             return;
     }
 }
 
 /* -- start -- */
 
-/* The lists of control groups, each ended by NUL. A group that is gone means that the sandbox is, too. */
+/* Join control groups, given as lists that end with NUL. If a group is gone, the sandbox is gone, too. */
 static void join(const char *lists, size_t length)
 {
     for (const char *list = lists; list < lists + length; list += strlen(list) + 1) {
@@ -132,7 +131,7 @@ static size_t receive_lists(int channel, char *lists)
     long length = CALL(recvfrom, channel, lists, MAX_LISTS - 1, 0, NULL, NULL);
     if (length <= 0)
         leave(125);
-    return (size_t)length - 1; /* one NUL more, so that the message is never empty */
+    return (size_t)length - 1; /* the message ends with one more NUL, so that it is never empty */
 }
 
 static int receive_listener(int channel)

@@ -1,4 +1,4 @@
-/* What the parts of the supervisor of set-id bits share: see supervisor.c. Functions return a negative errno, as the kernel does. */
+/* The declarations that the parts of the supervisor of set-id bits share: see supervisor.c. Functions return a negative errno. */
 #ifndef ATOLL_SUPERVISOR_H
 #define ATOLL_SUPERVISOR_H
 
@@ -18,9 +18,9 @@ struct caller {
 
 struct call {
     uint64_t id;
-    int at;        /* the directory that the path starts from, or the file itself; AT_FDCWD */
+    int at;        /* the directory from which the path starts (or AT_FDCWD), or the file itself */
     bool on_file;  /* there is no path: `at` is the file */
-    bool makes;    /* it opens a file that it may make; otherwise it changes a mode */
+    bool makes;    /* it opens a file and may create it; otherwise it changes a mode */
     char path[MAX_PATH];
     unsigned mode;
     int flags;
@@ -28,14 +28,14 @@ struct call {
 
 /* Where a call is carried out. */
 struct place {
-    int root;    /* the caller's */
-    int answers; /* /proc/self/fd, where our descriptors have names */
+    int root;    /* the caller's root directory */
+    int answers; /* /proc/self/fd, where this process's descriptors have names */
     bool with_virtual_kernel;
 };
 
 long open_caller(struct caller *, uint32_t pid); /* caller.c */
 long become(struct caller *);
 long understand(const struct caller *, const struct seccomp_notif *, struct call *); /* call.c */
-long carry_out(const struct call *, const struct place *); /* the file that the call opens; 0 if it opens none */
+long carry_out(const struct call *, const struct place *); /* returns a descriptor of the opened file, or 0 if the call opens none */
 
 #endif

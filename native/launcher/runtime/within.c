@@ -1,4 +1,4 @@
-/* atoll-mount within: what the runtime could not do before there was a /proc, and what it need not be trusted with. */
+/* atoll-mount within: the steps that need the sandbox's /proc, and those for which the OCI runtime need not be trusted. */
 #include <linux/prctl.h>
 
 #include "runtime.h"
@@ -24,7 +24,7 @@ _Noreturn void within(int list, int filter, int program, int guard, char **argum
     for (;;) {
         me.step = next_word(&me);
         me.detail = "";
-        if (!strcmp(me.step, "execute")) /* execute CAPABILITIES: it gives up all others and becomes the agent */
+        if (!strcmp(me.step, "execute")) /* execute CAPABILITIES: drop all others and execute the agent */
             execute(filter, program, guard, arguments, environment);
         if (!inside_operation(&me, &tree, me.step) && !host_operation(&me, me.step, -1))
             me.give_up(&me, ENOSYS);

@@ -1,4 +1,4 @@
-/* The first process: from an empty machine to the agent. */
+/* The first process of a sandbox: assembles its file tree and executes the agent. */
 #include <linux/filter.h>
 #include <linux/poll.h>
 #include <linux/prctl.h>
@@ -22,7 +22,7 @@ static struct tree tree = NO_TREE;
 static char *arguments[MAX_STRINGS], *environment[MAX_STRINGS];
 static int argument_count, variable_count;
 
-/* If the launcher dies, so do we: nobody would ever tell us to go on. */
+/* End this process if the launcher dies, because it would otherwise wait forever. */
 static void die_with_launcher(void)
 {
     need(&me, CALL(prctl, PR_SET_PDEATHSIG, KILL_SIGNAL, 0, 0, 0));
@@ -38,13 +38,13 @@ static void become_itself(void)
     if (!shared.keeps_groups)
         need(&me, CALL(setgroups, 0, NULL));
     need(&me, CALL(setresgid, id, id, id));
-    need(&me, CALL(prctl, PR_SET_SECUREBITS, KEEP_CAPABILITIES, 0, 0, 0)); /* they stay, whoever it becomes */
+    need(&me, CALL(prctl, PR_SET_SECUREBITS, KEEP_CAPABILITIES, 0, 0, 0)); /* keep the capabilities when the ids change */
     need(&me, CALL(setresuid, id, id, id));
     need(&me, CALL(prctl, PR_SET_SECUREBITS, 0, 0, 0, 0));
     CALL(umask, 022);
 }
 
-/* The host's mounts, for the stage; a new /proc needs an old one in sight. */
+/* Replace the host's mounts by the stage. This comes after mounting /proc, which requires that an old /proc is visible. */
 static void leave_host(void)
 {
     need(&me, CALL(pivot_root, ".", "."));
@@ -52,7 +52,7 @@ static void leave_host(void)
     need(&me, CALL(chdir, "/"));
 }
 
-/* Staged, so that it can be covered before it is placed. */
+/* Mount /proc on the stage, where parts of it can be covered before it is moved into the root. */
 static void stage_proc(const char *name)
 {
     char none[] = "";
@@ -60,12 +60,12 @@ static void stage_proc(const char *name)
     need(&me, attach(tree.base, AT_FDCWD, name));
 }
 
-/* The agent's descriptors: 0 to 2 the sandbox's own /dev/null, 3 the listening socket, nothing else. */
+/* Set up the agent's descriptors: 0 to 2 the sandbox's own /dev/null, 3 the listening socket, no others. */
 static void arrange_descriptors(void)
 {
     need(&me, CALL(unshare, CLONE_FILES));
     int null = (int)need(&me, CALL(openat, AT_FDCWD, "/dev/null", O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0));
-    /* Both may lie on a number that is about to be overwritten. */
+    /* Both may have a number that is about to be overwritten. */
     int listener = (int)need(&me, CALL(fcntl, shared.listener, F_DUPFD_CLOEXEC, 16));
     int agent = (int)need(&me, CALL(fcntl, shared.agent, F_DUPFD_CLOEXEC, 16));
     int guard = shared.guard < 0 ? -1 : (int)need(&me, CALL(fcntl, shared.guard, F_DUPFD_CLOEXEC, 16));
@@ -113,17 +113,17 @@ static void limit(void)
 static void operation(const char *op)
 {
     me.detail = "";
-    if (!strcmp(op, "proc")) { /* proc NAME FLAGS: of its PID namespace */
+    if (!strcmp(op, "proc")) { /* proc NAME FLAGS: the /proc of this PID namespace */
         stage_proc(next_subject(&me));
     } else if (!strcmp(op, "leave")) { /* leave: the stage becomes the root directory */
         leave_host();
-    } else if (!strcmp(op, "cover-all")) { /* cover-all NAME: by the staged overlay, so that no mount table names it */
+    } else if (!strcmp(op, "cover-all")) { /* cover-all NAME: move the staged overlay over the root, so that no mount table shows it */
         need(&me, CALL(move_mount, AT_FDCWD, next_subject(&me), AT_FDCWD, "/", 0));
     } else if (!strcmp(op, "argument")) {
         keep_string(arguments, &argument_count, next_subject(&me));
     } else if (!strcmp(op, "variable")) {
         keep_string(environment, &variable_count, next_word(&me));
-    } else if (!strcmp(op, "rlimit")) { /* rlimit NAME NUMBER VALUE: soft and hard alike */
+    } else if (!strcmp(op, "rlimit")) { /* rlimit NAME NUMBER VALUE: sets the soft and the hard limit */
         next_subject(&me);
         limit();
     } else if (!strcmp(op, "execute")) { /* execute CAPABILITIES */
@@ -133,7 +133,7 @@ static void operation(const char *op)
     }
 }
 
-/* What is the same for all sandboxes, before anything is known of this one: it has no ids yet, and is in no control group. */
+/* The part that is the same for all sandboxes, executed before the spec is known: without ids and outside of any control group. */
 static void begin(void)
 {
     need(&me, CALL(mount, NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
@@ -153,13 +153,13 @@ _Noreturn void first_process(void)
     me.step = "begin", me.give_up = give_up;
     die_with_launcher();
     begin();
-    /* From here on it is found by its control group and belongs to the sandbox. If that was removed meanwhile, this fails. */
+    /* From here on, the process belongs to the sandbox, which is found by its control group. If that was removed, joining fails. */
     me.step = "join the control group";
     for (int i = 0; i < shared.group_count; i++)
         need(&me, CALL(write, shared.groups[i], "0", 1));
     me.step = "namespaces";
     become_itself();
-    need(&me, CALL(unshare, CLONE_NEWCGROUP)); /* only now: the group it is in is the top of what it will see */
+    need(&me, CALL(unshare, CLONE_NEWCGROUP)); /* only now, because the current group becomes the top of the hierarchy that it sees */
     CALL(setsid);
     for (;;) {
         me.step = next_word(&me);

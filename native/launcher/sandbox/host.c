@@ -1,4 +1,4 @@
-/* The host part: what only root of the host may do, or an ordinary user in its own namespace. */
+/* The host part: steps that need root of the host, or an ordinary user in its own namespace. */
 #include <linux/prctl.h>
 
 #include "sandbox.h"
@@ -8,12 +8,12 @@ enum { STACK = 64 << 10 };
 static struct worker me = {.step = "start", .detail = "", .give_up = launcher_gives_up};
 
 int first_pid;
-static int userns = -1; /* the first process's */
+static int userns = -1; /* of the first process */
 static int group_directory = -1;
 static char stack[STACK] __attribute__((aligned(16)));
 
-/* The first process shares our memory and descriptors until it executes the agent: nothing is copied, and it can say why it
- * failed. Its user, PID and mount namespaces are new and belong to it; network, IPC and UTS are ours, which the host owns. */
+/* Start the first process. It shares memory and descriptors with this one until it executes the agent: nothing is copied, and it can
+ * report why it failed. It has new user, PID and mount namespaces; network, IPC and UTS are the launcher's, owned by the host. */
 static void start_first(void)
 {
     struct clone_args arguments = {
@@ -44,13 +44,13 @@ static void map_ids(void)
     futex_wake(&shared.told);
 }
 
-/* Into the user namespace in which an ordinary user is root, and a mount namespace that belongs to it. Nothing of the host is ours
- * there: what follows can do no more than that user could. */
+/* Enter the user namespace in which an ordinary user is root, and a mount namespace that belongs to it. There is no more right over
+ * the host there than that user has. */
 static void enter(int namespace)
 {
     need(&me, CALL(setns, namespace, CLONE_NEWUSER));
     CALL(close, namespace);
-    /* Our own files in /proc would belong to the host's root, and the id maps of the first process are among them. */
+    /* Otherwise the process's files in /proc would belong to the host's root, among them the id maps of the first process. */
     need(&me, CALL(prctl, PR_SET_DUMPABLE, 1, 0, 0, 0));
     need(&me, CALL(unshare, CLONE_NEWNS));
     need(&me, CALL(mount, NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL));
@@ -75,25 +75,25 @@ static void operation(const char *op)
 {
     if (!strcmp(op, "enter")) { /* enter FD */
         enter((int)next_number(&me));
-    } else if (!strcmp(op, "ready")) { /* say that all up to here is done */
+    } else if (!strcmp(op, "ready")) { /* ready: report that all steps up to here are done */
         report_ready();
-    } else if (!strcmp(op, "remove")) { /* remove PATH: a tree, whoever of our ids its files belong to */
+    } else if (!strcmp(op, "remove")) { /* remove PATH: a tree whose files may belong to any mapped id */
         remove_tree(&me, next_subject(&me));
-    } else if (!strcmp(op, "identity")) { /* identity ID GROUPS: who the first process becomes; 1: it keeps its groups */
+    } else if (!strcmp(op, "identity")) { /* identity ID GROUPS: the ids of the first process; GROUPS 1: it keeps its groups */
         shared.identity = next_number(&me);
         shared.keeps_groups = next_number(&me);
     } else if (!strcmp(op, "write")) { /* write PATH TEXT */
         const char *path = next_subject(&me);
         write_file(&me, path, next_word(&me));
-    } else if (!strcmp(op, "rules")) { /* rules PATH COUNT RULE …: one write for each, as the kernel wants them */
+    } else if (!strcmp(op, "rules")) { /* rules PATH COUNT RULE …: the kernel requires one write for each rule */
         write_rules(next_subject(&me));
-    } else if (!strcmp(op, "group")) { /* group PATH: a list of processes that the first process enters by itself (v1) */
+    } else if (!strcmp(op, "group")) { /* group PATH: a list of processes that the first process joins by itself (v1) */
         keep_group(next_subject(&me));
-    } else if (!strcmp(op, "born-in")) { /* born-in DIRECTORY: the group that the first process is born in (v2) */
+    } else if (!strcmp(op, "born-in")) { /* born-in DIRECTORY: the group in which the first process is created (v2) */
         group_directory = (int)need(&me, CALL(openat, AT_FDCWD, next_subject(&me), O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
     } else if (!strcmp(op, "first")) {
         start_first();
-    } else if (!strcmp(op, "map")) { /* map UID-MAP GID-MAP: and the first process goes on */
+    } else if (!strcmp(op, "map")) { /* map UID-MAP GID-MAP: afterwards the first process continues */
         map_ids();
     } else if (!host_operation(&me, op, userns)) {
         me.give_up(&me, ENOSYS);

@@ -1,5 +1,5 @@
 /* Removing a tree that a sandbox of an ordinary user left. Its files belong to ids that only the user's namespace maps, and its
- * directories may forbid everything. No link is followed: each step is a name in a directory that is open. */
+ * directories may have no permissions. No link is followed: each step uses a name in an open directory. */
 #include "sandbox.h"
 
 enum { ENTRIES = 8192 };
@@ -22,14 +22,14 @@ static bool is_itself_or_parent(const char *name)
     return name[0] == '.' && (!name[1] || (name[1] == '.' && !name[2]));
 }
 
-/* Remove what can be removed at once. 1: there is a directory that is not empty, of this NAME. */
+/* Remove all files and empty directories of a directory. Returns 1 if there is a directory that is not empty, with its NAME. */
 static long empty_one(struct worker *worker, int directory, char *name)
 {
     static char entries[ENTRIES] __attribute__((aligned(8)));
     for (;;) {
         need(worker, CALL(lseek, directory, 0, 0));
         long got = CALL(getdents64, directory, entries, ENTRIES), removed = 0;
-        if (got == -ENOENT) /* somebody else has removed it meanwhile */
+        if (got == -ENOENT) /* another process has removed it meanwhile */
             return 0;
         need(worker, got);
         for (long at = 0; at < got;) {
@@ -56,7 +56,7 @@ static long empty_one(struct worker *worker, int directory, char *name)
     }
 }
 
-/* However deep it is, two descriptors and one name are enough: we go down to a directory that holds only files, and start again. */
+/* Remove a tree of any depth with two descriptors and one name: descend to a directory without subdirectories, then start again. */
 void remove_tree(struct worker *worker, const char *path)
 {
     char name[MAX_NAME + 1];

@@ -1,4 +1,4 @@
-/* What the two processes of atoll-native share. Read main.c first. */
+/* The declarations that the two processes of atoll-native share. Read main.c first. */
 #ifndef ATOLL_SANDBOX_H
 #define ATOLL_SANDBOX_H
 
@@ -9,21 +9,21 @@ enum {
     MAX_STRINGS = 8192, /* arguments and environment */
 };
 
-/* What the host part and the first process tell each other. They share memory until the agent is executed. */
+/* The communication of the host part and the first process, which share memory until the agent is executed. */
 struct shared {
     int groups[MAX_GROUPS], group_count;
-    int told;               /* the id maps are written, and the words for this sandbox are there */
-    int host_done;          /* the host part did all it was told: only now the agent may run */
-    int alive;              /* the kernel clears it when the first process executes the agent, or dies */
-    int executing;          /* it went as far as that */
-    long error;             /* why the first process gave up */
-    struct worker inside;   /* what it was doing */
-    unsigned long identity; /* who it becomes inside */
-    bool keeps_groups;      /* it may not change its groups: it has one id, and the kernel allows no more */
+    int told;               /* the id maps are written, and the words for this sandbox have arrived */
+    int host_done;          /* the host part has done everything; only now may the agent run */
+    int alive;              /* the kernel clears it when the first process executes the agent or dies */
+    int executing;          /* the first process has reached the execution of the agent */
+    long error;             /* why the first process failed */
+    struct worker inside;   /* its current step */
+    unsigned long identity; /* its ids inside */
+    bool keeps_groups;      /* it may not change its groups, because only one id is mapped */
     int launcher;           /* a pidfd of the host part */
     int listener, agent;
-    int guard;              /* a socket to the supervisor of set-id bits; -1: the filter needs none */
-    char *words, *words_end; /* those of this sandbox; before them come those that are the same for all */
+    int guard;              /* a socket to the supervisor of set-id bits, or -1 if the filter needs none */
+    char *words, *words_end; /* the words of this sandbox, after those that are the same for all */
     char *filter;           /* the seccomp program */
     size_t filter_bytes;
 };

@@ -1,1 +1,1 @@
-"""Archives and file trees that strangers made: read, unpacked and measured in bounded memory, time and space."""
+"""Reading, unpacking and measuring untrusted archives and file trees in bounded memory, time and space."""

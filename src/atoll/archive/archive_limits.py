@@ -1,4 +1,4 @@
-"""How much an image may be. Every number is a cap on what a hostile archive can make us do."""
+"""Limits for images. Each bounds the work that an untrusted archive can cause."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
     total_bytes: int = 32 * GIB
-    """Of all layers together, unpacked; files that a later layer deletes count too."""
+    """The unpacked size of all layers together, including files that a later layer deletes."""
     file_bytes: int = 16 * GIB
     entries: int = 2_000_000
     depth: int = 128
     path_bytes: int = 4095
     ratio: int = 100
-    """Unpacked bytes for each packed byte. Root file systems have 2 to 5, logs 20, a bomb 1000."""
+    """Unpacked bytes for each packed byte. Root file systems have 2 to 5, logs 20, decompression bombs 1000."""
     ratio_free_bytes: int = 64 * MIB
-    """So much is unpacked before the ratio is looked at: small archives of zeros are no danger."""
+    """How many bytes are unpacked before the ratio is checked, because small archives of zeros are harmless."""
     download_bytes: int = 16 * GIB
     document_bytes: int = 4 * MIB
-    """Of one manifest, index or configuration."""
+    """The size of one manifest, index or configuration."""
     layers: int = 256
     pax_bytes: int = 1 * MIB
     timeout_s: float = 3600.0
@@ -33,15 +33,16 @@ class ImageLimits:
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of the limits of one image. All its layers spend from the same one."""
+    """How much of the limits of one image has been used. All of its layers share one budget."""
 
     limits: ImageLimits = field(default_factory=ImageLimits)
     bytes_used: int = 0
     entries_used: int = 0
     entry_bytes: int = 0
-    """What each entry costs besides its content. Of an image that is nobody's quota; of a snapshot it is."""
+    """Bytes that each entry counts besides its content: 0 for images; for snapshots the metadata counts, too, because
+    they have a quota."""
     room: Callable[[int], None] | None = None
-    """Called with the bytes that really take room on the disk, without holes. May raise."""
+    """Called with the number of bytes that each piece uses on disk, without holes. May raise."""
 
     def spend_bytes(self, count: int) -> None:
         self.bytes_used += count

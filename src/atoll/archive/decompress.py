@@ -1,7 +1,7 @@
-"""Turns a compressed stream into a plain one, in bounded memory and at a bounded ratio.
+"""Decompression of streams, with bounded memory and a bounded ratio.
 
-The format is told by the first bytes, never by a name or a media type, both of which the sender chooses. gzip, xz and
-bzip2 come with Python; zstd is the `zstd` program, which refuses frames that ask for a window of more than 128 MiB.
+The format is recognized by the first bytes, never by a name or a media type, both of which the sender chooses. gzip, xz
+and bzip2 come with Python; zstd uses the `zstd` program, which refuses frames with a window of more than 128 MiB.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _ZSTD_MEMORY = "128MiB"
 
 
 class Reader(Protocol):
-    """A source of bytes: up to `size` of them, none only at the end."""
+    """A source of bytes. `read` returns up to `size` of them, and b"" only at the end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class _Decoder(Protocol):
-    """One compressed stream, as `lzma` and `bz2` offer it."""
+    """The decompressor interface of `lzma` and `bz2`."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
     @property
@@ -45,7 +45,7 @@ class _Decoder(Protocol):
 
 
 class _Gzip:
-    """`zlib` in the shape of the other two."""
+    """An adapter that gives `zlib` the same interface."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -53,7 +53,7 @@ class _Gzip:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         output = self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
-        # A full output may hide more inside zlib even when it has taken all of the input.
+        # If the output is full, zlib may hold more of it even though it has consumed all of the input.
         self._full = len(output) >= max_length
         return output
 
@@ -90,7 +90,7 @@ def _sniff(head: bytes) -> str | None:
 
 
 class _Source:
-    """The packed bytes: counts them, and can be looked into before it is read."""
+    """The compressed stream. It counts the bytes that are read, and its `head` is available before reading."""
 
     def __init__(self, inner: Reader) -> None:
         self._inner = inner
@@ -110,7 +110,7 @@ class _Source:
 
 
 class _Ratio:
-    """Passes plain bytes on as long as they stay in proportion to the packed ones."""
+    """Passes on decompressed bytes while their ratio to the compressed bytes stays within the limit."""
 
     def __init__(self, inner: Reader, source: _Source, limits: ImageLimits, work: Work) -> None:
         self._inner, self._source, self._limits, self._work = inner, source, limits, work
@@ -129,7 +129,8 @@ class _Ratio:
 
 
 class _Decoded:
-    """Also reads several streams in a row, as parallel compressors and seekable images make them."""
+    """The decompressed content of one or more concatenated streams, as parallel compressors and seekable images make
+    them."""
 
     def __init__(self, kind: str, source: _Source) -> None:
         self._kind, self._source = kind, source
@@ -169,7 +170,7 @@ class _Decoded:
         while len(rest) < 6 and (more := self._source.read(_CHUNK)):
             rest += more
         if _sniff(rest) != self._kind:
-            raise ValueError("something follows its end")
+            raise ValueError("it has data after its end")
         self._decoder, self._input = _decoder(self._kind), rest
 
 
@@ -228,9 +229,7 @@ def plain(inner: Reader, limits: ImageLimits, work: Work) -> Iterator[Reader]:
     else:
         program = shutil.which("zstd")
         if program is None:
-            raise ImageError(
-                "the archive is packed with zstd, which is not on this machine", hint="apt-get install zstd"
-            )
+            raise ImageError("the archive is packed with zstd, which is not installed", hint="apt-get install zstd")
         process = subprocess.Popen(
             [program, "-q", "-d", "-c", f"--memory={_ZSTD_MEMORY}"],
             stdin=subprocess.PIPE,

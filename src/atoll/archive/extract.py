@@ -1,22 +1,22 @@
-"""Unpacks tar archives that strangers made.
+"""Unpacking of untrusted tar archives.
 
-Theory of operation. Names are split into components; `..` is refused, a leading slash means the root of the image.
-The parent is opened by the kernel inside the root (see `root.py`), and the last component is made with calls that
-neither follow a link nor reuse what is there: existing files are removed first, so nothing is ever written *through*
-anything. What an archive can make:
+Names are split into components; `..` is refused, and a leading slash means the root of the image. The kernel opens the
+parent inside the root (see `root.py`). The last component is created with calls that neither follow a link nor reuse an
+existing file: existing files are removed first, so nothing is ever written *through* a link or file. Entries of an
+archive become:
 
-    directories, regular files     permission bits only
-    symbolic links                 verbatim; they mean something only inside a sandbox
-    hard links                     to regular files of the image
-    devices, pipes                 nothing: skipped and counted. Sandboxes get a /dev of their own
-    extended attributes            never applied: file capabilities and overlay's markers would be obeyed
-    whiteouts `.wh.*`              remove what lower layers had; no marker stays
+    directories, regular files     the same, with permission bits only
+    symbolic links                 the same, unchanged; they are resolved only inside a sandbox
+    hard links                     hard links to regular files of the image
+    devices, pipes                 nothing: skipped and counted, because sandboxes get their own /dev
+    extended attributes            nothing: the kernel would obey file capabilities and overlayfs markers
+    whiteouts `.wh.*`              the removal of files of lower layers; no marker is left
 
-Set-uid and set-gid bits are stripped. Sandboxes run with `no_new_privs`, so the bits would do nothing inside, and
-outside, where the image lies on the host's disk, they could only do harm.
+Set-uid and set-gid bits are stripped. Sandboxes run with `no_new_privs`, so the bits would have no effect inside, and
+on the host's disk, outside of a sandbox, they could only do harm.
 
-Owners are kept when we are root (0 to 65535; others become nobody), because sandboxes map these ids. Otherwise all is
-the caller's.
+As root, owners are kept (0 to 65535; others become nobody), because sandboxes map these ids. Otherwise, all files
+belong to the caller.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Parts = tuple[bytes, ...]
 
 @dataclass(slots=True)
 class Extraction:
-    """What unpacking did not take over."""
+    """The parts of an archive that were left out."""
 
     devices_skipped: int = 0
     set_ids_stripped: int = 0
     notes: list[str] = field(default_factory=list)
-    """The first few, in words."""
+    """Messages about the first 20 of them."""
 
     def note(self, text: str) -> None:
         if len(self.notes) < 20:
@@ -69,11 +69,11 @@ def extract(
     whiteouts: bool = True,
     detail: str = "image",
 ) -> Extraction:
-    """Unpack one uncompressed tar stream over what is in the root already, as the next layer of an image.
+    """Unpack one uncompressed tar stream over the existing content of the root, as the next layer of an image.
 
-    Raises ImageError for anything it refuses; the root is then half filled and of no use. `require_end` is off where
-    a digest has shown already that the stream is complete, since some builders leave out the end mark. Without
-    `whiteouts` names that begin with `.wh.` are names like any other.
+    Raises ImageError for anything it refuses; the root is then incomplete and must be discarded. `require_end` is off
+    if a digest proves that the stream is complete, because some builders leave out the end mark. Without `whiteouts`,
+    names that begin with `.wh.` are ordinary names.
     """
     return _Layer(root, budget, work, detail, whiteouts).apply(TarStream(reader, budget, require_end=require_end))
 
@@ -136,7 +136,7 @@ class _Layer:
         return parts
 
     def _parent(self, parts: Parts) -> int:
-        """The descriptor of the directory that an entry goes into; missing ones are made."""
+        """Return a descriptor of the directory that an entry goes into. Missing directories are created."""
         try:
             return self._root.directory(parts[:-1])
         except FileNotFoundError:
@@ -151,7 +151,7 @@ class _Layer:
                     os.mkdir(prefix[-1], 0o700, dir_fd=self._root.directory(prefix[:-1]))
                 except FileExistsError:
                     raise ImageError(
-                        f"the entry {shown(b'/'.join(parts))} lies below a link that leads nowhere"
+                        f"the entry {shown(b'/'.join(parts))} is below a link whose target does not exist"
                     ) from None
                 self._directories[prefix] = Member(b"", Type.DIRECTORY, 0o755, 0, 0, 0, 0, b"")
                 self._made.add(prefix)
@@ -159,7 +159,7 @@ class _Layer:
         return parent
 
     def _clear(self, parts: Parts) -> None:
-        """Make room for an entry."""
+        """Remove an existing file or tree that an entry replaces."""
         self._root.remove(parts)
         self._directories.pop(parts, None)
 
@@ -225,7 +225,7 @@ class _Layer:
         self._made.add(parts)
 
     def _skip(self, parts: Parts, member: Member) -> None:
-        """Also removes what a lower layer had there, since the image means it to be gone."""
+        """Skip a device or pipe, and remove a file of a lower layer that it replaces."""
         self._skipped.add(parts)
         self._result.devices_skipped += 1
         self._result.note(f"skipped the {member.type.name.lower().replace('_', ' ')} {shown(member.name)}")
@@ -241,12 +241,12 @@ class _Layer:
         elif not name.startswith(_WHITEOUT * 2):
             target = (*parts[:-1], name.removeprefix(_WHITEOUT))
             if target[-1] in (b"", b".", b".."):
-                raise ImageError(f"the archive has a whiteout of nothing, {shown(b'/'.join(parts))}")
+                raise ImageError(f"the archive has an invalid whiteout, {shown(b'/'.join(parts))}")
             if target not in self._made and self._root_has(target):
                 self._clear(target)
 
     def _empty(self, parts: Parts) -> None:
-        """Remove from a directory what is not of this layer."""
+        """Remove everything from a directory that does not come from this layer."""
         info = self._root.lstat(parts) if not parts or self._root_has(parts) else None
         if info is None or not stat.S_ISDIR(info.st_mode):
             return
@@ -264,7 +264,10 @@ class _Layer:
             return False
 
     def _finish_directories(self) -> None:
-        """Last of all: making entries changes times, and a read-only mode would stop an ordinary user."""
+        """Set modes, owners and times of the directories.
+
+        This comes last: creating entries changes times, and a read-only mode would stop anyone but root.
+        """
         for parts in sorted(self._directories, key=len, reverse=True):
             member = self._directories[parts]
             info = self._root.lstat(parts)
@@ -293,5 +296,5 @@ def _id(number: int) -> int:
 
 
 def shown(name: bytes) -> str:
-    """A name as it may stand in a message: one line, printable, not too long."""
+    """Return a name for a message: one line, printable and of limited length."""
     return ascii(os.fsdecode(name[:120]))[:200]

@@ -1,10 +1,9 @@
-"""A directory that nothing can lead out of.
+"""A directory whose paths cannot lead outside of it.
 
-Theory of operation. Every path is resolved by the kernel with `openat2` and `RESOLVE_IN_ROOT`: an absolute symbolic
-link starts again at this directory, `..` stops at it, and links of /proc that jump anywhere are refused. There is no
-check that could differ from the use, hence nothing to trick with long names, chains of links or odd encodings. The
-last component is never followed: it is used only with calls that take the parent's descriptor and do not follow
-links.
+The kernel resolves every path with `openat2` and `RESOLVE_IN_ROOT`: an absolute symbolic link starts at this directory,
+`..` stops at it, and magic links of /proc are refused. No separate check could differ from the use, so long names,
+chains of links and unusual encodings cannot circumvent it. The last component is never followed: it is used only with
+calls that take the parent's descriptor and do not follow links.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def open_in_root(root: int, path: bytes, flags: int) -> int:
         if fd >= 0:
             return int(fd)
         code = ctypes.get_errno()
-        # The kernel gives up on `..` when anything on the machine was renamed meanwhile.
+        # The kernel returns EAGAIN for paths with `..` if any file on the machine was renamed meanwhile.
         if code != errno.EAGAIN:
             break
     if code == errno.ENOSYS:
@@ -78,13 +77,16 @@ class Root:
             self.fd = -1
 
     def forget(self) -> None:
-        """Drop descriptors of directories: a name on the way to one of them has changed its meaning."""
+        """Close the cached descriptors of directories, because a name in their paths now means something else."""
         for fd in self._cache.values():
             os.close(fd)
         self._cache.clear()
 
     def directory(self, parts: tuple[bytes, ...]) -> int:
-        """A descriptor of an existing directory, links followed inside the root. The cache owns it: do not close it."""
+        """Return a descriptor of an existing directory, following links inside the root.
+
+        The cache owns the descriptor: do not close it.
+        """
         if not parts:
             return self.fd
         fd = self._cache.get(parts)
@@ -93,7 +95,7 @@ class Root:
             return fd
         fd = open_in_root(self.fd, b"/".join(parts), os.O_RDONLY | os.O_DIRECTORY)
         self._cache[parts] = fd
-        # The oldest goes, never the one before this: an operation uses the parents of two names at once.
+        # Closing the oldest one keeps the last few valid: an operation uses the parents of two names at once.
         if len(self._cache) > _CACHED:
             os.close(self._cache.popitem(last=False)[1])
         return fd
@@ -119,7 +121,10 @@ class Root:
                 self.forget()
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """A regular file of at most `limit` bytes, links followed inside the root; None if there is none."""
+        """Return the content of a regular file of at most `limit` bytes, or None if it does not exist.
+
+        Links are followed inside the root.
+        """
         try:
             fd = self.open(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -131,7 +136,7 @@ class Root:
         return data
 
     def open(self, path: str) -> int:
-        """A regular file, for reading. A pipe or device is refused without blocking on it."""
+        """Open a regular file for reading. A pipe or device is refused without blocking on it."""
         fd = open_in_root(self.fd, os.fsencode(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -139,7 +144,7 @@ class Root:
         return fd
 
     def write(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Replace a file, or whatever has its name, by a regular file. Its directory must exist."""
+        """Write a regular file, replacing anything that has its name. Its directory must exist."""
         parts = tuple(part for part in os.fsencode(path).split(b"/") if part)
         with contextlib.suppress(FileNotFoundError):
             self.remove(parts)

@@ -1,10 +1,10 @@
-"""Reads the headers of a tar stream: ustar, GNU long names and pax, nothing more.
+"""A parser for tar streams that supports only ustar, GNU long names and pax.
 
-The standard library's parser allocates what a header asks for, follows chains of headers by recursion and builds
-sparse maps of any length. This one reads forward only, holds at most one block and one bounded extension, and refuses
-what no image needs: sparse files, several volumes, unknown types, global headers that would rename entries.
+The standard library's parser allocates as much memory as a header requests, follows chains of headers by recursion and
+builds sparse maps of any length. This one only reads forward, holds at most one block and one bounded extension, and
+refuses features that no image needs: sparse files, several volumes, unknown types, global headers that rename entries.
 
-Names stay bytes: they are whatever the archive says, and the kernel does not care about encodings.
+Names stay bytes, because archives do not declare an encoding and the kernel does not need one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Member:
 
 
 class TarStream:
-    """Iterate to get members; read the data of a file with `data()` before going on, or it is skipped."""
+    """An iterator of members. The data of a file can be read with `data()` until the next member is requested."""
 
     def __init__(self, reader: Reader, budget: Budget, *, require_end: bool = True) -> None:
         self._reader, self._budget = reader, budget
@@ -86,7 +86,7 @@ class TarStream:
             extensions, count = {}, 0
 
     def data(self) -> Iterator[bytes]:
-        """The data of the file that iteration has just given."""
+        """Yield the data of the current member."""
         while self._unread:
             chunk = self._some(min(self._unread, _READ))
             self._unread -= len(chunk)
@@ -96,7 +96,7 @@ class TarStream:
         name = extensions.get(b"path")
         if name is None:
             name = _text(block[0:100])
-            # GNU writes two spaces after the magic and keeps other things where ustar has the prefix.
+            # GNU tar writes two spaces after the magic and uses the prefix field for something else.
             if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):
                 name = prefix + b"/" + name
         kind = _type(flag, name)
@@ -184,11 +184,11 @@ class TarStream:
         return block
 
     def _finish(self) -> None:
-        """Read to the end, so that a checksum over the whole stream covers it. Only padding may be there."""
+        """Read the stream to its end, so that a digest of the whole stream covers it. Only padding may follow."""
         rest = self._buffer[self._position :] or self._reader.read(_READ)
         while rest:
             if rest.strip(b"\0"):
-                raise ImageError("the archive is damaged: something follows its end")
+                raise ImageError("the archive is damaged: it has data after its end")
             self._budget.spend_bytes(len(rest))
             rest = self._reader.read(_READ)
 
@@ -231,7 +231,7 @@ def _number(field: bytes) -> int:
         return value
     digits = field.strip(b" \0")
     if digits and (digits.strip(b"01234567")):
-        raise ImageError("the archive is damaged: a header has a bad number")
+        raise ImageError("the archive is damaged: a header has an invalid number")
     return int(digits, 8) if digits else 0
 
 
@@ -243,12 +243,12 @@ def _decimal(extensions: dict[bytes, bytes], key: bytes, default: int) -> int:
     if key == b"mtime" and whole.startswith(b"-"):
         return 0
     if not whole.isdigit() or len(whole) > 20:
-        raise ImageError(f"the archive is damaged: {key.decode()} is no number")
+        raise ImageError(f"the archive is damaged: {key.decode()} is not a number")
     return int(whole)
 
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:
-    """`LENGTH KEY=VALUE\\n`, where the length counts all of it."""
+    """Parse records of the form `LENGTH KEY=VALUE\\n`, where the length counts the whole record."""
     records: dict[bytes, bytes] = {}
     position = 0
     while position < len(data) and data[position]:

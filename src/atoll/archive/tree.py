@@ -1,4 +1,4 @@
-"""A finished root file system: made fit for use, measured, named by its content, removed."""
+"""Operations on an unpacked root file system: prepare its mount points, measure and digest it, remove it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from atoll.removal import remove_tree
 from atoll.walking import walk
 
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "etc": 0o755, "tmp": 0o1777, "run": 0o755}
-"""Directories that engines mount over or write to. As links they would lead a careless runtime to the host."""
+"""Directories that engines mount over or write to. If they were links, a careless OCI runtime could reach the host."""
 _EMPTIED = ("dev", "proc", "sys")
 _CHUNK = 1 << 20
 _MAX_DEPTH = 512
-"""More than the names in an archive may have: links let an archive go on where such a name ends."""
+"""The maximum depth of a tree. It exceeds the depth of names in an archive, because links allow deeper trees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """`digest` covers every path with its type, mode, owner, size and content; not the times."""
+    """The size and digest of a tree. The digest covers path, type, mode, owner, size and content of every entry, but
+    not its times."""
 
     digest: str
     size_bytes: int
@@ -32,10 +33,10 @@ class Measure:
 
 
 def settle(path: Path) -> None:
-    """Make the mount points real directories: made where absent, refused where they are anything else.
+    """Create missing mount points, and refuse those that are not real directories.
 
-    What lies in /dev, /proc and /sys is removed: it is hidden by mounts in every sandbox, and outside one it could
-    only mislead.
+    The content of /dev, /proc and /sys is removed: mounts hide it in every sandbox, and outside of one it would only be
+    misleading.
     """
     with Root(path) as root:
         for name, mode in MOUNT_POINTS.items():
@@ -55,7 +56,7 @@ def settle(path: Path) -> None:
 
 
 def measure(path: Path, work: Work) -> Measure:
-    """Read all of a tree. The digest is a SHA-256 over one record for each entry, in the order of a sorted walk."""
+    """Read a whole tree. The digest is a SHA-256 of one record for each entry, in the order of a sorted walk."""
     total, entries = 0, 0
     links: dict[int, bytes] = {}
     digest = hashlib.sha256(b"atoll-tree-1\n")
@@ -104,5 +105,5 @@ def _hash_file(parent: int, name: str, work: Work) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a tree, however deep, also one with directories that their owner may not write to. May be repeated."""
+    """Remove a tree of any depth, even if it has directories that their owner may not write to. May be repeated."""
     remove_tree(path)

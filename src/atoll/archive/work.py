@@ -1,8 +1,7 @@
-"""One piece of blocking work: how it is stopped, how long it may take, and how it says what it is doing.
+"""Blocking work that can be cancelled, has a timeout and reports progress.
 
-Work runs in a thread, which nobody can interrupt from outside. So everything that loops calls `check()`, and
-everything that blocks in the kernel registers with `on_cancel` what ends the blocking (closing a socket, killing a
-process).
+Work runs in a thread, which cannot be interrupted from outside. So every loop calls `check()`, and code that blocks in
+the kernel registers a function with `on_cancel` that ends the blocking, such as closing a socket or killing a process.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is being done right now. `total_bytes` is None when nobody knows how much is to come."""
+    """The current step of the work. `total_bytes` is None if the total is unknown."""
 
     stage: str
     """One of `wait`, `pull`, `build`, `extract`, `check`."""
@@ -34,7 +33,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class WorkCancelledError(Exception):
-    """Unwinds the thread of a cancelled work. Never leaves this package."""
+    """Unwinds the thread of cancelled work. `Images` converts it, so users never see it."""
 
 
 class Work:
@@ -59,7 +58,7 @@ class Work:
         return max(0.0, self._deadline - time.monotonic())
 
     def check(self) -> None:
-        """Raise if this work should not go on."""
+        """Raise if the work was cancelled or its time is over."""
         if self._cancelled.is_set():
             raise WorkCancelledError
         if time.monotonic() > self._deadline:
@@ -75,7 +74,7 @@ class Work:
 
     @contextlib.contextmanager
     def on_cancel(self, breaker: Callable[[], None]) -> Iterator[None]:
-        """While inside, cancelling also calls `breaker`, from another thread."""
+        """Within this context, `cancel` also calls `breaker`, from another thread."""
         with self._lock:
             self.check()
             self._breakers.append(breaker)
@@ -86,9 +85,9 @@ class Work:
                 self._breakers.remove(breaker)
 
     def detached(self, function: Callable[[], T], discard: Callable[[T], None]) -> T:
-        """Call something that cannot be broken off, such as a name lookup, and abandon it when cancelled.
+        """Call a function that cannot be interrupted, such as a name lookup, and abandon it when cancelled.
 
-        A result that arrives too late is given to `discard`.
+        A result that arrives too late is passed to `discard`.
         """
         done = threading.Event()
         lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Host side of the agent protocol: commands, files, trees and ports of one sandbox over one byte stream.
 
-Knows no engine: all it needs is a function that gives a connected socket to the agent. Nothing that comes from inside
-is trusted.
+This package does not depend on engines: it needs only a function that returns a socket connected to the agent. Nothing
+that comes from inside the sandbox is trusted.
 """
 
 from atoll.guest.connection import Connect, Connection

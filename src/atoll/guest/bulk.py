@@ -1,7 +1,7 @@
-"""A blocking connection of its own for bulk data, used by a worker thread.
+"""A separate blocking connection for bulk data, used by a worker thread.
 
-Megabytes never pass through the event loop: they would delay every other user of it. One stream is open at a time. The
-same distrust applies as on a shared connection: lengths, numbers and directions are checked.
+Bulk data does not pass through the event loop, where it would delay everything else. One stream is open at a time. The
+agent is trusted no more than on a shared connection: lengths, stream numbers and directions are checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from atoll.guest.frames import (
 
 _BUFFER = 4 * (HEADER.size + MAX_PAYLOAD)
 _SEND_BUFFER = 1 << 20
-"""All of the credit that an upload gets may be on the way. With less each side waits for the other much more often."""
+"""Large enough for all of an upload's credit to be in flight. With less, each side waits for the other more often."""
 FILE_CHUNK = MAX_PAYLOAD
 _TIMEVAL = struct.Struct("@ll")
 
@@ -42,7 +42,7 @@ _NOT_FROM_FILE = (errno.EIO, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Refused(Exception):  # noqa: N818
-    """The agent ended the stream with an error. Not an OSError: it must not be taken for one of a host file."""
+    """The agent ended the stream with an error. This is not an OSError, to keep it apart from errors of host files."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -56,7 +56,7 @@ class _Frame(NamedTuple):
 
 class BulkConnection:
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
-        """`timeout_s` is how long the agent may make no progress at all."""
+        """`timeout_s` is the maximum time without any progress by the agent."""
         self._sock = sock
         self._timeout_s = timeout_s
         self._number = 0
@@ -67,16 +67,16 @@ class BulkConnection:
         self._start = 0
         self._end = 0
         self.before_reuse: Callable[[], None] = lambda: None
-        """Called when data that was received so far is about to be overwritten."""
+        """Called before the data received so far is overwritten."""
         sock.setblocking(True)
-        # The kernel's own timeout: Python's would cost one more system call for each read and write.
+        # Use the kernel's timeout, because Python's costs one more system call for each read and write.
         limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
 
     def abort(self) -> None:
-        """From another thread: whoever is waiting for the agent fails now."""
+        """Make the thread that waits for the agent fail now. Called from another thread."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -103,9 +103,9 @@ class BulkConnection:
             data = data[len(piece) :]
 
     def send_file(self, fd: int, size: int) -> int:
-        """Exactly `size` bytes of a file, straight from the kernel's cache; zeros where it has ended or cannot be read.
+        """Send exactly `size` bytes of a file with sendfile(2); zeros replace what is missing or cannot be read.
 
-        Returns how much of it is really from the file.
+        Returns the number of bytes that came from the file.
         """
         real = offset = 0
         while offset < size:
@@ -122,7 +122,7 @@ class BulkConnection:
         self._send(memoryview(encode_frame(FrameType.END, self._number)))
 
     def receive_data(self) -> memoryview | None:
-        """The next piece, valid until `before_reuse` is called; None after the last. Raises Refused."""
+        """Return the next piece, valid until `before_reuse` is called, or None after the last one. Raises Refused."""
         if self._consumed * 2 >= self._window:
             credit, self._consumed = self._consumed, 0
             self._send(memoryview(encode_credit(self._number, credit)))
@@ -131,17 +131,17 @@ class BulkConnection:
             decode_fields(frame.payload)
             return None
         if frame.kind != FrameType.DATA:
-            raise ProtocolError(f"the agent sent a frame of type {frame.kind} where data is due")
-        # What arrives is used up at once, so an agent that ignores its credit gains nothing and is not worth a check.
+            raise ProtocolError(f"the agent sent a frame of type {frame.kind} instead of data")
+        # Data is consumed as it arrives, so an agent that exceeds its credit gains nothing and needs no check.
         self._consumed += len(frame.payload)
         return frame.payload
 
     def result(self) -> Fields:
-        """What the stream ends with, when no data is due."""
+        """Return the fields of the END frame of a stream that carries no data in this direction."""
         while (frame := self._next()).kind == FrameType.CREDIT:
             pass
         if frame.kind != FrameType.END:
-            raise ProtocolError(f"the agent sent a frame of type {frame.kind} where the end is due")
+            raise ProtocolError(f"the agent sent a frame of type {frame.kind} instead of the end")
         return decode_fields(frame.payload)
 
     def _wait_for_credit(self) -> None:
@@ -198,7 +198,7 @@ class BulkConnection:
         return done
 
     def _send_read(self, fd: int, offset: int, length: int) -> int:
-        """For file systems whose files cannot be sent directly."""
+        """Send a part of a file on a file system that does not support sendfile(2)."""
         try:
             data = os.pread(fd, length, offset)
         except OSError:
@@ -225,5 +225,5 @@ class BulkConnection:
 
 def _refusal(number: int, fields: Fields) -> ProtocolError | Refused:
     if number == 0:
-        return ProtocolError(f"the agent refused what it was sent: {message_of(fields)}")
+        return ProtocolError(f"the agent rejected a frame: {message_of(fields)}")
     return Refused(agent_error(fields))

@@ -1,4 +1,4 @@
-"""What is kept of a command's output: its beginning and its end."""
+"""The part of a command's output that is kept: its beginning and its end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _STEP_BYTES = 1 << 20
 
 
 class Capture:
-    """Keeps all of it up to `limit` bytes; beyond that the first and the last half of the limit.
+    """Captured output: all of it up to `limit` bytes, otherwise its first and last `limit / 2` bytes.
 
-    The limit shrinks to what is kept already when the request that it is for may hold no more in memory.
+    If the memory reservation of the current request is exhausted, the limit shrinks to the amount already kept.
     """
 
     __slots__ = ("_head", "_head_limit", "_reservation", "_tail", "_tail_limit", "missing", "total")
@@ -25,9 +25,9 @@ class Capture:
         self._tail = bytearray()
         self._reservation = reservation.get()
         self.total = 0
-        """Bytes that were written, kept or not."""
+        """How many bytes were written, kept or not."""
         self.missing = 0
-        """Bytes at the beginning that were lost before they could be captured."""
+        """How many bytes at the beginning were lost before they could be captured."""
 
     def add(self, data: memoryview) -> None:
         self.total += len(data)
@@ -48,7 +48,7 @@ class Capture:
         if not self._tail_limit:
             return
         self._tail += data[-self._tail_limit :]
-        # Cut only now and then, so that a flood costs few copies of each byte and not many.
+        # Trim only occasionally, so that a flood of output does not copy each byte many times.
         if len(self._tail) > self._tail_limit + max(self._tail_limit // 4, min(self._tail_limit, _SLACK)):
             del self._tail[: -self._tail_limit]
 

@@ -1,4 +1,4 @@
-"""The short way for a command that is run to its end: output goes straight from the connection into two captures."""
+"""The fast path for a command that is run to its end: output goes directly from the connection into two captures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.guest.stream import Stream
 
 
 class Collector:
-    """Stream handler. `stream` is set by whoever opens it."""
+    """The stream handler of such a command. The caller that opens the stream sets `stream`."""
 
     __slots__ = ("_attached", "_on_output", "future", "stderr", "stdout", "stream")
 
@@ -39,9 +39,9 @@ class Collector:
             self._tell(channel, bytes(data))
 
     def on_event(self, kind: int, fields: Fields) -> None:
-        # Comes only when the id was known already: the command was asked for before, and its answer was lost.
+        # ATTACHED comes only if the agent knew the id: an earlier request started the command and lost its answer.
         if kind != EventKind.ATTACHED or self._attached:
-            raise ProtocolError(f"the agent sent event {kind} where none is due")
+            raise ProtocolError(f"the agent sent the unexpected event {kind}")
         self._attached = True
         gaps = dropped_at_attach(fields, (0, 0, 0))
         self.stdout.miss(gaps[0])
@@ -61,6 +61,6 @@ class Collector:
         try:
             self._on_output(channel, data)
         except Exception as error:
-            # A mistake of the caller must reach the caller, not the connection that others share.
+            # An error in the caller's callback must reach the caller, not the connection, which others share.
             self._on_output = None
             self.on_error(error)

@@ -1,7 +1,7 @@
 """One connection to an agent, on one event loop, shared by many streams.
 
-The agent is hostile until proven otherwise: whatever is not exactly as the protocol says fails the connection and with
-it all of its streams. Memory is bounded by one buffer, the credit of each stream and the number of streams.
+The agent is not trusted: any deviation from the protocol fails the connection and all of its streams. Memory is bounded
+by one buffer, the credit of each stream and the number of streams.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _PATIENCE_S = (0.5, 1.5, 3.0, 5.0, 10.0, 20.0, 20.0)
 _MAX_CREDIT = 1 << 32
 _LAST_CHANNEL = 3
 _FRESH_S = 1.0
-"""An agent that was heard within this time is not asked whether it is there."""
+"""An agent that sent something within this time is assumed to be reachable, without a request."""
 _SILENT_S = 5.0
-"""After this time of silence, whoever waits for an answer learns whether one can come."""
+"""After this time without data from the agent, pending requests are checked: they fail if no answer can come."""
 _DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _DATA, _END, _CREDIT, _EVENT, _ERROR = map(
     int, (FrameType.DATA, FrameType.END, FrameType.CREDIT, FrameType.EVENT, FrameType.ERROR)
 )
-"""Plain numbers: comparing with a member of an enum costs a lookup for every frame."""
+"""These are plain integers because comparing with an enum member costs an attribute lookup for every frame."""
 
 
 async def dial(connect: Connect, timeout_s: float) -> socket.socket:
@@ -89,20 +89,20 @@ class Connection:
         self.loop = loop
         self.closed = False
         self.instance = b""
-        """Random name of this run of the agent: a new one means that all processes are gone."""
+        """Random id of this run of the agent. A new id means that all earlier processes are gone."""
         self._wire = Wire(sock, loop, self._on_frame, self._lost)
         self._streams: dict[int, Stream] = {}
         self._last_number = 0
         self.diagnose: Diagnose | None = None
-        """Raises the reason why the agent does not answer, if there is one. Without it everybody waits."""
+        """Raises the reason why the agent cannot answer, if there is one. If this is None, requests wait forever."""
         self._guard: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self.send = self._wire.send
-        """Write complete frames. A lost connection is not raised: it reaches every stream's handler."""
+        """Write complete frames. This never raises: a lost connection is reported to every stream's handler."""
 
     @classmethod
     async def open(cls, sock: socket.socket, timeout_s: float = 10.0) -> Connection:
-        """Greet the agent on a connected socket, which belongs to the connection from now on."""
+        """Exchange HELLO with the agent on a connected socket. The new connection owns the socket."""
         connection = cls(sock, asyncio.get_running_loop())
         try:
             async with asyncio.timeout(timeout_s):
@@ -122,12 +122,12 @@ class Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits for anything from the agent."""
+        """Whether the connection has no open streams."""
         return not self._streams
 
     @property
     def congested(self) -> bool:
-        """The agent does not read as fast as we write."""
+        """Whether data is waiting to be sent because the agent reads too slowly."""
         return self._wire.congested
 
     @property
@@ -144,7 +144,10 @@ class Connection:
         data: bytes | None = None,
         live: bool = False,
     ) -> Stream:
-        """Send a request at once. With `data` (at most WINDOW bytes) also all of its input and the end of it."""
+        """Send a request immediately. With `data` (at most WINDOW bytes), also send its complete input and the END.
+
+        A `live` stream may stay silent: it does not count as waiting for an answer (see `Stream.live`).
+        """
         if self.closed:
             raise AgentUnreachableError("the connection to the agent was lost")
         if len(self._streams) >= MAX_STREAMS:
@@ -167,16 +170,17 @@ class Connection:
         return stream
 
     async def alive(self) -> None:
-        """Return when the agent was heard lately. Raises the reason why it cannot answer, or AgentUnreachableError."""
+        """Return if the agent was heard recently, or once it answers. Raises AgentUnreachableError, or the reason why
+        it cannot answer."""
         if self.diagnose is not None and self.loop.time() - self._wire.heard >= _FRESH_S:
             await answered(self.request(Op.HELLO, live=True), self.diagnose)
 
     def doubt(self) -> None:
-        """Ask whether the agent is there before anything else is sent, even if it was heard lately."""
+        """Make the next `alive` ask the agent, even if it was heard recently."""
         self._wire.heard -= _FRESH_S
 
     async def request(self, op: Op, fields: bytes = b"", *, live: bool = False) -> Fields:
-        """The answer to a simple request. Cancelling tells the agent that nobody waits any more."""
+        """Send a request and return its answer. Cancelling closes the stream, so the agent can stop working on it."""
         answer = Answer(self.loop)
         stream = self.open_stream(op, fields, answer, live=live)
         try:
@@ -185,9 +189,9 @@ class Connection:
             stream.close()
 
     def close(self) -> None:
-        """Close the connection, from whatever event loop or none. May be repeated."""
+        """Close the connection. This may be called from any event loop or none, and may be repeated."""
         if self.loop.is_closed():
-            # Nobody can wait on that loop any more.
+            # Nothing can wait on a closed loop, so no handler needs to be called.
             self.closed = True
             self._streams.clear()
             self._wire.close()
@@ -200,7 +204,7 @@ class Connection:
         self.close()
 
     def fail(self, error: AgentError) -> None:
-        """Tell every stream, and close. Whoever finds out that the agent breaks the protocol calls this."""
+        """Report the error to every stream and close. Called when the connection breaks or violates the protocol."""
         if self.closed:
             return
         self.closed = True
@@ -212,11 +216,12 @@ class Connection:
             stream.ended = True
             stream.wake()
             if not stream.closed:
-                # Each gets an exception of its own: one raised in several tasks would collect all their tracebacks.
+                # Each stream gets its own exception: one raised in several tasks would collect all their tracebacks.
                 stream.handler.on_error(type(error)(error.reason))
 
     def _check_silence(self) -> None:
-        """Somebody may wait for an answer that cannot come: because of a pause, nobody closes the connection."""
+        """Check pending requests after a silence. A paused sandbox does not close its connection, so they might wait
+        for an answer that cannot come."""
         self._guard = None
         if self.closed or not self._waiting():
             return
@@ -240,7 +245,8 @@ class Connection:
             self._guard = self.loop.call_later(_SILENT_S, self._check_silence)
 
     def _lost(self, error: AgentError) -> None:
-        """Whoever waits for an answer learns why the connection broke, which the engine knows a moment later."""
+        """Fail all streams after the connection broke. Pending requests fail a moment later, with the reason, because
+        the engine needs that moment to learn it."""
         waiting = self._waiting() if self.diagnose is not None and isinstance(error, AgentUnreachableError) else []
         for stream in waiting:
             del self._streams[stream.number]
@@ -288,10 +294,10 @@ class Connection:
         elif kind == _CREDIT:
             stream.send_credit += decode_credit(payload)
             if stream.send_credit > _MAX_CREDIT:
-                raise ProtocolError("the agent granted absurd credit")
+                raise ProtocolError("the agent granted too much credit")
             stream.wake()
         else:
-            raise ProtocolError(f"the agent sent a frame of type {kind}, which is not for an agent to send")
+            raise ProtocolError(f"the agent sent a frame of type {kind}, which an agent must not send")
 
     def _finish(self, stream: Stream, kind: int, fields: Fields) -> None:
         error = agent_error(fields) if kind == _ERROR else None
@@ -307,14 +313,14 @@ class Connection:
         try:
             stream.handler.on_end(fields)
         except ProtocolError as refusal:
-            # This stream is no longer among those that the failing connection tells.
+            # The stream was removed above, so `fail` will not report the error to it.
             stream.handler.on_error(refusal)
             raise
 
     def _refuse(self, number: int, kind: int, payload: memoryview) -> NoReturn:
         if number == 0 and kind == _ERROR:
             reason = message_of(decode_fields(payload))
-            raise ProtocolError(f"the agent refused what it was sent: {reason}")
+            raise ProtocolError(f"the agent rejected a frame: {reason}")
         if number > self._last_number or number == 0:
             raise ProtocolError(f"the agent sent a frame for stream {number}, which was never opened")
         raise ProtocolError(f"the agent sent a frame for stream {number} after its last one")
@@ -328,7 +334,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 class Answer:
-    """Handler of a request that is answered by one END."""
+    """The stream handler of a request whose answer is a single END frame."""
 
     __slots__ = ("future",)
 
@@ -336,10 +342,10 @@ class Answer:
         self.future: asyncio.Future[Fields] = loop.create_future()
 
     def on_data(self, channel: int, data: memoryview) -> None:
-        raise ProtocolError("the agent sent data where none is due")
+        raise ProtocolError("the agent sent unexpected data")
 
     def on_event(self, kind: int, fields: Fields) -> None:
-        raise ProtocolError(f"the agent sent event {kind} where none is due")
+        raise ProtocolError(f"the agent sent the unexpected event {kind}")
 
     def on_end(self, fields: Fields) -> None:
         if not self.future.done():

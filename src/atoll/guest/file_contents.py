@@ -1,4 +1,4 @@
-"""Reading and writing what is in a file, in pieces."""
+"""Reading and writing the contents of files, in pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def too_large(path: GuestPath, limit: int) -> OSError:
 async def read_pieces(
     connection: Connection, fields: bytes, path: GuestPath, offset: int, length: int | None, limit: int | None
 ) -> AsyncGenerator[bytes, None]:
-    """The content as it comes. With a limit, a file that is announced as larger is refused before it is sent."""
+    """Yield the content as it arrives. A file whose announced size exceeds `limit` is refused before it is sent."""
     inbox = Inbox(events=(EventKind.FILE,))
     inbox.open(connection, Op.READ, fields, window=_READ_WINDOW)
     received = 0
@@ -38,7 +38,7 @@ async def read_pieces(
             while (piece := await inbox.take()) is not None:
                 received += len(piece[1])
                 if length is not None and received > length:
-                    raise ProtocolError("the agent sent more of a file than was asked for")
+                    raise ProtocolError("the agent sent more of a file than requested")
                 if limit is not None and received > limit:
                     raise too_large(path, limit)
                 yield piece[1]
@@ -47,14 +47,14 @@ async def read_pieces(
 
 
 async def write_whole(connection: Connection, fields: bytes, path: GuestPath, data: bytes) -> int:
-    """A small file in one system call. Returns how many bytes were written."""
+    """Write a small file, sent in one system call. Returns the size that the agent reports."""
     answer = Answer(connection.loop)
     stream = connection.open_stream(Op.WRITE, fields, answer, data=data)
     return await _written(stream, answer, path)
 
 
 async def write_pieces(connection: Connection, fields: bytes, path: GuestPath, pieces: Pieces) -> int:
-    """If `pieces` fails or the call is cancelled the stream is closed, and the agent keeps the old content."""
+    """Write a file from pieces. If `pieces` raises or the call is cancelled, the file keeps its old content."""
     answer = Answer(connection.loop)
     stream = connection.open_stream(Op.WRITE, fields, answer)
     try:
@@ -81,7 +81,7 @@ async def _written(stream: Stream, answer: Answer, path: GuestPath) -> int:
 
 
 async def _accepted(stream: Stream, piece: bytes) -> bool:
-    """Whether the agent still wants more. If not, its reason is in the answer."""
+    """Send a piece and return whether the agent accepts more. If it does not, the answer holds the reason."""
     try:
         await stream.send_data(piece)
     except (BrokenPipeError, AgentUnreachableError):

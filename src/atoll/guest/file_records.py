@@ -1,4 +1,4 @@
-"""Records: how the agent describes files, one after the other in a byte stream."""
+"""Records: the descriptions of files in a list or tree, one after another in a byte stream."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ KINDS: dict[int, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file of a sandbox. `path` is what was asked for (stat), the name (list) or relative to the start (walk)."""
+    """One file of a sandbox. `path` is the requested path (stat), the name (list) or relative to the start (walk)."""
 
     path: str
     kind: Kind
     mode: int
-    """Permission bits only."""
+    """The permission bits only."""
     uid: int
     gid: int
     size: int
     mtime_s: float
     target: str | None = None
-    """Where a link points to."""
+    """The target of a symbolic link."""
 
     @property
     def name(self) -> str:
@@ -71,12 +71,12 @@ class FileRecord(NamedTuple):
 
 
 def encode_record(kind: int, path: bytes, mode: int, size: int, mtime_ns: int, target: bytes = b"") -> bytes:
-    """For a tree that is sent: the owner is not told, whoever receives it owns it."""
+    """Encode a record of a tree to send. It has no owner, because the receiver becomes the owner of the files."""
     return RECORD.pack(kind, 0, len(path), len(target), 0, mode, 0, 0, size, mtime_ns) + path + target
 
 
 def parse_record(data: bytes | bytearray | memoryview, position: int) -> tuple[FileRecord, int] | None:
-    """The record at `position` and where it stops, or None if it is not complete yet."""
+    """Return the record at `position` and the position after it, or None if the record is incomplete."""
     start = position + RECORD.size
     if len(data) < start:
         return None
@@ -96,7 +96,7 @@ def parse_record(data: bytes | bytearray | memoryview, position: int) -> tuple[F
 
 
 class FileRecordParser:
-    """Takes the stream in any pieces. Holds at most one incomplete record between them."""
+    """Parses a stream of records, fed in pieces of any size. At most one incomplete record is held between pieces."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -115,7 +115,7 @@ class FileRecordParser:
 
 
 def check_relative(path: bytes) -> list[bytes]:
-    """The components of a path that must stay below where it starts from. None of them can lead anywhere else."""
+    """Return the components of a path that must stay below its start. Raises ProtocolError for '.', '..' or ''."""
     components = path.split(b"/")
     for component in components:
         if component in (b"", b".", b"..") or 0 in component:

@@ -1,4 +1,4 @@
-"""Changes below a directory of a sandbox, as they happen."""
+"""Watches: changes of files below a directory of a sandbox, as they happen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FileEventKind(enum.StrEnum):
     MOVED_TO = "moved_to"
     ATTRIBUTES = "attributes"
     OVERFLOW = "overflow"
-    """More happened than could be told: look for yourself."""
+    """Events were lost because there were too many. List the directory to see its current state."""
 
 
 _KINDS = dict(enumerate(FileEventKind, start=1))
@@ -37,12 +37,15 @@ _KINDS = dict(enumerate(FileEventKind, start=1))
 class FileEvent:
     kind: FileEventKind
     path: str
-    """Relative to what is watched."""
+    """The path relative to the watched directory."""
     is_dir: bool
 
 
 class Watch:
-    """`async with files.watch(path) as events: async for event in events: ...`. Runs until it is left or closed."""
+    """A watch: `async with files.watch(path) as events: async for event in events: ...`.
+
+    It runs until it is closed or its `async with` block ends.
+    """
 
     def __init__(self, guest: Guest, fields: bytes, path: str) -> None:
         self._guest = guest
@@ -53,7 +56,7 @@ class Watch:
         self._events: deque[FileEvent] = deque()
 
     async def __aenter__(self) -> Watch:
-        """Changes made after this are seen."""
+        """Start the watch. All changes made after this returns are reported."""
         if self._inbox is not None:
             return self
         inbox = Inbox(events=(EventKind.READY,))
@@ -91,7 +94,7 @@ class Watch:
         return self._events.popleft()
 
     async def aclose(self) -> None:
-        """May be repeated. An iteration that waits ends."""
+        """End the watch. An iteration that waits for an event ends too. May be repeated."""
         if self._inbox is not None and not self._inbox.over:
             self._inbox.close()
             self._inbox.finish()

@@ -1,4 +1,4 @@
-"""Files of a sandbox. Paths are resolved inside, so links can only lead to what the sandbox has."""
+"""Files of a sandbox. Paths are resolved inside it, so symbolic links cannot lead to files of the host."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _READ_LIMIT = 1 << 30
 _LIST_LIMIT = 100_000
 _MANY = 5_000
 _STEP = 100
-"""So many records are looked at before others have their turn."""
+"""How many records are processed before other tasks get a turn."""
 _ENTRY_BYTES = 512
-"""What one entry takes in memory, about."""
+"""The approximate size of one entry in memory."""
 _path_of = operator.attrgetter("path")
 _FOLLOW = _PARENTS = _RECURSIVE = 1
 _MISSING_OK = _IN_PLACE = 2
@@ -38,7 +38,7 @@ _APPEND = 8
 
 
 class WriteOptions(TypedDict, total=False):
-    """What a write may be asked for. By default the whole file is replaced, and missing parents are made."""
+    """Options of a write. By default the whole file is replaced, and missing parents are created."""
 
     mode: int | None
     parents: bool
@@ -48,7 +48,11 @@ class WriteOptions(TypedDict, total=False):
 
 
 class Files:
-    """Raises the built-in OSErrors, with the path. Relative paths start from `work_dir`, or from the agent's own."""
+    """File operations in one sandbox.
+
+    They raise the built-in OSErrors, with the path. Relative paths start from `work_dir`, or by default from the
+    agent's work directory.
+    """
 
     def __init__(self, guest: Guest, work_dir: str | None = None) -> None:
         self._guest = guest
@@ -71,11 +75,11 @@ class Files:
         )
 
     async def list(self, path: GuestPath, limit: int = _LIST_LIMIT) -> list[FileInfo]:
-        """Sorted by name; `path` of each is its name. SandboxResourceError if there are more than `limit`."""
+        """Return the entries, sorted by name. Each `path` is a name. SandboxResourceError if more than `limit`."""
         found: list[FileInfo] = []
         async for record in self._records(Op.LIST, path):
             if record.kind == ERROR:
-                continue  # It went away between being listed and being looked at.
+                continue  # the entry was removed between readdir and stat
             found.append(record.info())
             if len(found) > limit:
                 raise SandboxResourceError(f"{text(path)!r} has more than {limit} entries")
@@ -88,7 +92,7 @@ class Files:
     async def walk(
         self, path: GuestPath, limit: int = _LIST_LIMIT, on_error: Callable[[OSError], None] | None = None
     ) -> AsyncIterator[FileInfo]:
-        """Everything below, parents first, at most `limit`. As in os.walk, what cannot be read goes to `on_error`."""
+        """Yield at most `limit` files below a directory, parents first. As in os.walk, errors go to `on_error`."""
         count = 0
         async for record in self._records(Op.WALK, path, (Tag.LENGTH, limit)):
             count += 1
@@ -105,7 +109,7 @@ class Files:
                 on_error(error)
 
     async def make_dir(self, path: GuestPath, mode: int = 0o755, parents: bool = True) -> None:
-        """With `parents` those are made too, and that it exists already is fine."""
+        """Create a directory. With `parents`, missing parents are created and an existing directory is no error."""
         await self._request(Op.MKDIR, path, (Tag.MODE, mode), (Tag.FLAGS, _PARENTS if parents else 0))
 
     async def rename(self, path: GuestPath, target: GuestPath, parents: bool = False) -> None:
@@ -124,14 +128,17 @@ class Files:
         await self._request(Op.CHOWN, path, (Tag.UID, uid), (Tag.GID, gid))
 
     async def symlink(self, path: GuestPath, target: GuestPath) -> None:
-        """Make `path` a link that points to `target`."""
+        """Create a symbolic link at `path` that points to `target`."""
         check_path(target)
         await self._request(Op.SYMLINK, path, (Tag.TARGET, target))
 
     async def read(
         self, path: GuestPath, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
     ) -> bytes:
-        """OSError (EFBIG) for more than `limit_bytes`, or 1 GiB: whatever is larger is for `read_stream` or a copy."""
+        """Return the content of a file. OSError (EFBIG) beyond `limit_bytes` (default: 1 GiB).
+
+        Use `read_stream` or a copy for larger files.
+        """
         limit = _READ_LIMIT if limit_bytes is None else limit_bytes
         pieces = self._read(await self._guest.connection(), path, offset, length, limit)
         async with contextlib.aclosing(pieces):
@@ -144,7 +151,7 @@ class Files:
                 yield piece
 
     async def write(self, path: GuestPath, data: bytes, **options: Unpack[WriteOptions]) -> int:
-        """All or nothing unless in place or appended: readers see the old content or the new. Returns the size."""
+        """Write a file and return its size. Readers see the old content or the new, unless in place or appended."""
         fields = self._write_fields(path, options)
         connection = await self._guest.connection()
         if fits(data):
@@ -154,7 +161,7 @@ class Files:
     async def write_stream(
         self, path: GuestPath, pieces: AsyncIterable[bytes] | Iterable[bytes], **options: Unpack[WriteOptions]
     ) -> int:
-        """As `write`. If `pieces` fails or the call is cancelled, the file is as before."""
+        """Write a file from pieces, like `write`. If `pieces` raises or this is cancelled, the file is unchanged."""
         fields = self._write_fields(path, options)
         return await write_pieces(await self._guest.connection(), fields, path, pieces)
 
@@ -197,7 +204,7 @@ class Files:
     async def _records(
         self, op: Op, path: GuestPath, *more: tuple[Tag, int | bytes | str]
     ) -> AsyncGenerator[FileRecord, None]:
-        """Records are taken as the consumer goes on, so a list without an end costs no memory."""
+        """Yield records. They are received only as fast as the consumer iterates, so an endless list uses no memory."""
         inbox, parser = Inbox(), FileRecordParser()
         inbox.open(await self._guest.connection(), op, self._fields(path, *more))
         try:
@@ -209,7 +216,7 @@ class Files:
                         if record.path or record.kind != ERROR:
                             _check_record(record, plain_name=op is Op.LIST)
                         yield record
-                    await asyncio.sleep(0)  # many pieces may be here already, and others have their turn
+                    await asyncio.sleep(0)  # many pieces may be queued already; let other tasks run
                 parser.finish()
         finally:
             inbox.close()
@@ -218,4 +225,4 @@ class Files:
 def _check_record(record: FileRecord, *, plain_name: bool) -> None:
     components = check_relative(record.path)
     if plain_name and len(components) != 1:
-        raise ProtocolError("the agent sent a path where a name is due")
+        raise ProtocolError("the agent sent a path instead of a name")

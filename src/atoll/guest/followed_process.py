@@ -1,4 +1,4 @@
-"""One process as its caller sees it: output to iterate, input, signals, and how it ended."""
+"""One followed process: iterate over its output, send input and signals, wait for its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OFFSETS = (Tag.OFFSET_1, Tag.OFFSET_2, Tag.OFFSET_3)
 
 class OutputPiece(NamedTuple):
     channel: int
-    """1 standard output, 2 standard error, 3 status."""
+    """1 is standard output, 2 standard error, 3 status."""
     data: bytes
 
 
@@ -31,7 +31,7 @@ class ProcessExit:
     exit_code: int | None
     signal: int | None
     ends: tuple[int, int, int]
-    """How many bytes were written to each channel in all."""
+    """How many bytes were written to each channel in total."""
     duration_s: float
     cpu_s: float
     max_rss_bytes: int
@@ -57,23 +57,23 @@ class ProcessExit:
 
 
 def dropped_at_attach(fields: Fields, asked: tuple[int, int, int]) -> tuple[int, int, int]:
-    """How much of each channel is missing between the offset asked for and where the data starts."""
+    """Return how many bytes of each channel are missing between the requested offset and the first available byte."""
     gaps = [fields.int(tag, 0) - offset for tag, offset in zip(_OFFSETS, asked, strict=True)]
     if min(gaps) < 0:
-        raise ProtocolError("the agent starts before the offset that was asked for")
+        raise ProtocolError("the agent starts before the requested offset")
     return gaps[0], gaps[1], gaps[2]
 
 
 class FollowedProcess:
-    """Iterate over it to get the output; the agent may send on only as the consumer takes it.
+    """A process to iterate over for its output, which the agent sends only as fast as the consumer reads.
 
-    If the connection is lost, iteration and `wait` raise AgentUnreachableError, and the process goes on: attach again
-    from `offsets`. Leaving the iteration early is fine, `wait` then throws the rest away.
+    If the connection is lost, iteration and `wait` raise AgentUnreachableError; the process continues, and attaching
+    with `offsets` continues its output. The iteration may be left early; `wait` then discards the rest.
     """
 
     def __init__(self, inbox: Inbox, offsets: tuple[int, int, int] = (0, 0, 0)) -> None:
         self.dropped = 0
-        """Bytes that were no longer kept when this object was attached."""
+        """How many bytes of output had already been discarded when this object attached."""
         self.pid = 0
         self.detached = False
         self._inbox = inbox
@@ -91,7 +91,7 @@ class FollowedProcess:
         return cls(inbox, offsets)
 
     async def ready(self) -> None:
-        """Wait until the agent has said that the process runs, or has ended."""
+        """Wait until the agent has reported that the process runs or has ended."""
         await self._inbox.event(EventKind.STARTED, EventKind.ATTACHED)
         if (attached := self._inbox.events.get(EventKind.ATTACHED)) is not None:
             with self._inbox.parsing():
@@ -105,7 +105,7 @@ class FollowedProcess:
 
     @property
     def offsets(self) -> list[int]:
-        """Absolute position of each channel up to which the output was taken."""
+        """The absolute position in each channel up to which output was read."""
         return [first + taken for first, taken in zip(self._first, self._inbox.taken[1:], strict=True)]
 
     def __aiter__(self) -> AsyncIterator[OutputPiece]:
@@ -120,7 +120,7 @@ class FollowedProcess:
             self._reading(-1)
 
     async def __anext__(self) -> OutputPiece:
-        # Whoever asks for single pieces may come back for the next: from now on nothing is thrown away.
+        # A caller that takes single pieces may return for the next, so output is never discarded from now on.
         self._reading(+1)
         piece = await self._inbox.take()
         if piece is None:
@@ -128,7 +128,10 @@ class FollowedProcess:
         return OutputPiece(*piece)
 
     async def wait(self) -> ProcessExit:
-        """How it ended. Output that nobody iterates over is thrown away, so that the process is never stuck on it."""
+        """Wait for the process and return how it ended.
+
+        If nothing iterates over the output, it is discarded, so that the process does not block on a full pipe.
+        """
         if self.detached:
             raise RuntimeError("this process was started detached: attach to it to wait for its end")
         self._waiters += 1
@@ -142,7 +145,7 @@ class FollowedProcess:
             self._discard_if_unread()
 
     async def send_stdin(self, data: bytes) -> None:
-        """BrokenPipeError once the process has ended."""
+        """Write to standard input. Raises BrokenPipeError once the process has ended."""
         await self._inbox.stream.alive()
         await self._inbox.stream.send_data(data)
 
@@ -156,7 +159,7 @@ class FollowedProcess:
         self._inbox.stream.control(Verb.SIGNAL, encode_fields([(Tag.SIGNAL, number)]))
 
     def detach(self) -> None:
-        """Stop listening; the process goes on and its output is kept. May be repeated."""
+        """Stop following the process, which continues; its output is kept. May be repeated."""
         self._inbox.close()
         if not self._inbox.over:
             self._inbox.finish()

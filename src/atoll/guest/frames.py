@@ -1,7 +1,7 @@
-"""The words of the agent protocol (docs/protocol.md) and how they become bytes.
+"""The constants of the agent protocol (docs/protocol.md), and encoding and decoding of frames and fields.
 
-Whatever is decoded here came out of a sandbox: every length is checked before it is used, and anything malformed is a
-`ProtocolError`.
+All decoded data comes from a sandbox and is not trusted: every length is checked before it is used, and malformed data
+raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.printable import printable
 VERSION = 1
 MAX_PAYLOAD = 262_144
 WINDOW = 262_144
-"""Credit that each direction of each stream starts with."""
+"""The credit with which each direction of each stream starts."""
 MAX_STREAMS = 4096
 MAX_STRING = 131_072
 MAX_PATH = 4095
@@ -152,7 +152,7 @@ class Tag(enum.IntEnum):
 
 
 def encode_text(text: str | bytes) -> bytes:
-    """As `os.fsencode`, but always UTF-8: what the sandbox is told must not depend on the host's locale."""
+    """Encode like `os.fsencode`, but always as UTF-8: requests must not depend on the host's locale."""
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
@@ -175,7 +175,7 @@ def encode_u32(value: int) -> bytes:
 
 
 def encode_open(op: Op, stream: int, fields: bytes, window: int) -> bytes:
-    """The frames that begin a stream: the request, and the credit beyond what every stream has."""
+    """Return the frames that open a stream: the request, and any credit beyond the initial WINDOW."""
     frames = encode_frame(FrameType.OPEN, stream, encode_u16(op) + fields)
     return frames + encode_credit(stream, window - WINDOW) if window > WINDOW else frames
 
@@ -201,7 +201,7 @@ def encode_fields(fields: Iterable[tuple[Tag, int | bytes | str]]) -> bytes:
 
 
 class Fields:
-    """Decoded fields, with getters that refuse what is not as promised."""
+    """Decoded fields. The getters raise ProtocolError if a field is missing or malformed."""
 
     __slots__ = ("_values",)
 
@@ -250,7 +250,7 @@ def decode_fields(payload: memoryview | bytes) -> Fields:
 
 
 def decode_u16(payload: memoryview) -> int:
-    """The number that an event begins with."""
+    """Return the kind of an event, which is the number at its start."""
     if len(payload) < _U16.size:
         raise ProtocolError("the agent sent an event without a kind")
     value: int = _U16.unpack_from(payload)[0]
@@ -265,7 +265,7 @@ def decode_credit(payload: memoryview) -> int:
 
 
 def agent_error(fields: Fields) -> OSError:
-    """What an ERROR frame says, as the built-in exception for its number."""
+    """Convert the fields of an ERROR frame to the built-in OSError for its errno."""
     number = fields.int(Tag.ERRNO)
     if number not in errno.errorcode:
         number = errno.EIO
@@ -273,7 +273,7 @@ def agent_error(fields: Fields) -> OSError:
 
 
 def message_of(fields: Fields) -> str:
-    """The text of a frame, as it may be shown."""
+    """Return the MESSAGE of a frame, made printable and of limited length."""
     return printable(fields.bytes(Tag.MESSAGE, b""), _MAX_MESSAGE)
 
 

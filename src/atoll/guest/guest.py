@@ -1,4 +1,4 @@
-"""The agent of one sandbox, as the host holds it: connects when needed, and again when the connection was lost."""
+"""The host's side of one sandbox's agent, which connects when needed and reconnects when the connection was lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class AgentStats:
 
 
 class Guest:
-    """May be used from one event loop after another; each gets a connection of its own, the one before is closed."""
+    """The client of one sandbox's agent.
+
+    It may be used from one event loop after another: each gets a new connection, and the previous one is closed.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class Guest:
 
     @property
     def instance(self) -> bytes:
-        """Which run of the agent this is; empty before the first connection."""
+        """The id of this run of the agent; empty before the first connection."""
         return self._connection.instance if self._connection is not None else b""
 
     def current_connection(self) -> Connection | None:
@@ -69,7 +72,7 @@ class Guest:
         return None
 
     async def connection(self) -> Connection:
-        """The connection, made if there is none. Raises AgentUnreachableError, or what the engine says."""
+        """Return the connection, opening one if necessary. Raises AgentUnreachableError or the engine's reason."""
         connection = self.current_connection()
         if connection is not None:
             try:
@@ -82,28 +85,32 @@ class Guest:
         task = self._connecting
         if task is None or task.get_loop() is not asyncio.get_running_loop():
             task = self._connecting = asyncio.create_task(self._open())
-            # Everyone who waits for it may have gone when it fails.
+            # Retrieve the exception even if all waiting callers were cancelled, or asyncio would log it.
             task.add_done_callback(_retrieve)
-        # Several callers share one attempt: that one of them gives up must not fail the others.
+        # Several callers share one attempt, so cancelling one of them must not cancel the attempt.
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             me = asyncio.current_task()
-            if task.cancelled() and me is not None and not me.cancelling():  # not we, but `aclose`
+            if task.cancelled() and me is not None and not me.cancelling():  # `aclose` cancelled the attempt
                 raise AgentUnreachableError("the connection to the sandbox was closed") from None
             raise
 
     async def renewed(self) -> None:
-        """Return when the agent of a sandbox that was just started again answers. That an attempt failed which somebody
-        else began before says nothing."""
+        """Return once the agent of a sandbox that was just restarted answers.
+
+        The failure of an attempt to connect that began earlier is ignored, because it may concern the old agent.
+        """
         task = self._connecting
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([task])
         await self.connection()
 
     async def present(self, seconds: float) -> None:
-        """Return when the agent answers. Raises AgentUnreachableError after so long, or the reason why it cannot. A
-        command may have less time than it takes to connect; that is not the agent's fault."""
+        """Return once the agent answers. Raises AgentUnreachableError after `seconds`, or the reason why it cannot.
+
+        The wait is at least one second, because a command's timeout may be shorter than the time to connect.
+        """
         seconds = max(seconds, _LEAST_S)
         try:
             async with asyncio.timeout(seconds if math.isfinite(seconds) else None):
@@ -112,12 +119,12 @@ class Guest:
             raise AgentUnreachableError(f"the sandbox did not answer within {seconds:g} s") from error
 
     def doubt(self) -> None:
-        """The agent may not answer any more, though it was heard just now."""
+        """Make the next use check that the agent answers, even if it was heard recently."""
         if (connection := self.current_connection()) is not None:
             connection.doubt()
 
     async def diagnose(self) -> None:
-        """Raises the reason why the sandbox cannot answer, if there is one."""
+        """Raise the reason why the sandbox cannot answer, if there is one."""
         if self._diagnose is not None:
             await self._diagnose()
 
@@ -139,7 +146,7 @@ class Guest:
         )
 
     async def aclose(self) -> None:
-        """Close the connection; processes inside go on. May be repeated, and a later use connects again."""
+        """Close the connection; processes inside continue. May be repeated, and a later use connects again."""
         task, self._connecting = self._connecting, None
         if task is not None and task.get_loop() is asyncio.get_running_loop():
             task.cancel()
@@ -171,7 +178,10 @@ class Guest:
 
 
 def _asking(guest: Guest) -> Diagnose:
-    """The event loop holds the connection: it must not hold the sandbox, which somebody may forget."""
+    """Return a `diagnose` that refers to the guest weakly.
+
+    The event loop keeps the connection alive; it must not keep a forgotten sandbox object alive with it.
+    """
     reference = weakref.ref(guest)
 
     async def diagnose() -> None:

@@ -1,4 +1,4 @@
-"""Directories of the host below one destination, reached by descriptors only."""
+"""Directories of the host below one destination, accessed only through file descriptors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from atoll.walking import OpenPath
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DIRECTORIES = 1_000_000
-"""So many new directories are remembered until the end."""
+"""The maximum number of new directories, which are remembered until the end."""
 _PRIVATE = 0o700
-"""Mode of a directory while it is filled: the final one may forbid writing."""
+"""The mode of a directory while it is filled, because the final mode may forbid writing."""
 
 
 class _Made(NamedTuple):
-    """A directory that was made here, and what it gets when all is in it."""
+    """A new directory, with the attributes that it gets when it is complete."""
 
     path: bytes
     mode: int
@@ -29,10 +29,13 @@ class _Made(NamedTuple):
 
 
 class HostDirectories:
-    """Remembers the way down to the directory that was used last: a tree comes in order, so that is mostly it."""
+    """Opens and creates the directories of one tree.
+
+    The path to the last used directory stays open: a tree arrives in order, so it is usually the next one, too.
+    """
 
     def __init__(self, top: str, mode: int | None = None, mtime_ns: int = 0) -> None:
-        """Makes the top and its parents if they are missing. The caller chose the top, so links in it are followed."""
+        """Create the top and its parents if missing. Links in `top` are followed, because the caller chose it."""
         self._made: list[_Made] = []
         if not os.path.isdir(top):
             os.makedirs(os.path.dirname(top.rstrip("/")) or ".", exist_ok=True)
@@ -42,10 +45,10 @@ class HostDirectories:
         self.top = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._way = OpenPath(self.top)
         self._paths = [b""]
-        """Of every directory on the way."""
+        """The paths of the open directories, from the top down."""
 
     def locate(self, path: bytes) -> tuple[int, bytes]:
-        """The open parent of `path` and the last name in it."""
+        """Return a descriptor of the parent of `path`, and its last component."""
         parent, slash, name = path.rpartition(b"/")
         check_relative(name if parent or not slash else path)
         if parent != self._paths[-1]:
@@ -53,7 +56,7 @@ class HostDirectories:
         return self._way.fd, name
 
     def make(self, name: bytes, mode: int, mtime_ns: int) -> None:
-        """In the directory that was located last, and go into it. One that exists keeps its mode."""
+        """Create a directory in the one located last, and enter it. An existing directory keeps its mode."""
         here = self._paths[-1]
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, _PRIVATE, dir_fd=self._way.fd)
@@ -63,12 +66,12 @@ class HostDirectories:
         try:
             fd = os.open(name, _OPEN, dir_fd=self._way.fd)
         except OSError as error:
-            reason = "something else is in the way of a directory"
+            reason = "this exists and is not a directory"
             raise OSError(error.errno, reason, os.fsdecode(_join(here, name))) from error
         self._enter(name, fd)
 
     def finish(self) -> None:
-        """Everything is there: give the new directories their final attributes, those inside before those around."""
+        """Give the new directories, children first, their final attributes. Called when the tree is complete."""
         for path, mode, mtime_ns in reversed(self._made):
             self._go(path, path)
             os.utime(self._way.fd, ns=clamp_mtime(mtime_ns))
@@ -99,7 +102,7 @@ class HostDirectories:
             return os.open(name, _OPEN, dir_fd=parent)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
-                # Had the agent announced this directory, it would be there and be one.
+                # A directory that the agent had announced would exist here.
                 text = os.fsdecode(path[:200])
                 raise ProtocolError(f"the agent sent {text!r}, whose parent is not a directory of the tree") from error
             raise

@@ -1,4 +1,4 @@
-"""Files and links that appear on the host complete or not at all."""
+"""Atomic creation of files and symbolic links on the host."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from atoll import sparse
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_GATHERED = 256
 _LAST_SECOND = (1 << 32) - 1
-"""In 2106. Every file system can store the seconds up to here."""
+"""A time in 2106, the latest that every file system can store."""
 
 
 def clamp_mtime(mtime_ns: int) -> tuple[int, int]:
-    """Access and modification time for `os.utime`, from a number that may be anything."""
+    """Return access and modification time for `os.utime`, clamped to a range that every file system can store."""
     mtime_ns = min(max(mtime_ns, 0), _LAST_SECOND * 1_000_000_000)
     return mtime_ns, mtime_ns
 
 
 class HostFile:
-    """One that is being written. A new name is made directly; one that is taken is replaced by renaming over it."""
+    """A file that is being written. If the name exists, a temporary file is written and renamed over it."""
 
     __slots__ = ("_fd", "_gathered", "_has_holes", "_mode", "_mtime_ns", "_name", "_parent", "_written_name")
 
@@ -42,8 +42,10 @@ class HostFile:
             raise _named(error, name) from None
 
     def write(self, data: memoryview) -> int:
-        """How many bytes of it take room: blocks of zeros become holes. The rest is remembered, and must stay as it is
-        until `flush`: file systems take large pieces much faster."""
+        """Write data and return how many bytes of it use disk space: blocks of zeros become holes.
+
+        Other data is gathered, because file systems take large pieces much faster. It must not change until `flush`.
+        """
         if sparse.may_have_holes(data):
             self.flush()
             self._has_holes = True
@@ -89,7 +91,7 @@ class HostFile:
 
 
 def make_link(parent: int, name: bytes, target: bytes) -> None:
-    """Exactly as it was, wherever it points. Replaces a file or link of that name."""
+    """Create a symbolic link with exactly this target, replacing a file or link of that name."""
     try:
         try:
             os.symlink(target, name, dir_fd=parent)

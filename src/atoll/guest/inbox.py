@@ -1,4 +1,4 @@
-"""Data of a stream that is kept until somebody takes it; only then may the agent send more."""
+"""Queued data of a stream. The agent may send more only when queued data has been taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COALESCE = 16 * 1024
 
 
 class Inbox:
-    """Stream handler with a queue. At most one window of data is ever held."""
+    """A stream handler with a queue that holds at most one window of data."""
 
     def __init__(self, channels: Collection[int] = (0,), events: Collection[int] = ()) -> None:
         self.stream: Stream
@@ -24,9 +24,9 @@ class Inbox:
         self.error: Exception | None = None
         self.events: dict[int, Fields] = {}
         self.taken = [0, 0, 0, 0]
-        """Bytes of each channel that were consumed."""
+        """How many bytes of each channel were taken."""
         self.eof = False
-        """No more data will come, whatever the stream itself does."""
+        """Whether no more data will come, even if the stream is still open."""
         self.discarding = False
         self._channels = channels
         self._expected = events
@@ -41,11 +41,12 @@ class Inbox:
 
     @property
     def over(self) -> bool:
-        """The agent's last word was heard."""
+        """Whether the agent has sent its last frame, or the connection was lost."""
         return self.end is not None or self.error is not None
 
     async def take(self) -> tuple[int, bytes] | None:
-        """The next piece with its channel; None at the end. Raises the stream's error after everything before it."""
+        """Return the channel and data of the next piece, or None at the end. The stream's error is raised after all
+        data that came before it."""
         while not self._queue:
             if self.error is not None:
                 raise self.error
@@ -57,7 +58,7 @@ class Inbox:
         return channel, bytes(data)
 
     async def finished(self) -> Fields:
-        """What the stream ended with."""
+        """Wait for the end of the stream and return the fields of its END frame."""
         while True:
             if self.error is not None:
                 raise self.error
@@ -66,7 +67,7 @@ class Inbox:
             await self._changed.wait()
 
     async def event(self, *kinds: int) -> bool:
-        """Wait for one of these events. False when the stream ended without one."""
+        """Wait for one of these events. Returns False if the stream ended without one."""
         while not any(kind in self.events for kind in kinds):
             if self.error is not None:
                 raise self.error
@@ -76,7 +77,7 @@ class Inbox:
         return True
 
     def discard(self, on: bool) -> None:
-        """Throw away what is kept and all that comes, until told otherwise."""
+        """Discard queued and future data, or stop doing so."""
         self.discarding = on
         while on and self._queue:
             channel, data = self._queue.popleft()
@@ -86,13 +87,13 @@ class Inbox:
         self.stream.close()
 
     def finish(self) -> None:
-        """End it from this side for whoever waits. What is kept can still be taken."""
+        """End the waits of this side as if the stream had ended. Queued data can still be taken."""
         if not self.over:
             self.on_end(Fields({}))
 
     @contextlib.contextmanager
     def parsing(self) -> Iterator[None]:
-        """For what is understood only after it was taken: a ProtocolError still fails the connection."""
+        """Wrap the parsing of data that was taken already: a ProtocolError still fails the connection."""
         try:
             yield
         except ProtocolError as error:
@@ -101,13 +102,13 @@ class Inbox:
 
     def on_data(self, channel: int, data: memoryview) -> None:
         if channel not in self._channels or self.eof:
-            raise ProtocolError(f"the agent sent data on channel {channel} where none is due")
+            raise ProtocolError(f"the agent sent unexpected data on channel {channel}")
         if self.discarding:
             self._consume(channel, len(data))
             return
         if not data:
             return
-        # A flood of tiny frames must not cost a hundred bytes of memory for each byte.
+        # Join small pieces: a flood of tiny frames must not cost a hundred bytes of memory for each byte.
         if self._queue and self._queue[-1][0] == channel and len(self._queue[-1][1]) < _COALESCE:
             self._queue[-1][1].extend(data)
         else:
@@ -116,7 +117,7 @@ class Inbox:
 
     def on_event(self, kind: int, fields: Fields) -> None:
         if kind not in self._expected or kind in self.events:
-            raise ProtocolError(f"the agent sent event {kind} where none is due")
+            raise ProtocolError(f"the agent sent the unexpected event {kind}")
         self.events[kind] = fields
         self._changed.notify()
 

@@ -1,7 +1,7 @@
-"""A tree of the host as a stream of items: many small files in one frame, large ones in many.
+"""Sending a tree of the host as a stream of items: many small files in one frame, a large file in many.
 
-Links below the start are sent as links and never followed. Directories are opened relative to their parents, so a tree
-that is changed meanwhile cannot lead outside of itself.
+Symbolic links below the start are sent as links and never followed. Directories are opened relative to their parents,
+so a tree that changes meanwhile cannot lead outside of itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK = FILE_CHUNK
 _SMALL = 64 * 1024
 MAX_DEPTH = 512
 _MODE = 0o1777
-"""What is kept of a mode: never set-uid or set-gid."""
+"""The bits of a mode that are kept; set-uid and set-gid are not among them."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -33,7 +33,7 @@ class TreePacker:
         self._filled = 0
 
     def pack(self, source: str) -> None:
-        """A file or a directory with all that is in it."""
+        """Send a file, or a directory with everything in it."""
         if stat.S_ISDIR(os.stat(source).st_mode):
             fd = os.open(source, _READ_DIRECTORY)
             try:
@@ -51,7 +51,7 @@ class TreePacker:
 
     def _tree(self, top: int) -> None:
         way = OpenPath(top)
-        # Of each directory on the way: its path, and which directories in it are still to be sent.
+        # For each open directory: its path, and the names of its subdirectories that are still to be sent.
         waiting = [(b"", self._directory(top, b""))]
         try:
             while waiting:
@@ -79,7 +79,7 @@ class TreePacker:
         return True
 
     def _directory(self, fd: int, path: bytes) -> list[str]:
-        """Send it and the files in it. Returns the directories in it."""
+        """Send a directory and the files in it. Returns the names of its subdirectories."""
         status = os.fstat(fd)
         self._put(encode_record(DIRECTORY, path, status.st_mode & _MODE, 0, status.st_mtime_ns))
         directories: list[str] = []
@@ -120,7 +120,8 @@ class TreePacker:
             os.close(fd)
 
     def _small(self, fd: int, path: bytes, size: int) -> None:
-        """Exactly `size` bytes were promised: what a file no longer has is sent as zeros, and told."""
+        """Send exactly `size` bytes, as announced. If the file has become shorter, the rest is sent as zeros and the
+        file is recorded as a failure."""
         if self._filled + size > CHUNK:
             self.flush()
         view = self._buffer[self._filled : self._filled + size]

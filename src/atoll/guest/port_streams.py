@@ -1,4 +1,4 @@
-"""Connections to what listens inside a sandbox, also when the sandbox has no network."""
+"""Connections to ports and Unix sockets inside a sandbox, which work even if the sandbox has no network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ports:
         self._guest = guest
 
     async def connect(self, port: int | None = None, path: str | None = None) -> PortStream:
-        """To a TCP port on the sandbox's loopback, or to a unix socket. ConnectionRefusedError if nothing listens."""
+        """Connect to a TCP port on the sandbox's loopback or to a Unix socket. Raises ConnectionRefusedError."""
         if (port is None) == (path is None):
             raise ValueError("give either a port or a path")
         if port is not None and not 1 <= port <= _LAST_PORT:
@@ -40,19 +40,19 @@ class Ports:
         return self.new_stream(inbox)
 
     def new_stream(self, inbox: Inbox) -> PortStream:
-        """What `connect` gives out. Whoever counts the uses of a sandbox overrides it."""
+        """Create the stream that `connect` returns. Subclasses that count the uses of a sandbox override this."""
         return PortStream(inbox)
 
 
 class PortStream:
-    """A connected stream of bytes. Reading and writing may go on at the same time."""
+    """A connected byte stream. Reading and writing may happen at the same time."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._rest = b""
 
     async def read(self, n: int = 65_536) -> bytes:
-        """At most `n` bytes, as soon as there are any; b"" at the end."""
+        """Return at most `n` bytes as soon as some are available, or b"" at the end."""
         if not self._rest:
             piece = await self._inbox.take()
             self._rest = piece[1] if piece is not None else b""
@@ -64,11 +64,11 @@ class PortStream:
         await self._inbox.stream.send_data(data)
 
     async def write_eof(self) -> None:
-        """Nothing more will be written; reading goes on."""
+        """Close the writing side. Reading can continue."""
         self._inbox.stream.end()
 
     async def aclose(self) -> None:
-        """May be repeated."""
+        """Close the connection. May be repeated."""
         self._inbox.close()
 
     async def __aenter__(self) -> PortStream:

@@ -1,4 +1,4 @@
-"""Processes of a sandbox: run one to its end, start and follow one, find it again, kill it."""
+"""Processes of a sandbox: run one to its end, start and follow one, attach to it again, kill it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _KILL = 9
 
 @dataclass(frozen=True, slots=True)
 class CompletedProcess:
-    """A process that has ended, and what was kept of its output."""
+    """A process that has ended, with its captured output."""
 
     exit: ProcessExit
     stdout: Capture
@@ -70,9 +70,9 @@ class Processes:
         on_output: Callable[[int, bytes], None] | None = None,
         stdin: bytes | None = None,
     ) -> CompletedProcess:
-        """Run to the end, keeping at most `limit_bytes` of each output. Cancelling kills the process and its tree.
+        """Run a process to its end, keeping at most `limit_bytes` of each output. Cancelling kills its process tree.
 
-        If the connection is lost the process goes on: asking again with the same id gives the answer that was missed.
+        If the connection is lost, the process continues; repeating the call with the same id returns its result.
         """
         payload = request.encode(stdin=stdin is not None)
         connection = await self._guest.connection()
@@ -85,14 +85,17 @@ class Processes:
             with _naming_the_limit():
                 exit = await collector.future
         except BaseException:
-            # Cancelled, or the caller's own callback failed: nobody will ever want this process again.
+            # The call was cancelled or its callback failed, so nothing can use this process any more.
             if not stream.ended:
                 self._abandon(connection, stream, request.id)
             raise
         return CompletedProcess(exit, collector.stdout, collector.stderr)
 
     async def start(self, request: StartRequest) -> FollowedProcess:
-        """Returns once it runs. A program that cannot be executed ends with 127 or 126. Cancelling kills it."""
+        """Start a process and return once it runs. Cancelling kills it.
+
+        A program that cannot be executed ends with exit code 127 or 126.
+        """
         connection = await self._guest.connection()
         process = FollowedProcess.open(connection, Op.START, request.encode(started=True))
         try:
@@ -106,7 +109,7 @@ class Processes:
         return process
 
     async def attach(self, id: bytes, offsets: tuple[int, int, int] = (0, 0, 0)) -> FollowedProcess:
-        """Follow a process that runs or has ended, from these positions. FileNotFoundError if there is none."""
+        """Follow a running or ended process from these offsets. FileNotFoundError if there is none."""
         tags = (Tag.OFFSET_1, Tag.OFFSET_2, Tag.OFFSET_3)
         fields = encode_fields([(Tag.ID, id), *zip(tags, offsets, strict=True)])
         process = FollowedProcess.open(await self._guest.connection(), Op.ATTACH, fields, offsets)
@@ -118,7 +121,10 @@ class Processes:
         return process
 
     async def kill(self, id: bytes, signal: int = _KILL, spare: bool = False) -> None:
-        """With 9 the whole tree, returning when it is gone. `spare` kills only what the process started."""
+        """Send a signal. Signal 9 kills the whole process tree and waits until it is gone.
+
+        With `spare`, the process itself survives and only what it started is killed.
+        """
         await (await self._guest.connection()).request(Op.KILL, _kill_fields(id, signal, spare))
 
     async def release(self, id: bytes) -> None:
@@ -126,11 +132,11 @@ class Processes:
         await (await self._guest.connection()).request(Op.RELEASE, encode_fields([(Tag.ID, id)]))
 
     def release_soon(self, id: bytes) -> None:
-        """As `release`, without waiting for the answer and without complaint if it fails."""
+        """Like `release`, but without waiting for the answer; errors are ignored."""
         _send_unanswered(self._guest.current_connection(), Op.RELEASE, encode_fields([(Tag.ID, id)]))
 
     async def list(self) -> list[ProcessInfo]:
-        """All that the agent knows, running or ended."""
+        """Return all processes that the agent knows, running or ended."""
         inbox = Inbox()
         inbox.open(await self._guest.connection(), Op.PROCESSES, b"")
         data = bytearray()
@@ -151,7 +157,7 @@ class Processes:
 
 @contextlib.contextmanager
 def _naming_the_limit() -> Iterator[None]:
-    """EAGAIN from the kernel's fork means that there may be no more processes."""
+    """Convert EAGAIN, with which the kernel's fork reports the limit of processes, to SandboxResourceError."""
     try:
         yield
     except BlockingIOError as error:
@@ -162,13 +168,13 @@ def _naming_the_limit() -> Iterator[None]:
 
 
 class _NoAnswer:
-    """Handler of a request whose answer nobody waits for."""
+    """The stream handler of a request whose answer is ignored."""
 
     def on_data(self, channel: int, data: memoryview) -> None:
-        raise ProtocolError("the agent sent data where none is due")
+        raise ProtocolError("the agent sent unexpected data")
 
     def on_event(self, kind: int, fields: Fields) -> None:
-        raise ProtocolError(f"the agent sent event {kind} where none is due")
+        raise ProtocolError(f"the agent sent the unexpected event {kind}")
 
     def on_end(self, fields: Fields) -> None: ...
 
@@ -182,7 +188,8 @@ def _send_unanswered(connection: Connection | None, op: Op, fields: bytes) -> No
 
 
 async def _feed(stream: Stream, data: bytes) -> None:
-    """A process need not read its input to the end, and why the connection was lost is said by the answer."""
+    """Send the input. Errors are ignored: a process need not read all of its input, and the answer reports a lost
+    connection."""
     with contextlib.suppress(BrokenPipeError, AgentUnreachableError):
         await stream.send_data(data)
     stream.end()

@@ -2,8 +2,8 @@
 
 The agent reads the tables inside the sandbox, so they are parsed as hostile input.
 
-The kernel's tables name the sockets, `/proc/PID/fd` names who holds them. A process whose descriptors the agent may not
-see, because another user runs it, is reported without a pid.
+The kernel's tables list the sockets; `/proc/PID/fd` shows which process holds them. If the agent may not see the
+descriptors of a process, because it belongs to another user, the port is reported without a pid.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _DEVICE = re.compile(r"\s*([^\s:]{1,64}):((?:\s*\d{1,20}){9,})\s*")
 _SENT = 8
 """The column of the bytes that a device has sent."""
 MAX_PORTS = 1_000
-"""The most listening sockets that are reported."""
+"""The maximum number of listening sockets that are reported."""
 _TABLE_BYTES = 512 << 10
-"""The kernel lists sockets that listen before all others."""
+"""This much of a table is enough, because the kernel lists listening sockets before all others."""
 _MAX_ENTRIES = 20_000
 _MAX_PROCESSES = 512
 _MAX_DESCRIPTORS = 4_096
@@ -47,13 +47,13 @@ _SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
 
 @dataclass(frozen=True, slots=True)
 class ListeningPort:
-    """A TCP port that something in a sandbox listens on."""
+    """A TCP port that a process in a sandbox listens on."""
 
     port: int
     address: str
-    """The address it listens on inside, such as 127.0.0.1 or ::."""
+    """The local address inside, such as 127.0.0.1 or ::."""
     pid: int | None = None
-    """The process that listens, as numbered inside. None if the agent may not see it."""
+    """The id, inside the sandbox, of the process that listens. None if the agent may not see it."""
     process: str | None = None
     """The name of that process."""
 
@@ -68,7 +68,7 @@ class _Socket:
 async def listening_ports(
     guest: Guest, *, wanted: frozenset[int] | None = None, table_bytes: int = _TABLE_BYTES
 ) -> list[ListeningPort]:
-    """Sorted by port. `wanted` limits the answer, and the search for processes, to these ports."""
+    """Return the listening ports, sorted. `wanted` limits the answer, and the search for processes, to these ports."""
     rows: list[_Socket] = []
     for path in TCP_TABLES:
         rows += parse(await read_table(guest, path, table_bytes))
@@ -85,7 +85,7 @@ async def listening_ports(
 
 
 def parse(table: str) -> list[_Socket]:
-    """The sockets of one of the kernel's tables that listen."""
+    """Return the listening sockets of one of the kernel's tables."""
     found: list[_Socket] = []
     for line in table.splitlines():
         match = _ROW.match(line)
@@ -100,7 +100,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 async def _holders(guest: Guest, inodes: set[str]) -> dict[str, int]:
-    """The process that holds each of these sockets, where that can be seen."""
+    """Return the process that holds each of these sockets, if the agent can see it."""
     try:
         entries = await guest.files.list("/proc", _MAX_ENTRIES)
     except (OSError, SandboxResourceError):
@@ -120,11 +120,11 @@ async def _holders(guest: Guest, inodes: set[str]) -> dict[str, int]:
 
 
 async def _sockets(guest: Guest, pid: int) -> list[str]:
-    """One for each of its descriptors: the inode of the socket, or something that is none."""
+    """Return one text for each descriptor of a process: the inode of a socket, or "" for anything else."""
     try:
         entries = await guest.files.list(f"/proc/{pid}/fd", _MAX_DESCRIPTORS)
     except (OSError, SandboxResourceError):
-        return []  # it has ended, is another user's, or has too many
+        return []  # the process has ended, belongs to another user, or has too many descriptors
     matches = (_SOCKET.fullmatch(entry.target or "") for entry in entries)
     return [match[1] if match is not None else "" for match in matches]
 

@@ -1,4 +1,4 @@
-"""What the agent is asked to run, checked before it is sent."""
+"""The request that starts a process, validated before it is sent to the agent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from atoll.guest.frames import (
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """One process: either `argv` or a `shell` command line. Raises ValueError for what no system could run."""
+    """A process to start: either `argv` or a `shell` command line. Raises ValueError if no system could run it."""
 
     id: bytes
-    """Chosen by the caller; a second start with the same one attaches to the first."""
+    """An id chosen by the caller. A second start with the same id attaches to the first process."""
     argv: Sequence[str | bytes] | None = None
     shell: str | bytes | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -31,18 +31,18 @@ class StartRequest:
     user: str | None = None
     stdin: bool = False
     pty: tuple[int, int] | None = None
-    """Rows and columns of a terminal."""
+    """Rows and columns of a terminal; None for pipes."""
     merge: bool = False
-    """Standard error into standard output."""
+    """Whether standard error goes to standard output."""
     status: bool = False
-    """Descriptor 9 of the process becomes channel 3."""
+    """Whether file descriptor 9 of the process becomes channel 3."""
     detach: bool = False
     forget: bool = False
-    """Release it by itself once its end was delivered."""
+    """Whether the agent forgets the process once its end has been delivered."""
     deadline_s: float | None = None
     grace_s: float | None = None
     rlimits: Sequence[tuple[int, int, int]] = ()
-    """Resource, soft and hard limit."""
+    """Triples of resource, soft limit and hard limit."""
     keep_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -51,12 +51,12 @@ class StartRequest:
         if (self.argv is None) == (self.shell is None):
             raise ValueError("give either argv or shell")
         if self.argv is not None and isinstance(self.argv, str | bytes):
-            raise ValueError("argv is a list of arguments, not one text")
+            raise ValueError("argv must be a list of arguments, not one string")
         if self.argv is not None and (not self.argv or not self.argv[0]):
             raise ValueError("the command is empty")
         for name, value in self.env.items():
             if not name or "=" in name or "\0" in name or "\0" in value:
-                raise ValueError(f"environment variable {name[:80]!r} has a bad name or value")
+                raise ValueError(f"environment variable {name[:80]!r} has an invalid name or value")
         for text in (*(self.argv or ()), self.shell, self.cwd, self.user):
             _check_text(text)
         if self.cwd is not None and len(encode_text(self.cwd)) > MAX_PATH:
@@ -66,7 +66,7 @@ class StartRequest:
                 raise ValueError(f"{seconds!r} is not a number of seconds")
 
     def encode(self, *, started: bool = False, stdin: bool = False) -> bytes:
-        """As the fields of START; `started` asks for the event, `stdin` for an input even if the request has none."""
+        """Encode as the fields of START. `started` requests the STARTED event; `stdin` adds an input in any case."""
         fields: list[tuple[Tag, int | bytes | str]] = [(Tag.ID, self.id)]
         fields += [(Tag.ARG, arg) for arg in self.argv or ()]
         if self.shell is not None:
@@ -111,7 +111,7 @@ class StartRequest:
 
 
 def _milliseconds(seconds: float | None) -> int | None:
-    """At least one: a deadline of zero must end the command, and the agent takes zero for none."""
+    """Convert to milliseconds, at least 1: a deadline of zero must end the command, but 0 means none to the agent."""
     if seconds is None or math.isinf(seconds):
         return None
     return max(1, math.ceil(seconds * 1000))

@@ -1,4 +1,4 @@
-"""One stream of a connection: one request and its answer, with flow control both ways."""
+"""One stream of a connection: one request and its answer, with flow control in both directions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from atoll.guest.connection import Connection
 
 _CHUNK = 64 * 1024
-"""Small enough that a flood on one stream delays the frames of another by microseconds only."""
+"""The maximum size of a DATA frame, small enough that one stream delays the frames of another only by microseconds."""
 
 
 class StreamHandler(Protocol):
-    """Receives what the agent sends on one stream, called directly by the reader of the connection.
+    """The receiver of one stream's frames, called directly by the reader of the connection.
 
-    The methods must not block. `data` is valid only during the call: copy what is kept. A `ProtocolError` raised here
-    fails the whole connection. After `on_end` or `on_error`, or after the stream was closed from this side, nothing is
-    called any more.
+    The methods must not block. `data` is valid only during the call; copy it to keep it. A `ProtocolError` raised here
+    fails the whole connection. No method is called after `on_end` or `on_error`, or after this side closed the stream.
     """
 
     def on_data(self, channel: int, data: memoryview) -> None: ...
@@ -34,7 +33,7 @@ class StreamHandler(Protocol):
 
 
 class Stream:
-    """Made by `Connection.open_stream`. The connection delivers frames; this side sends."""
+    """The sending side of a stream, made by `Connection.open_stream`. Received frames go to its handler."""
 
     __slots__ = (
         "_connection",
@@ -57,20 +56,21 @@ class Stream:
         self.handler = handler
         self.window = max(window, WINDOW)
         self.receive_credit = self.window
-        """How much more DATA the agent may send."""
+        """How many more bytes of DATA the agent may send."""
         self.send_credit = WINDOW
         self.ended = False
-        """The agent has sent the last frame, or the connection is lost."""
+        """Whether the agent has sent the last frame, or the connection is lost."""
         self.closed = False
-        """This side no longer listens."""
+        """Whether this side has closed the stream and ignores further frames."""
         self.write_ended = False
         self.live = False
-        """Nothing need come. All others wait for an answer, and somebody sees to it that they get one."""
+        """Whether the stream may stay silent. All others wait for an answer, so the connection checks after a silence
+        that one can still come."""
         self._consumed = 0
         self._sendable = EventSignal()
 
     async def send_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of it, as fast as the agent takes it. BrokenPipeError once the agent has ended the stream."""
+        """Send all of the data, as fast as the agent accepts it. BrokenPipeError if the agent has ended the stream."""
         view = memoryview(data)
         while view:
             self._check_sendable()
@@ -85,11 +85,11 @@ class Stream:
                 view = view[len(chunk) :]
 
     async def alive(self) -> None:
-        """Return when the agent was heard lately. Raises the reason why it cannot answer."""
+        """Return if the agent was heard recently, or once it answers. Raises the reason why it cannot answer."""
         await self._connection.alive()
 
     def end(self) -> None:
-        """No more data from this side. May be repeated."""
+        """End the data of this side. May be repeated."""
         if not (self.write_ended or self.closed or self.ended):
             self.write_ended = True
             self._connection.send(encode_frame(FrameType.END, self.number))
@@ -99,14 +99,14 @@ class Stream:
         self._connection.send(encode_frame(FrameType.CONTROL, self.number, encode_u16(verb) + fields))
 
     def close(self) -> None:
-        """Stop listening. The agent's last frame is awaited by the connection, not by the caller. May be repeated."""
+        """Close the stream. The connection, not the caller, waits for the agent's last frame. May be repeated."""
         if not (self.closed or self.ended):
             self.closed = True
             self._connection.send(encode_frame(FrameType.CLOSE, self.number))
             self.wake()
 
     def grant(self, size: int) -> None:
-        """That many bytes were consumed. The agent is told once it is worth a frame."""
+        """Record that `size` bytes were consumed. Credit is sent once half of the window was consumed."""
         self._consumed += size
         if self._consumed * 2 >= self.window and not (self.closed or self.ended):
             self.receive_credit += self._consumed
@@ -114,11 +114,11 @@ class Stream:
             self._connection.send(encode_credit(self.number, credit))
 
     def refuse(self, error: ProtocolError) -> None:
-        """What came on this stream breaks the protocol: the whole connection is not to be trusted."""
+        """Fail the whole connection because data of this stream violated the protocol."""
         self._connection.fail(error)
 
     def wake(self) -> None:
-        """Something changed for those who want to send."""
+        """Wake the tasks that wait to send."""
         self._sendable.notify()
 
     def _check_sendable(self, ended_by_us: bool = True) -> None:

@@ -1,6 +1,6 @@
 """Copying files and trees between the host and a sandbox, at about the speed of `cp`.
 
-Done in a worker thread over a connection of its own. Cancelling ends the thread before the cancellation is seen; an
+A copy runs in a worker thread and uses a separate connection. Cancelling stops the thread and waits for it; an
 incomplete file is removed.
 """
 
@@ -37,9 +37,9 @@ async def copy_to(
     """Copy a file or directory of the host into the sandbox; returns the number of items.
 
     A directory's content goes into `dst`; a file becomes `dst`, or goes into it if it is a directory or ends with '/'.
-    Links below `src` are copied as links. Modes (without set-uid) and times are kept. What cannot be read, and what is
-    no file, directory or link, is left out and raised at the end as PartialCopyError. `timeout_s` is the longest time
-    without any progress.
+    Symbolic links below `src` are copied as links. Modes (without set-uid) and times are kept. Files that cannot be
+    read, and anything that is not a file, directory or link, are left out and reported at the end by PartialCopyError.
+    `timeout_s` is the maximum time without any progress.
     """
     check_path(dst)
     return await _in_thread(connect, timeout_s, lambda bulk: _upload(bulk, os.fspath(src), dst, work_dir))
@@ -58,9 +58,9 @@ async def copy_from(
 ) -> int:
     """Copy a file or directory of the sandbox to the host; returns the number of items.
 
-    Destinations are as for `copy_to`, missing parents are made. SandboxResourceError beyond a limit, ProtocolError for
-    anything that would reach outside of `dst`. `room` is called with the bytes that take room on the disk, without the
-    holes of sparse files, and may raise.
+    Destinations are as for `copy_to`; missing parents are created. SandboxResourceError beyond a limit, ProtocolError
+    for anything that would reach outside of `dst`. `room` is called with the number of bytes that each piece uses on
+    disk, without the holes of sparse files, and may raise.
     """
     check_path(src)
     destination = os.fspath(dst)
@@ -121,7 +121,7 @@ def _download(
 
 @contextlib.contextmanager
 def _refused(path: str) -> Iterator[None]:
-    """The agent's reasons become the built-in errors, with the path that was asked for."""
+    """Convert the agent's errors to the built-in OSErrors, with the requested path."""
     try:
         yield
     except Refused as refusal:

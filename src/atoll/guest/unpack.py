@@ -1,8 +1,8 @@
-"""A stream of items from a hostile agent, made into files of the host.
+"""Receiving a tree from an untrusted agent and creating its files on the host.
 
 Nothing outside of the destination can be reached: every directory is opened relative to its parent and never through a
-link, names are single components, files are made new and never opened through what is there, links are made as they
-come and never followed. Set-uid bits and owners are not taken over.
+link, names are single components, files are always created and existing ones never opened, and links are created
+unchanged and never followed. Set-uid bits and owners are not kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _MAX_RECORD = RECORD.size + 2 * MAX_PATH
 
 
 class TreeUnpacker:
-    """Feed it the stream, then call `finish`; call `close` in any case. What is fed stays in use until `flush`."""
+    """Creates the files of one tree: `feed` the stream, then call `finish`; call `close` in any case.
+
+    The fed buffers must not change until `flush`.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class TreeUnpacker:
         max_items: int | None,
         room: Callable[[int], None] | None = None,
     ) -> None:
-        """`room` is called with the bytes that take room on the disk, without holes, and may raise."""
+        """`room` is called with the number of bytes that each piece uses on disk, without holes, and may raise."""
         self.items = 0
         self._source = source
         self._destination = destination
@@ -47,7 +50,7 @@ class TreeUnpacker:
         self._file: HostFile | None = None
         self._directories: HostDirectories | None = None
         self._alone = False
-        """The tree is one file or link: nothing may follow."""
+        """Whether the tree is a single file or link, so that no other item may follow."""
 
     def feed(self, data: memoryview) -> None:
         position, end = 0, len(data)
@@ -72,7 +75,7 @@ class TreeUnpacker:
             self._item(found[0])
 
     def flush(self) -> None:
-        """What was fed so far is no longer needed after this."""
+        """Write gathered data, so that the buffers fed so far are no longer needed."""
         if self._file is not None:
             self._file.flush()
 
@@ -83,7 +86,7 @@ class TreeUnpacker:
             self._directories.finish()
 
     def close(self) -> None:
-        """Without `finish` before: what is incomplete is removed. May be repeated."""
+        """Close all descriptors and remove an incomplete file. May be repeated."""
         if self._file is not None:
             self._file.abort()
             self._file = None
@@ -91,7 +94,7 @@ class TreeUnpacker:
             self._directories.close()
 
     def _complete(self, data: memoryview) -> int:
-        """A record that began in the frame before. Returns where it stops in this one."""
+        """Complete a record that began in the previous frame. Returns the position after it in this one."""
         known = len(self._partial)
         joined = self._partial + bytes(data[: _MAX_RECORD - known])
         found = parse_record(joined, 0)
@@ -118,7 +121,7 @@ class TreeUnpacker:
             self._make(*self._directories.locate(record.path), record)
 
     def _begin(self, record: FileRecord) -> None:
-        """The first item says whether the destination is a directory or one file."""
+        """Process the first item, which determines whether the destination is a directory or one file."""
         if not record.path and record.kind == DIRECTORY:
             self._directories = HostDirectories(self._destination, record.mode, record.mtime_ns)
         elif record.path:
@@ -152,7 +155,7 @@ class TreeUnpacker:
 
     def _finish_file(self) -> None:
         if self._remaining == 0 and self._file is not None:
-            # Whether this succeeds or not, there is nothing left to abort.
+            # `commit` cleans up after itself if it fails, so there is nothing left to abort.
             file, self._file = self._file, None
             file.commit()
 

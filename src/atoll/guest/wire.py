@@ -1,10 +1,10 @@
 """Frames in and out of one socket, on one event loop.
 
-The socket is watched with `add_reader`; what arrives is received into one buffer, cut into frames in place and
-handed over by a direct call: no task, no queue and no copy on the way. The buffer begins small, for most connections
-hardly carry anything, and has two frames' size from the first time that it was filled. Writes go to the socket at once,
-only what the kernel does not take is kept. asyncio's transports are not used because a connection must also be closable
-from another event loop than its own, and after that loop is gone, which a transport cannot do cleanly.
+The socket is watched with `add_reader`. Data is received into one buffer, cut into frames in place and delivered by a
+direct call, without a task, a queue or a copy. The buffer starts small, because most connections carry little data, and
+grows to the size of two frames when it is first filled. Writes go to the socket immediately; only data that the kernel
+does not accept is kept. asyncio's transports are not used because a connection must also be closable from another event
+loop than its own, and after that loop is gone, which a transport cannot do cleanly.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BUFFER = 2 * (HEADER.size + MAX_PAYLOAD)
 _FIRST_BUFFER = 4096
 _MAX_BACKLOG = 64 << 20
 _FRAMES_AT_ONCE = 1024
-"""A flood of tiny frames gives way to the other users of the event loop after this many."""
+"""The maximum number of frames that are handled before other tasks of the event loop get a turn."""
 
 OnFrame = Callable[[int, int, int, int, memoryview], None]
-"""Stream, type, channel, reserved, payload (valid only during the call). Raises AgentError to refuse it."""
+"""Receives stream, type, channel, reserved and payload, valid only during the call. Raises AgentError to refuse."""
 
 
 class Wire:
-    """Calls `on_lost` exactly once, with the reason, unless it is closed first."""
+    """One socket that carries frames. `on_lost` is called exactly once, with the reason, unless `close` comes first."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Wire:
     ) -> None:
         self.closed = False
         self.heard = loop.time()
-        """When the other side last sent anything."""
+        """When the agent last sent anything, in the event loop's time."""
         self.drained = EventSignal()
         self._sock = sock
         self._loop = loop
@@ -54,11 +54,11 @@ class Wire:
 
     @property
     def congested(self) -> bool:
-        """The other side does not read as fast as we write."""
+        """Whether data is waiting to be sent because the agent reads too slowly."""
         return bool(self._backlog)
 
     def send(self, frames: bytes) -> None:
-        """Complete frames only. Never raises: a lost connection is told to `on_lost`."""
+        """Send complete frames. This never raises: a lost connection is reported to `on_lost`."""
         if self.closed:
             return
         if self._backlog:
@@ -78,7 +78,8 @@ class Wire:
             self._loop.add_writer(self._sock.fileno(), self._on_writable)
 
     def close(self) -> None:
-        """Legal from any event loop of the same thread, and after its own is closed. May be repeated."""
+        """Close the socket. This may be called from any event loop of the same thread, after the wire's own loop is
+        closed, and repeatedly."""
         if self.closed:
             return
         self.closed = True
@@ -143,7 +144,7 @@ class Wire:
             self._deliver()
 
     def _deliver_frames(self) -> bool:
-        """Hand over every complete frame. True when it stopped early, to let others run."""
+        """Deliver every complete frame. Returns True if it stopped early, to let other tasks run."""
         buffer, position, end = self._buffer, self._start, self._end
         for _ in range(_FRAMES_AT_ONCE):
             if end - position < HEADER.size:
@@ -165,7 +166,7 @@ class Wire:
         return False
 
     def _keep_rest(self, position: int) -> None:
-        """Make sure that the frame which begins at `position` fits into the buffer."""
+        """Make room in the buffer for the rest of the frame that begins at `position`."""
         if position == self._end:
             self._start = self._end = 0
         elif len(self._buffer) - position < HEADER.size + MAX_PAYLOAD:

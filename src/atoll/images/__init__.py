@@ -1,6 +1,6 @@
 """Images: the root file systems that sandboxes start from, pulled, built or imported, and stored once by their content.
 
-Everything here is written for archives and registries of strangers; `Images` is the way in, `Image.root` the way out.
+Archives and registries are not trusted. `Images` is the entry point; engines use the `root` of the `Image` it returns.
 """
 
 from atoll.archive.archive_limits import ImageLimits

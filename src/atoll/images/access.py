@@ -1,9 +1,9 @@
-"""On whose behalf an image is pulled: where such a pull may connect to, and whose login it may use.
+"""The access of a pull: which addresses it may connect to, and which registry login it may use.
 
-Whoever runs this program pulls from anywhere, with the logins of `docker login`. A server's users are somebody else:
-what they name must not become a request to the server's own network, what is there must not come back in an error, and
-the operator's logins are not theirs. The access is a context variable, because between a request and the pull that it
-leads to there are a manager and an engine, which have no business with it.
+The operator may pull from anywhere, with the logins of `docker login`. Users of a server are less trusted: an image
+that they name must not cause a request to the server's own network, an error must not reveal what is there, and they
+may not use the operator's logins. The access is a context variable, because the manager and the engine between a
+request and the resulting pull do not need to know it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from atoll.model.addresses import Address, Network, is_public
 
 
 class UnreachableError(ImageError):
-    """This pull may not connect to the registry, or to where it leads. The error says no more than that."""
+    """The pull may not connect to the registry, or to an address that it refers to. The error gives no details."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     guarded: bool = False
-    """Only public addresses, except those listed below; no login except the user's own and shared ones."""
+    """Whether only public addresses and those listed below are allowed, and only the user's own and shared logins."""
     registries: frozenset[str] = frozenset()
-    """HOST or HOST:PORT that may be reached wherever they are."""
+    """Registries (HOST or HOST:PORT) that are allowed at any address."""
     networks: tuple[Network, ...] = ()
-    """Ranges of addresses that may be reached though they are not public."""
+    """Ranges of addresses that are allowed although they are not public."""
     shared_logins: frozenset[str] = frozenset()
-    """Registries for which everybody uses the operator's login."""
+    """Registries for which every user may use the operator's login."""
     login: Credentials | None = field(default=None, repr=False)
-    """Of whoever asks, for the registry of the image."""
+    """The user's own login for the registry of the image."""
 
     def credentials(self, registry: str) -> Credentials | None:
         if self.login is not None:
@@ -45,7 +45,7 @@ class Access:
         return credentials_for(registry)
 
     def check(self, host: str, port: int, addresses: Iterable[Address]) -> None:
-        """Raises UnreachableError if one of the addresses of a host may not be connected to."""
+        """Raise UnreachableError if any of the addresses of a host is not allowed."""
         if not self.guarded or host in self.registries or f"{host}:{port}" in self.registries:
             return
         for address in addresses:
@@ -53,7 +53,10 @@ class Access:
                 raise unreachable(host)
 
     def connect(self, place: tuple[str, int], timeout_s: float, *_: object) -> socket.socket:
-        """A connection to an address that was judged: nobody is asked twice what a name means."""
+        """Resolve a host name once, check its addresses, and connect to one of them.
+
+        A second lookup by the HTTP client could return an address that was not checked.
+        """
         host, port = place
         addresses = list(dict.fromkeys(self.resolve(host, port)))
         self.check(host, port, addresses)
@@ -71,7 +74,7 @@ class Access:
 
 
 def unreachable(host: str) -> UnreachableError:
-    """The same whether there is no such name or it is one of the server's own network."""
+    """Return the same error for a name that does not exist and for one in the server's own network."""
     return UnreachableError(
         f"{host[:80]!r} cannot be reached, or is not public",
         hint="Check the name. An administrator can allow registries in the server's own network.",
@@ -79,7 +82,7 @@ def unreachable(host: str) -> UnreachableError:
 
 
 def parse_places(texts: Iterable[str]) -> tuple[frozenset[str], tuple[Network, ...]]:
-    """Registries and ranges of addresses, as settings list them. Raises SpecError."""
+    """Parse a list of registries and ranges of addresses from the settings. Raises SpecError."""
     names, networks = set(), []
     for text in texts:
         if "/" in text:
@@ -93,7 +96,7 @@ def parse_places(texts: Iterable[str]) -> tuple[frozenset[str], tuple[Network, .
 
 
 OPERATOR = Access()
-"""Of whoever runs this program."""
+"""The access of the operator who runs this program."""
 _current: ContextVar[Access] = ContextVar("atoll-image-access", default=OPERATOR)
 
 
@@ -103,7 +106,7 @@ def current() -> Access:
 
 @contextlib.contextmanager
 def pulling_with(access: Access) -> Iterator[None]:
-    """Pulls that are begun inside, and tasks that are, have this access."""
+    """Use this access for all pulls and tasks that are started in this context."""
     token = _current.set(access)
     try:
         yield

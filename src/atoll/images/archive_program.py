@@ -1,7 +1,7 @@
-"""Runs a program whose output is an archive, and makes sure that it ends when we do.
+"""Running a program whose output is an archive, so that it cannot outlive this process.
 
-The child gets SIGKILL when the thread that started it dies. As root it also gets a process namespace of its own, so
-its death takes everything it started with it, whatever that did to get away.
+The child gets SIGKILL when the thread that started it dies. As root, it also runs in its own PID namespace, so that the
+kernel kills everything that it started, too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _GRACE_S = 10.0
 
 
 class Program:
-    """The standard output of a running program. Use `running`."""
+    """A running program whose standard output can be read. Created by `running`."""
 
     def __init__(self, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
         self._process, self._on_line = process, on_line
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        """The last it wrote to standard error."""
+        """The last lines that it wrote to standard error."""
         self._listener = threading.Thread(target=self._listen, daemon=True, name="atoll-program")
         self._listener.start()
 
@@ -39,13 +39,13 @@ class Program:
         return self._process.stdout.read(size)
 
     def status(self) -> int:
-        """Wait for the end. Call after reading to the end of the output."""
+        """Wait for the program to end and return its exit status. Read its output to the end before."""
         code = self._process.wait()
         self._listener.join(_GRACE_S)
         return code
 
     def kill(self) -> None:
-        """End it and everything it started, and wait until the last of them is gone."""
+        """Kill the program and its process group, wait for it, and close its pipes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -68,10 +68,13 @@ class Program:
 def running(
     argv: Sequence[str], env: Mapping[str, str], work: Work, on_line: Callable[[str], None], hint: str
 ) -> Iterator[Program]:
-    """Start a program. It is dead at the end, and as soon as the work is cancelled. `hint` says how to install it."""
+    """Start a program, and kill it at the end of the context or when the work is cancelled.
+
+    `hint` is the hint of the error that is raised if the program is not installed.
+    """
     path = shutil.which(argv[0])
     if path is None:
-        raise ImageError(f"{argv[0]} is not on this machine", hint=hint)
+        raise ImageError(f"{argv[0]} is not installed", hint=hint)
     process = subprocess.Popen(
         [*_tether(), path, *argv[1:]],
         stdin=subprocess.DEVNULL,

@@ -1,9 +1,9 @@
-"""Builds Debian root file systems with mmdebstrap.
+"""Building Debian root file systems with mmdebstrap.
 
-Packages come from wherever this machine's own apt gets them: its mirrors, its proxies, its keys. mmdebstrap writes
-the finished root as a tar stream, which goes through the same extractor as a stranger's archive. What it copies from
-the host (name, resolver, proxies, passwords in addresses of mirrors) is taken out again, so an image says nothing
-about the machine that built it.
+The packages come from the sources of this machine's apt, with its mirrors, proxies and keys. mmdebstrap writes the
+finished root as a tar stream, which is unpacked like any untrusted archive. Everything that mmdebstrap copies from the
+host (host name, resolver, proxies, passwords in mirror URLs) is removed, so an image reveals nothing about the machine
+that built it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
 
 def build(recipe: Recipe, draft: Draft, limits: ImageLimits, work: Work) -> Extraction:
-    """Fill the draft. Raises ImageError with what mmdebstrap or apt complained about."""
+    """Fill the draft. Raises ImageError with the error messages of mmdebstrap or apt."""
     packages = ",".join(sorted(set(BASE_PACKAGES) | set(recipe.packages)))
     argv = ["mmdebstrap", f"--mode={'root' if os.geteuid() == 0 else 'unshare'}", "--variant=minbase", "--format=tar"]
     argv += [f"--include={packages}", *(f"--aptopt={option}" for option in _apt_options())]
@@ -44,7 +44,7 @@ def build(recipe: Recipe, draft: Draft, limits: ImageLimits, work: Work) -> Extr
         if name in os.environ
     }
     env |= {"LC_ALL": "C.UTF-8", "TMPDIR": str(draft.scratch)}
-    # In its own user namespace mmdebstrap is somebody else, who must still get through to its temporary directory.
+    # In its own user namespace mmdebstrap has another user id, which must be able to reach its temporary directory.
     os.chmod(draft.scratch, PASSABLE)
 
     def on_line(line: str) -> None:
@@ -80,7 +80,10 @@ def _failed(recipe: Recipe, program: Program) -> ImageError:
 
 
 def _sources(suite: str) -> list[str]:
-    """This machine's own sources, for another suite. None, which means mmdebstrap's default, if it is not a Debian."""
+    """Return this machine's apt sources, changed to another suite.
+
+    The list is empty if this machine is not a Debian; mmdebstrap then uses its default sources.
+    """
     output = _apt("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages")
     lines: dict[str, None] = {}
     for line in output.splitlines():
@@ -89,7 +92,7 @@ def _sources(suite: str) -> list[str]:
             base = release.removesuffix(part) if part else release
             if base in SUITES and base + part == release and not (part and suite in _ROLLING):
                 lines[f"deb {uri} {suite}{part} main"] = None
-    # Without the suite itself among them, its updates are of no use.
+    # The updates of a suite are useless without the suite itself.
     return list(lines) if any(f" {suite} " in line for line in lines) else []
 
 

@@ -1,16 +1,16 @@
-"""The images of this machine.
+"""The store of the images of this machine.
 
-    images/roots/<digest>/rootfs     a flattened root file system, read-only from now on, shared by all sandboxes
-    images/roots/<digest>/meta.json  what was measured when it came in
+    images/roots/<digest>/rootfs     a flattened root file system, never changed, shared by all sandboxes
+    images/roots/<digest>/meta.json  its digest, size and number of entries, measured when it was stored
     images/names/<hash>.json         one reference, the digest it points to, and the configuration
-    images/leases/<sandbox id>       the digest that a sandbox uses, so that nobody removes it
-    images/tmp/<random>/             being made; its maker holds a lock on the directory
-    images/locks/                    lock files, there only while held
+    images/leases/<sandbox id>       the digest that a sandbox uses, which prevents its removal
+    images/tmp/<random>/             an image that is being made; its maker holds a lock on the directory
+    images/locks/                    lock files, which exist only while held
 
-The digest is that of the tree itself, so equal images are stored once and `verify` needs nothing but the files. An
-image is made in `tmp`, brought to the disk, and then appears by one rename: after a crash at any moment it is there
-and whole, or not there and `gc` removes the rest. Changes of names, leases and roots happen under one lock, which is
-held for milliseconds.
+The digest is that of the tree itself, so equal images are stored once, and `verify` needs only the files. An image is
+made in `tmp`, synced to disk, and then renamed: after a crash at any moment it either exists and is complete, or it
+does not exist and `gc` removes the remains. Changes of names, leases and roots happen under one lock, which is held for
+milliseconds.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from atoll.images.reference import Kind
 _SANDBOX_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
 READABLE = 0o755
 PASSABLE = 0o711
-"""Whatever the umask says: sandboxes reach their root with ids of their own."""
+"""These modes are set regardless of the umask, because sandboxes reach their root with other user ids."""
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A root file system to start from. `root` is None for `host`, whose view the engine makes itself."""
+    """A root file system to start from. `root` is None for the image `host`, whose view the engine makes."""
 
     reference: str
     kind: Kind
@@ -53,11 +53,11 @@ class Image:
     size_bytes: int = 0
     created_at: float = 0.0
     source: str = ""
-    """What it was made from, to see whether that has changed: a manifest's digest, a recipe's, a file's stamp."""
+    """The version of the source, to detect changes: a manifest's or recipe's digest, or a file's inode and times."""
     notes: tuple[str, ...] = ()
-    """What was left out when it was unpacked, such as device nodes."""
+    """Messages about parts that were left out when it was unpacked, such as device nodes."""
     private: bool = False
-    """Whether it came with somebody's login: others must be let in by the registry themselves."""
+    """Whether it was pulled with a login. Other users may use it only if the registry lets them pull it, too."""
 
 
 HOST = Image("host", Kind.HOST)
@@ -65,7 +65,7 @@ HOST = Image("host", Kind.HOST)
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What `gc` removed."""
+    """The result of `gc`: what it removed."""
 
     digests: tuple[str, ...] = ()
     size_bytes: int = 0
@@ -74,14 +74,14 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An image that is being made. Both directories vanish at the end, unless it is committed."""
+    """An image that is being made. Its directories are removed at the end, except for a committed `rootfs`."""
 
     rootfs: Path
     scratch: Path
 
 
 class Store:
-    """Blocking; safe to use from many threads and processes at once."""
+    """The image store. Its methods block; they may be called from many threads and processes at once."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -107,7 +107,7 @@ class Store:
 
     @contextlib.contextmanager
     def making(self, reference: str, work: Work) -> Iterator[None]:
-        """Only one thread or process at a time makes an image of one name; others wait here, and then find it made."""
+        """Hold the lock for making the image of one name. Others wait here and then find the finished image."""
         self._prepare()
         key = hashlib.sha256(reference.encode()).hexdigest()[:32]
         with locked(self._locks / key, work, f"another process is making {reference}"):
@@ -132,7 +132,7 @@ class Store:
             os.close(fd)
 
     def commit(self, draft: Draft, image: Image, work: Work) -> Image:
-        """Check a finished draft, measure it, and make it the image of a name."""
+        """Check and measure a finished draft, and store it as the image of a name."""
         tree.settle(draft.rootfs)
         measured = tree.measure(draft.rootfs, work)
         meta = draft.rootfs.parent / "meta.json"
@@ -155,14 +155,14 @@ class Store:
         return self.get(image.reference)
 
     def publish(self, reference: str, work: Work) -> None:
-        """Its registry gives it to everybody after all."""
+        """Mark an image as not private, because the registry served it without a login."""
         path = self._name_path(reference)
         with self._changing(work), contextlib.suppress(FileNotFoundError):
             record = json.loads(path.read_bytes()) | {"private": False}
             durable.write(path, json.dumps(record, indent=1), sync=True)
 
     def verify(self, reference: str, work: Work) -> tree.Measure:
-        """Read the whole image again. Raises ImageError if a single bit, mode or owner is not what came in."""
+        """Read the whole image again. Raises ImageError if any content, mode or owner has changed."""
         image = self.get(reference)
         assert image.root is not None
         measured = tree.measure(image.root, work)
@@ -173,7 +173,7 @@ class Store:
         return measured
 
     def remove(self, reference: str, work: Work) -> None:
-        """Forget a name, and delete the files if it was the last. Refused while a sandbox uses the last name."""
+        """Remove a name, and the files if it was their last one. Raises ImageError if sandboxes still use the files."""
         self._prepare()
         with self._draining() as trash, self._changing(work):
             image = self.get(reference)
@@ -189,7 +189,10 @@ class Store:
                 trash.append(self._discard(self._root_path(image.digest)))
 
     def gc(self, work: Work) -> Collected:
-        """Remove images without a name and a lease, and what dead processes left. Nothing that anyone uses or makes."""
+        """Remove images without a name and a lease, and leftovers of dead processes.
+
+        Images that are in use or being made are kept.
+        """
         self._prepare()
         digests, size, leftovers = [], 0, 0
         with self._draining() as trash, self._changing(work):
@@ -213,7 +216,10 @@ class Store:
         return Collected(tuple(digests), size, leftovers)
 
     def lease(self, sandbox_id: str, digest: str, work: Work) -> Path:
-        """Keep an image as long as a sandbox lives. Returns its root. Raises ImageNotFoundError if it is gone."""
+        """Prevent the removal of an image while a sandbox uses it. Returns the image's root.
+
+        Raises ImageNotFoundError if the image was removed.
+        """
         self._prepare()
         path = self._lease_path(sandbox_id)
         with self._changing(work):
@@ -226,26 +232,27 @@ class Store:
         return rootfs
 
     def root(self, digest: str) -> Path:
-        """Where it would be."""
+        """Return the path of the root with this digest, which need not exist."""
         return self._root_path(digest) / "rootfs"
 
     def of_digest(self, digest: str) -> Image | None:
-        """One of the names that point to it."""
+        """Return one of the images with this digest, if there is one."""
         return next((image for image in self._all().values() if image.digest == digest), None)
 
     def leased_by(self, sandbox_id: str) -> str:
-        """The digest; empty if there is none."""
+        """Return the digest that a sandbox uses, or "" if it has no lease."""
         try:
             return self._lease_path(sandbox_id).read_text().strip()
         except FileNotFoundError:
             return ""
 
     def release(self, sandbox_id: str) -> None:
-        """May be repeated."""
+        """End the lease of a sandbox. May be repeated."""
         self._lease_path(sandbox_id).unlink(missing_ok=True)
 
     def leases(self) -> dict[str, str]:
-        """Sandbox → digest. Those of sandboxes that are gone are for the caller to release: only it knows."""
+        """Return the leased digest for each sandbox id. The caller must release the leases of deleted sandboxes,
+        because the store does not know which sandboxes exist."""
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for path in self._leases.iterdir():
@@ -255,7 +262,7 @@ class Store:
         return found
 
     def _prepare(self) -> None:
-        """Sandboxes with ids of their own pass through `roots`; nobody but us looks into the rest."""
+        """Create the directories. Sandboxes with other user ids can traverse `roots`; the others are private."""
         for path in (self.directory, self._roots):
             if not path.is_dir():
                 path.mkdir(parents=True, exist_ok=True)
@@ -270,7 +277,7 @@ class Store:
 
     @contextlib.contextmanager
     def _draining(self) -> Iterator[list[Path]]:
-        """Trees to remove at the end. They lie in `tmp`, so that a crash before leaves them to `gc`."""
+        """Collect trees to remove at the end. They are in `tmp`, so that `gc` removes them after a crash."""
         trash: list[Path] = []
         yield trash
         for path in trash:
@@ -322,7 +329,7 @@ class Store:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether whoever made this is gone."""
+    """Return whether the process that made this has ended."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""All of it behind one object, for code that must not block."""
+"""The asynchronous interface to images."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SHORT_S = 60.0
 
 
 class Images:
-    """The images under one data directory. Any number of these, in any number of processes, may share it.
+    """The images of one data directory, which any number of these objects and processes may share.
 
-    Every method raises only errors of `atoll.errors`. Cancelling one ends its work, removes what it made, and only
-    then returns to the caller. `progress` is called in the event loop.
+    The methods raise only errors of `atoll.errors`. Cancelling a call stops its work and removes unfinished files
+    before the cancellation reaches the caller. `progress` is called in the event loop.
     """
 
     def __init__(
@@ -52,32 +52,35 @@ class Images:
         return parse(reference, self.recipes.all())
 
     async def ensure(self, reference: str, progress: ProgressCallback | None = None) -> Image:
-        """The image, made first if it is not here, or if the recipe or archive it comes from has changed.
+        """Return the image. It is made first if it is missing or its recipe or archive has changed.
 
-        A registry and Docker are asked only when the image is missing: `pull` asks again.
+        A registry or a Docker engine is asked only if the image is missing. Use `pull` to update it.
         """
         return await self._make(self.parse(reference), progress, refresh=False)
 
     async def acquire(self, reference: str, sandbox_id: str, progress: ProgressCallback | None = None) -> Image:
-        """`ensure`, and a lease on the image for this sandbox. End it with `release`."""
+        """Return the image, like `ensure`, and lease it for this sandbox. `release` ends the lease."""
         while True:
             image = await self.ensure(reference, progress)
             if image.root is None:
                 return image
-            # Someone may remove the image just before we hold it. Then it is made again.
+            # If the image is removed before it is leased, make it again.
             with contextlib.suppress(ImageNotFoundError):
                 await self.lease(sandbox_id, image.digest)
                 return image
 
     async def pull(self, reference: str, progress: ProgressCallback | None = None) -> Image:
-        """Ask a registry, or Docker, for what the reference means now. Unchanged images are not transferred again."""
+        """Get the current image of a reference from its registry or Docker engine.
+
+        Unchanged images are not transferred again.
+        """
         parsed = self.parse(reference)
         if parsed.kind not in (Kind.OCI, Kind.DOCKER):
             raise SpecError(f"{reference!r} does not come from a registry", hint="Use build, or import.")
         return await self._make(parsed, progress, refresh=True)
 
     async def build(self, recipe: str | Recipe, progress: ProgressCallback | None = None) -> Image:
-        """Build a suite or a recipe anew. A `Recipe` that is passed in is kept under its name."""
+        """Build the image of a suite or a recipe again. A `Recipe` object is stored under its name."""
         if isinstance(recipe, Recipe):
             await workers.run(workers.ENGINE, self.recipes.add, recipe)
             recipe = f"{Kind.RECIPE}:{recipe.name}"
@@ -87,19 +90,19 @@ class Images:
         return await self._make(parsed, progress, refresh=True)
 
     async def import_tar(self, path: Path | str, name: str = "", progress: ProgressCallback | None = None) -> Image:
-        """Take over an archive: a root file system or a saved image, packed or not.
+        """Import an archive, compressed or not: a root file system or a saved image.
 
-        The image is called `tar:PATH`, or by a name of your own, which must look like a registry's (`mine`,
-        `team/mine:1`).
+        The image is named `tar:PATH` or `name`, which must have the form of a registry's reference, such as `mine` or
+        `team/mine:1`.
         """
         source = parse(f"tar:{Path(path).absolute()}")
         target = self.parse(name) if name else source
         if target.kind is not Kind.OCI and target != source:
-            raise SpecError(f"{name!r} means something else already", hint="Choose a name such as mine or team/mine:1.")
+            raise SpecError(f"{name!r} already means something else", hint="Choose a name such as mine or team/mine:1.")
         return await self._make(target, progress, refresh=True, archive=source)
 
     async def get(self, reference: str) -> Image:
-        """An image that is here. Raises ImageNotFoundError; nothing is pulled or built."""
+        """Return an image of the store, without pulling or building it. Raises ImageNotFoundError."""
         parsed = self.parse(reference)
         return HOST if parsed.kind is Kind.HOST else await workers.run(workers.ENGINE, self.store.get, str(parsed))
 
@@ -147,7 +150,7 @@ class Images:
         maker = ImageMaker(self.store, self.recipes, self._limits, self._plain_http_registries, access.current())
         source = archive or reference
         if not refresh:
-            # What is here already must not wait behind somebody's pulls.
+            # An image that exists already must not wait for the pulls of other callers.
             image = await self._run(lambda _: maker.present(reference, source), kind=workers.ENGINE)
             if image is not None:
                 return image
@@ -158,10 +161,10 @@ class Images:
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:
-        """A slot for work on images, and the only one of this loop for this image.
+        """Hold a slot for work on images, for only one task of this event loop per image.
 
-        Callers that want the same image wait without a slot; and nobody who waits for a slot keeps others from the
-        image, who may have slots left.
+        Callers that want the same image wait without a slot. The lock of an image is not held while waiting for a slot,
+        because another account may still have a slot and want the same image.
         """
         key = (id(asyncio.get_running_loop()), name)
         lock = self._locks.get(key)
@@ -185,9 +188,9 @@ class Images:
         *,
         kind: workers.Kind | None = workers.IMAGE,
     ) -> T:
-        """Run blocking work in a thread. A cancelled caller gets control back when the thread has cleaned up.
+        """Run blocking work in a thread. A cancelled caller continues only when the thread has cleaned up.
 
-        Without a kind the caller holds a slot for work on images already.
+        `kind` None means that the caller already holds a slot for work on images.
         """
         loop = asyncio.get_running_loop()
 
@@ -209,7 +212,7 @@ def _nothing() -> None:
 
 
 def _translated(function: Callable[[Work], T], work: Work) -> T:
-    """The boundary: what the machine did becomes what the user should do."""
+    """Run the function, and convert errors of the operating system to ImageErrors with hints for the user."""
     try:
         return function(work)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Locks that die with their holder, and syncing a whole file system."""
+"""File locks, which are released when their holder dies, and syncing a whole file system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 0.01
 
 
 def sync_file_system(path: Path) -> None:
-    """Bring everything of one file system to the disk: far cheaper than a sync of each of ten thousand new files."""
+    """Sync a whole file system to disk, which is much faster than syncing each of ten thousand new files."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _libc.syncfs(fd) != 0:
@@ -27,7 +27,7 @@ def sync_file_system(path: Path) -> None:
 
 
 def try_lock(fd: int) -> bool:
-    """Take the exclusive lock of an open file or directory, if nobody has it."""
+    """Take the exclusive lock of an open file or directory, if it is free. Returns whether it was."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -37,7 +37,10 @@ def try_lock(fd: int) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, work: Work, waiting_for: str = "") -> Iterator[None]:
-    """Hold a lock file among all processes and threads. Another's death frees it. It is removed when nobody waits."""
+    """Hold a lock file, exclusively among all processes and threads. The death of a holder releases it.
+
+    The file is removed afterwards.
+    """
     announced = False
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -56,13 +59,13 @@ def locked(path: Path, work: Work, waiting_for: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        # Whoever has opened the old file meanwhile sees that it is no longer the one at this path, and tries again.
+        # A waiter that has opened the old file finds that it is no longer the one at this path, and tries again.
         path.unlink(missing_ok=True)
         os.close(fd)
 
 
 def remove_if_free(path: Path) -> bool:
-    """Remove a lock file whose holder died."""
+    """Remove a lock file whose holder has died. Returns whether it was removed."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Brings an image into the store from wherever its reference says, unless it is there and up to date."""
+"""Making the image of a reference (pull, build or import) unless the store has it and it is up to date."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.images.tar_import import import_from_docker, import_stream
 
 
 class ImageMaker:
-    """Blocking. What it is told to make it makes whole or not at all."""
+    """Makes images. Its methods block. An image is stored only when it is complete."""
 
     def __init__(
         self, store: Store, recipes: Recipes, limits: ImageLimits, plain_http: frozenset[str], access: Access
@@ -28,7 +28,7 @@ class ImageMaker:
         self._access = access
 
     def present(self, reference: Reference, source: Reference) -> Image | None:
-        """The image if it is there and up to date, as far as this machine alone can tell."""
+        """Return the stored image if it is up to date, as far as can be determined without the network."""
         return self._current(str(reference), self._stamp(source))
 
     def make(self, reference: Reference, source: Reference, work: Work, *, refresh: bool) -> Image:
@@ -74,11 +74,12 @@ class ImageMaker:
     def _current(self, name: str, stamp: str) -> Image | None:
         image = self._store.find(name)
         if image is not None and image.private and self._access.guarded:
-            return None  # that it is here says nothing about who may have it: the registry is asked
+            return None  # only the registry knows whether this user may have a private image
         return image if image is not None and (not stamp or image.source == stamp) else None
 
     def _stamp(self, source: Reference) -> str:
-        """Tells cheaply whether an image is out of date. Empty where only a call to someone else could tell."""
+        """Return the current version of a source, to detect outdated images, or "" if only a registry or a Docker
+        engine knows it."""
         if source.kind in (Kind.DEBIAN, Kind.RECIPE):
             return self._recipe(source).digest
         if source.kind is Kind.TAR:
@@ -91,7 +92,7 @@ class ImageMaker:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """A pipe in place of the archive must not make us wait for a writer."""
+    """Open a regular file. O_NONBLOCK avoids waiting for a writer if the path is a pipe."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not os.path.isfile(f"/proc/self/fd/{fd}"):
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The documents of an OCI image: index, manifest, configuration. Pure, and wary: a stranger wrote them."""
+"""Parsing the documents of an OCI image: index, manifest, configuration. They are not trusted; nothing else is read."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _MAX_ITEMS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """What an image says about running it: advice, to be followed only inside a sandbox.
+    """The defaults that an image gives for running it. They are used only inside a sandbox.
 
-    Labels, volumes, ports and annotations are dropped here, so that no text of an image can become an option of
-    anything.
+    Labels, volumes, ports and annotations are dropped here, so that no text of an image can become an option of a
+    program on the host.
     """
 
     env: dict[str, str] = field(default_factory=dict)
@@ -82,12 +82,12 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
 
 
 def machine() -> tuple[str, str]:
-    """This machine's architecture and variant, in the words of OCI."""
+    """Return this machine's architecture and variant, as OCI names them."""
     return _MACHINES.get(platform.machine(), (platform.machine(), ""))
 
 
 def choose(index: dict[str, Any]) -> Descriptor:
-    """The entry of an index for this machine. An exact variant wins over one that is not given."""
+    """Return the entry of an index for this machine. An exact variant is preferred to an unspecified one."""
     architecture, variant = machine()
     offered, fitting = [], []
     for entry in _list(index, "manifests", "index"):
@@ -133,7 +133,7 @@ def parse_manifest(value: dict[str, Any], limits: ImageLimits) -> Manifest:
         raise ImageError(f"the image has {len(layers)} layers; between 1 and {limits.layers} are possible")
     for layer in layers:
         if not _LAYER_TYPE.match(layer.media_type):
-            raise ImageError(f"this is no image of a file system: it has a layer of type {layer.media_type[:100]!r}")
+            raise ImageError(f"this is not a file system image: it has a layer of type {layer.media_type[:100]!r}")
     if config.size > limits.document_bytes or sum(layer.size for layer in layers) > limits.download_bytes:
         raise ImageError(
             f"the image is a download of more than {limits.download_bytes:,} bytes",
@@ -143,7 +143,7 @@ def parse_manifest(value: dict[str, Any], limits: ImageLimits) -> Manifest:
 
 
 def parse_config(value: dict[str, Any], layers: int) -> tuple[ImageConfig, tuple[str, ...]]:
-    """The configuration, and the digests that its layers have when unpacked."""
+    """Return the configuration and the digests of the uncompressed layers."""
     os_name = value.get("os", "linux")
     if os_name != "linux":
         raise ImageError(f"the image is made for {str(os_name)[:40]!r}, not for Linux")

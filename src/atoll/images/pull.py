@@ -1,8 +1,8 @@
-"""Pulls images from a registry: the reading half of the OCI distribution protocol.
+"""Pulling images from a registry: the reading half of the OCI distribution protocol.
 
-Nothing that a registry says is believed. Documents and layers are bounded in size and checked against their digests
-before they are looked into; a token is fetched only over TLS; redirects lose our credentials and cannot lead from TLS
-to plain HTTP. Plain HTTP is spoken only with registries on this machine, or with those that the user lists.
+Registries are not trusted. Documents and layers are bounded in size and checked against their digests before they are
+parsed; a token is requested only over TLS; a redirect to another origin does not carry credentials, and none may lead
+from TLS to plain HTTP. Plain HTTP is used only with registries on this machine and those listed in the settings.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a reference means today."""
+    """The manifest that a reference currently points to."""
 
     digest: str
-    """Of the manifest for this machine."""
+    """The digest of the manifest for this machine."""
     manifest: Manifest
 
 
@@ -67,11 +67,11 @@ class Registry:
 
     @property
     def used_login(self) -> bool:
-        """Whether somebody's login was needed, or at least shown, to get it."""
+        """Whether a login was sent to the registry, needed or not."""
         return self._transport.used_login
 
     def resolve(self) -> Resolved:
-        """Ask for the manifest, through an index if there is one."""
+        """Request the manifest for this machine, through an index if there is one."""
         self._work.report("pull", f"asking {self._registry} for {self._reference}")
         wanted = self._reference.digest or self._reference.tag
         for _ in range(_MAX_NESTING):
@@ -81,7 +81,7 @@ class Registry:
             if expected and digest != expected:
                 what = "it promised" if self._access.guarded else expected
                 raise ImageError(
-                    f"the registry {self._registry} sent something else than {what}",
+                    f"the registry {self._registry} sent something other than {what}",
                     hint="Do not trust this registry.",
                 )
             with self._not_repeating():
@@ -92,7 +92,7 @@ class Registry:
         raise ImageError("the indices of the image are nested too deeply")
 
     def fetch(self, resolved: Resolved, draft: Draft) -> tuple[ImageConfig, Extraction]:
-        """Fill the draft. Layers are complete and verified on disk before the first one is unpacked."""
+        """Fill the draft. All layers are downloaded and verified before the first one is unpacked."""
         manifest = resolved.manifest
         data, _ = self._document(f"{self._base}/blobs/{manifest.config.digest}", "*/*")
         if oci_documents.digest_of(data) != manifest.config.digest:
@@ -157,7 +157,7 @@ class Registry:
                 )
             if response.status in (401, 403):
                 raise ImageError(
-                    f"the registry {self._registry} does not let us read {self._reference}, or it does not exist",
+                    f"the registry {self._registry} denies access to {self._reference}, or it does not exist",
                     hint=f"Check the name, or log in: docker login {self._registry}",
                 )
             if response.status == 429 or response.status >= 500:
@@ -173,7 +173,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _not_repeating(self) -> Iterator[None]:
-        """Errors about a document quote it. A user of a server only learns that it is invalid."""
+        """Hide the details of errors about a document, which quote it, from users of a server."""
         try:
             yield
         except ImageError as error:
@@ -185,7 +185,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _retrying(self, attempt: int) -> Iterator[None]:
-        """Swallow a failure that may pass, after a pause; the last one becomes an error that says what to do."""
+        """Suppress a temporary failure after a pause, so that the caller retries. The last one raises ImageError."""
         try:
             yield
         except (*HTTP_ERRORS, _BusyError) as error:

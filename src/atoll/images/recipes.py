@@ -1,7 +1,7 @@
-"""Named recipes: a Debian suite and the packages to put into it.
+"""Recipes: named combinations of a Debian suite and packages to install.
 
-The built-in ones are few on purpose. A user's recipe is one JSON file in the data directory, and wins over a built-in
-one.
+There are only a few built-in ones. A user's recipe is one JSON file in the data directory and overrides a built-in one
+of the same name.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MAX_PACKAGES = 1000
 _MAX_FILE = 1 << 20
 
 BASE_PACKAGES = ("bash", "ca-certificates")
-"""Put into every image that is built here, besides what Debian calls essential, and apt."""
+"""Packages installed in every image that is built here, besides apt and Debian's essential packages."""
 DEFAULT_SUITE = "bookworm"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Raises SpecError when made from names that cannot be right."""
+    """A recipe. Raises SpecError for invalid names."""
 
     name: str
     suite: str = DEFAULT_SUITE
@@ -50,13 +50,13 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Changes with what would be built."""
+        """A digest of the suite and packages. It changes when another image would be built."""
         text = json.dumps([self.suite, sorted(set(BASE_PACKAGES) | set(self.packages))])
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def suite_recipe(suite: str) -> Recipe:
-    """What `debian:SUITE` means."""
+    """Return the recipe for `debian:SUITE`."""
     return Recipe("debian", suite)
 
 
@@ -91,13 +91,13 @@ class Recipes:
         return recipes[name]
 
     def add(self, recipe: Recipe) -> None:
-        """Keep a recipe under its name, in place of an older one."""
+        """Store a recipe under its name, replacing an older one."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{recipe.name}.json"
         durable.write(path, json.dumps(asdict(recipe), indent=1), sync=True)
 
     def remove(self, name: str) -> None:
-        """Forget a user's recipe. May be repeated."""
+        """Remove a user's recipe. May be repeated."""
         if valid_recipe_name(name):
             (self._directory / f"{name}.json").unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What an image reference means.
+"""Parsing of image references.
 
     host                                 this machine's own /usr, the default
     debian:SUITE                         a minimal Debian, built here
@@ -8,7 +8,7 @@
     docker:NAME                          an image of the local Docker engine
     snapshot:ID                          reserved
 
-Pure: parsing touches neither the machine nor the network, so the names of the recipes are passed in.
+Parsing uses neither the file system nor the network, so the names of the recipes are passed in.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A parsed reference. `str()` is its one canonical spelling, under which the store keeps it."""
+    """A parsed reference. `str()` returns the canonical spelling that the store uses as its name."""
 
     kind: Kind
     name: str
-    """The suite, the recipe, the path, or the repository without its registry."""
+    """The suite, recipe, path, or repository without its registry."""
     registry: str = ""
     tag: str = ""
     digest: str = ""
@@ -67,7 +67,7 @@ class Reference:
 
 
 def parse(text: str, recipes: Collection[str] = ()) -> Reference:
-    """Raises SpecError for text that cannot be a reference, ImageNotFoundError for one that names nothing."""
+    """Parse a reference. Raises SpecError if it is invalid and ImageNotFoundError for an unknown suite or recipe."""
     if not text or len(text) > _MAX_LENGTH or not text.isprintable() or text != text.strip():
         raise SpecError(f"{text[:80]!r} is not an image", hint=_HINT)
     if text == "host":
@@ -93,7 +93,7 @@ def valid_recipe_name(name: str) -> bool:
 
 
 def is_loopback(registry: str) -> bool:
-    """Whether a registry is on this machine, so that plain HTTP to it crosses no network."""
+    """Return whether a registry is on this machine, so that plain HTTP to it does not cross a network."""
     for host in (registry, registry.rpartition(":")[0]):
         if host == "localhost":
             return True
@@ -131,7 +131,7 @@ def _path(text: str) -> str:
 
 
 def _docker(text: str) -> Reference:
-    """Docker also knows images by their id alone, which is no OCI reference but a legal name here."""
+    """Parse the name of a Docker engine's image, which may also be an image id. An id is not an OCI reference."""
     if re.match(r"^[0-9a-f]{12,64}\Z", text):
         return Reference(Kind.DOCKER, text)
     oci = _oci(text)

@@ -1,7 +1,7 @@
-"""Who we are to a registry, as `docker login` has noted it.
+"""Registry logins stored by `docker login`.
 
-Read from `config.json` in `$DOCKER_CONFIG` or `~/.docker`, when a registry asks and not before. Nothing is cached or
-written down.
+They are read from `config.json` in `$DOCKER_CONFIG` or `~/.docker`, only when a registry requests authentication. They
+are not cached and not stored elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Credentials:
 
 
 def credentials_for(registry: str) -> Credentials | None:
-    """None when nobody has logged in there. Raises ImageError when the file cannot be understood."""
+    """Return the stored login for a registry, or None. Raises ImageError if the file cannot be read."""
     path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
     try:
         if path.stat().st_size > _MAX_FILE:
@@ -76,7 +76,7 @@ def _from_entry(entry: Any) -> Credentials | None:
 
 
 def _from_helper(value: dict[str, Any], name: str) -> Credentials | None:
-    """A program that keeps secrets, such as a keyring's. What fails in it means: it knows none."""
+    """Get a login from a credential helper, a program that stores secrets. Its failure means that it has no login."""
     helper = value.get("credHelpers", {}).get(name) or value.get("credsStore")
     if not helper or not _HELPER.match(helper):
         return None

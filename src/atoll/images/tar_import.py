@@ -1,7 +1,7 @@
-"""Tar archives on this machine: a root file system, or an image as `docker save` and OCI tools write it.
+"""Importing tar archives: a root file system, or an image saved by `docker save` or OCI tools.
 
-The archive is unpacked first, with the extractor that trusts nothing. If what comes out is a saved image, its layers
-are read from there, again through a `Root`, since the archive may hold links.
+The archive is unpacked first, like any untrusted archive. If it contains a saved image, its layers are read from the
+unpacked files, again through a `Root`, because the archive may contain links.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_NESTING = 4
 
 
 def import_stream(reader: Reader, draft: Draft, limits: ImageLimits, work: Work) -> tuple[ImageConfig, Extraction]:
-    """Fill the draft from an archive of either sort."""
+    """Fill the draft from an archive of either kind."""
     with plain(reader, limits, work) as stream, Root(draft.rootfs) as root:
         result = extract(stream, root, Budget(limits), work, detail="archive")
         if not _is_saved_image(root):
@@ -99,7 +99,10 @@ def _is_saved_image(root: Root) -> bool:
 
 
 def _docker_archive(root: Root, limits: ImageLimits) -> tuple[ImageConfig, list[Layer]] | None:
-    """`manifest.json` lists images, each with the paths of its configuration and its layers."""
+    """Read the archive of a Docker engine, if it is one.
+
+    Its `manifest.json` lists images, each with the paths of its configuration and layers.
+    """
     data = root.read("manifest.json", limits.document_bytes)
     if data is None:
         return None
@@ -117,7 +120,10 @@ def _docker_archive(root: Root, limits: ImageLimits) -> tuple[ImageConfig, list[
 
 
 def _oci_layout(root: Root, limits: ImageLimits) -> tuple[ImageConfig, list[Layer]]:
-    """`index.json` and `blobs/`. An index may point to another one, for several machines."""
+    """Read an OCI layout, which consists of `index.json` and `blobs/`.
+
+    An index may point to another one, for several machines.
+    """
     value = parse_json(_required(root, "index.json", limits), "index")
     manifests = value.get("manifests")
     if isinstance(manifests, list) and len(manifests) == 1 and isinstance(manifests[0], dict):
@@ -134,7 +140,7 @@ def _oci_layout(root: Root, limits: ImageLimits) -> tuple[ImageConfig, list[Laye
 
 
 def _with_config(root: Root, config: bytes, paths: list[str], limits: ImageLimits) -> tuple[ImageConfig, list[Layer]]:
-    """The layers are checked against the digests in the configuration, so they need no check of their own."""
+    """Return the configuration and the layers, which are later checked against the digests in the configuration."""
     parsed, diff_ids = parse_config(parse_json(config, "configuration"), len(paths))
     return parsed, [Layer(_opener(root, path), diff_id) for path, diff_id in zip(paths, diff_ids, strict=True)]
 

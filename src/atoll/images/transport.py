@@ -1,4 +1,4 @@
-"""HTTP as registries speak it: challenges, tokens, redirects, proxies; and every wait can be broken off."""
+"""HTTP for registries: authentication, redirects and proxies, with waits that can be cancelled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.images.reference import is_loopback
 from atoll.images.registry_login import Credentials
 
 HTTP_ERRORS = (OSError, http.client.HTTPException)
-"""What a network can do to us. All of it may pass."""
+"""Network errors. All of them may be temporary."""
 
 _TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"^[\x21-\x7e]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Whom we talk to, and what we want to do there."""
+    """The registry, the scope of the token to request from it, and whether plain HTTP is allowed."""
 
     registry: str
     scope: str
@@ -45,11 +45,14 @@ class Transport:
         self._access = access or Access()
         self._authorization = ""
         self.used_login = False
-        """Whether anybody's login was shown: what came may not be for everybody."""
+        """Whether a login was used, so that the responses may not be meant for everybody."""
 
     @contextlib.contextmanager
     def get(self, url: str, accept: str) -> Iterator[http.client.HTTPResponse]:
-        """One answer, whatever its status, after redirects and, if we are asked who we are, a second try."""
+        """Provide the response to a GET request, whatever its status.
+
+        Redirects are followed, and a response of 401 is answered by a second attempt with authentication.
+        """
         for attempt in range(2):
             with self._follow(url, accept) as response:
                 if response.status != 401 or attempt:
@@ -75,10 +78,10 @@ class Transport:
             if _origin(target) != _origin(url):
                 headers.pop("Authorization", None)
             url = target
-        raise ImageError(f"the registry {self._authority.registry} redirects again and again")
+        raise ImageError(f"the registry {self._authority.registry} redirects too often")
 
     def _allow(self, url: str) -> None:
-        """A registry may send us elsewhere, but not from TLS to plain HTTP, nor to this machine's own services."""
+        """Check a URL that a registry refers to. It must not lead from TLS to plain HTTP, or to this host."""
         try:
             parts = urllib.parse.urlsplit(url)
             allowed = bool(parts.hostname) and (
@@ -89,10 +92,10 @@ class Transport:
             allowed, inside = False, False
         if not allowed or inside:
             where = "" if self._access.guarded else f": {url[:120]!r}"
-            raise ImageError(f"the registry {self._authority.registry} sends us to an address that is not safe{where}")
+            raise ImageError(f"the registry {self._authority.registry} refers to an unsafe address{where}")
 
     def _authorize(self, challenges: list[str]) -> bool:
-        """Learn what to put into the header Authorization. False if there is nothing new to try."""
+        """Set the Authorization header in response to a challenge. Returns False if there is nothing new to try."""
         for challenge in challenges:
             scheme, _, rest = challenge.strip().partition(" ")
             credentials = self._access.credentials(self._authority.registry)
@@ -127,7 +130,7 @@ class Transport:
             data = response.read(_MAX_TOKEN)
             if response.status != 200:
                 raise ImageError(
-                    f"the registry {self._authority.registry} gives us no token: it answers {response.status}",
+                    f"the registry {self._authority.registry} issued no token: it answered {response.status}",
                     hint=f"Check the name, or log in: docker login {self._authority.registry}",
                 )
         try:
@@ -136,20 +139,20 @@ class Transport:
             if not _TOKEN.match(token):
                 raise ValueError("no token")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ImageError(f"the registry {self._authority.registry} gives us a token that is none") from error
+            raise ImageError(f"the registry {self._authority.registry} issued an invalid token") from error
         return str(token)
 
     @contextlib.contextmanager
     def _exchange(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        """One request and its answer. A cancelled work shuts the socket, which ends any wait at once."""
+        """Send one request and provide the response. Cancelling the work shuts down the socket, which ends any wait."""
         connection, target, extra = _connection(url, self._access)
         self._work.detached(connection.connect, lambda _: connection.close())
         sock = connection.sock
 
         def interrupt() -> None:
-            # Shutting works on the descriptor below TLS, whose own state belongs to the reading thread.
+            # Shut down the descriptor below TLS, because the TLS state belongs to the reading thread.
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
         try:
@@ -157,7 +160,7 @@ class Transport:
                 connection.request(
                     method, target, body, {"User-Agent": "atoll", "Accept-Encoding": "identity"} | headers | extra
                 )
-                # An answer that is not read to its end keeps the socket open beside the connection.
+                # A response that is not read to its end keeps the socket open even if the connection is closed.
                 with connection.getresponse() as response:
                     yield response
         except HTTP_ERRORS:
@@ -168,9 +171,9 @@ class Transport:
 
 
 def _connection(url: str, access: Access) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-    """A connection not yet made, what to ask on it, and headers for a proxy."""
+    """Return an unconnected connection, the request target, and headers for a proxy."""
     connection, target, extra = _route(url)
-    # http.client has no other way to choose the address that is connected to.
+    # http.client has no public way to choose the address to connect to.
     if access.guarded and connection.host == (urllib.parse.urlsplit(url).hostname or ""):
         connection._create_connection = access.connect  # type: ignore[attr-defined]  # noqa: SLF001
     elif access.guarded:
@@ -179,8 +182,11 @@ def _connection(url: str, access: Access) -> tuple[http.client.HTTPConnection, s
 
 
 def _check_proxied(url: str, access: Access) -> None:
-    """A proxy makes the connection, and looks the name up itself. What we can tell here is told here; the rest is up to
-    the proxy, which may know names that we do not."""
+    """Check the addresses of a host that is reached through a proxy.
+
+    The proxy makes the connection and looks the name up itself. A name that cannot be resolved here is left to the
+    proxy, which may know it.
+    """
     parts = urllib.parse.urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -1,6 +1,7 @@
-"""Names and addresses, however they are spelt. Everything is decided on what these functions return, never on the text.
+"""Normalization and classification of host names and addresses.
 
-Pure: nothing here asks a resolver.
+Decisions must use the results of these functions, never the original text, which may spell the same address in many
+ways. Nothing here uses a resolver.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ _ISATAP = 0x5EFE
 
 
 def normal_name(text: str) -> str:
-    """Lower case, without the final dot. ValueError for whatever is no name of a host, addresses included.
+    """Return a host name in lower case, without a final dot. Raises ValueError if it is not one, or is an address.
 
-    For names as they are sent, which are ASCII: whoever gets one with other letters may read it differently.
+    This is for names in network protocols, which are ASCII. Receivers may interpret other letters differently.
     """
     if not text or len(text) > _MAX_NAME + 1 or not text.isascii():
-        raise ValueError("it is no name of a host")
+        raise ValueError("it is not a host name")
     name = text.lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > _MAX_NAME or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError("it is no name of a host")
+        raise ValueError("it is not a host name")
     if _NUMBER.fullmatch(labels[-1]):
         raise ValueError("it is an address")
     return name
 
 
 def name_of_words(text: str) -> str:
-    """As `normal_name`, for names as people write them in a policy: in any language, in the one spelling that IDNA has
-    for it. Invisible characters and look-alikes of letters and dots are refused rather than replaced."""
+    """Return the normal form of a host name in a policy, which may be in any language: its IDNA encoding.
+
+    Invisible characters and look-alikes of letters and dots are refused rather than replaced.
+    """
     if text.isascii():
         return normal_name(text)
     lower = text.lower()
@@ -50,20 +53,21 @@ def name_of_words(text: str) -> str:
     try:
         return normal_name(lower.encode("idna").decode())
     except UnicodeError:
-        raise ValueError("it is no name of a host") from None
+        raise ValueError("it is not a host name") from None
 
 
 def parse_address(text: str) -> Address | None:
-    """An address in any spelling that some program understands: 127.1, 0x7f.1, 0177.0.0.1, 2130706433, [::1], a final
-    dot. Raises ValueError for one that is only meant to confuse (a zone, octal beyond its range)."""
+    """Parse an address in any spelling that some program accepts: 127.1, 0x7f.1, 0177.0.0.1, 2130706433, [::1], or
+    with a final dot. Returns None if the text is not an address. Raises ValueError for malformed ones, such as
+    addresses with a zone or with numbers out of range."""
     if "\0" in text or "%" in text:
-        raise ValueError("it is no address")
+        raise ValueError("it is not an address")
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if ":" in bare:
         try:
             return IPv6Address(bare)
         except ValueError:
-            raise ValueError("it is no address") from None
+            raise ValueError("it is not an address") from None
     bare = bare.removesuffix(".")
     parts = bare.split(".")
     if not _NUMBER.fullmatch(parts[-1]):
@@ -72,12 +76,12 @@ def parse_address(text: str) -> Address | None:
 
 
 def _old_style(parts: list[str]) -> IPv4Address:
-    """As `inet_aton` reads it: the last part fills what the others leave."""
+    """Parse an IPv4 address like `inet_aton`: the last part fills all remaining bytes."""
     if len(parts) > 4 or not all(_NUMBER.fullmatch(part) for part in parts):
-        raise ValueError("it is no address")
+        raise ValueError("it is not an address")
     values = [_value(part) for part in parts]
     if any(value > 255 for value in values[:-1]) or values[-1] >= 1 << (8 * (5 - len(values))):
-        raise ValueError("it is no address")
+        raise ValueError("it is not an address")
     total = values[-1]
     for place, value in enumerate(values[:-1]):
         total |= value << (8 * (3 - place))
@@ -91,15 +95,15 @@ def _value(part: str) -> int:
 
 
 def plain_number(text: object) -> object:
-    """A number that is written as everybody writes it. Python also reads `+80`, `8_0`, `080` and digits of other
-    scripts. ValueError for those."""
+    """Check that a text is a plain decimal number, and return it. Raises ValueError for other forms that Python
+    accepts, such as `+80`, `8_0`, `080` and digits of other scripts."""
     if isinstance(text, str) and not _PLAIN_NUMBER.fullmatch(text):
         raise ValueError(f"{text[:20]!r} is not a number")
     return text
 
 
 def unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one carries, if some router or kernel would deliver it there."""
+    """Return the IPv4 address embedded in an IPv6 one if a router or kernel would deliver to it, else the address."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -128,12 +132,12 @@ NEVER: dict[str, tuple[str, ...]] = {
     "multicast and reserved addresses": ("224.0.0.0/4", "240.0.0.0/4", "ff00::/8"),
     "the links of sandboxes": ("198.18.0.0/15",),
 }  # fmt: skip
-"""No rule opens these."""
+"""Addresses that are always refused: no rule can allow them."""
 
 PRIVATE: tuple[str, ...] = (
     "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "192.0.0.0/24", "fc00::/7",
 )  # fmt: skip
-"""Opened only by a rule that names a part of one of them, never by one that merely covers it."""
+"""Private ranges. A rule allows one only if its range lies within it, not if a larger range merely covers it."""
 
 
 def _networks(texts: tuple[str, ...]) -> tuple[Network, ...]:
@@ -145,7 +149,7 @@ _PRIVATE = _networks(PRIVATE)
 
 
 def closed_for_all(address: Address) -> str | None:
-    """The kind of address that it is, if none may ever be reached. An address inside another is looked at too."""
+    """Return the kind of an address that no rule can allow, or None for others. An embedded address counts, too."""
     for each in (address, unwrapped(address)):
         for name, networks in _NEVER.items():
             if any(each.version == network.version and each in network for network in networks):
@@ -162,7 +166,7 @@ def is_private(address: Address) -> bool:
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is on the internet: neither this host nor its network, nor anything special."""
+    """Return whether an address is on the internet: not this host, a private network or a special range."""
     return address.is_global and closed_for_all(address) is None and not is_private(address)
 
 

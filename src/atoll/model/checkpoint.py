@@ -1,4 +1,4 @@
-"""What users see of saved states: checkpoints of one sandbox, snapshots that outlive it, and what changed."""
+"""Saved states as users see them: checkpoints of one sandbox, snapshots that outlive it, and changes between them."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from atoll.model.spec import UndoRule
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state of one sandbox that it can go back to, or that others can start from. It goes with the sandbox."""
+    """A saved state of one sandbox, for rollbacks and forks. It is deleted with the sandbox."""
 
     id: str
     sandbox_id: str
     name: str
     created_at: float
     parent: str | None
-    """The checkpoint that the sandbox came from when this one was made. None: from the state after its creation."""
+    """The previous checkpoint in the sandbox's history. None if this one follows the state after its creation."""
     made_by: str
-    """Why: "user", or the command before which it was made."""
+    """Why it was made: "user", or the command before which it was made for `undo`."""
     size_bytes: int
-    """What the sandbox had written by then. Checkpoints share what is the same."""
+    """How much the sandbox had written by then. Checkpoints share identical data."""
     memory: bool = False
-    """Whether running processes are in it too."""
+    """Whether it includes the memory of running processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state under a name of its own, which is there until it is deleted: `image="snapshot:NAME"`."""
+    """A named saved state, which exists until it is deleted. Sandboxes start from it with `image="snapshot:NAME"`."""
 
     name: str
     created_at: float
     image: str
-    """What the sandbox was made from; it has to be there too."""
+    """The image of the sandbox. It must exist to use the snapshot."""
     image_digest: str
     size_bytes: int
     source: str
-    """The sandbox it was made of, or the file it was imported from."""
+    """The id of the sandbox it was made from, or the file it was imported from."""
     memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """When a sandbox keeps the state before a command, and how many of these."""
+    """Before which commands a sandbox makes a checkpoint for `undo`, and how many of them it keeps."""
 
     keep: int = 20
     risky: Callable[[str], bool] | None = None
-    """Which command lines are worth it. None: all."""
+    """Returns whether to make a checkpoint before a command line. None means always."""
 
     def __post_init__(self) -> None:
         if self.keep < 1:

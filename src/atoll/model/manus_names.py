@@ -1,8 +1,8 @@
-"""A sandbox and a command as the Manus example describes them, under our names.
+"""Translation of the names that the Manus example uses for sandboxes and commands to Atoll's own.
 
-A sandbox there is `{image, resources: {cpu, memory: "4G", disk: "20G"}, timeout: 3600, network: {allowOutbound,
-allowedDomains}}`, where `timeout` is how long it may live; a command is run with `{timeout, captureOutput}`. Everything
-that takes such a description as data passes it through here, so all of them take the same names.
+The example describes a sandbox as `{image, resources: {cpu, memory: "4G", disk: "20G"}, timeout: 3600, network:
+{allowOutbound, allowedDomains}}`, where `timeout` is its lifetime, and runs a command with `{timeout, captureOutput}`.
+All code that accepts a description as data passes it through here, so the same names are accepted everywhere.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _EXEC = ("timeout", "env", "cwd", "user", "stdin", "on_stdout", "on_stderr", "ma
 _SANDBOX = "a sandbox"
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TASK_LABEL = "task_id"
-"""The label that names the task that a sandbox was made for."""
+"""The label that holds the id of the task for which a sandbox was made."""
 
 
 class SandboxNames(TypedDict, total=False):
-    """The names of the example that are not ours, as keywords."""
+    """Keyword arguments that use the example's names instead of Atoll's."""
 
     cpu: float | None
     resources: Mapping[str, object] | None
@@ -52,8 +52,10 @@ class CommandNames(TypedDict, total=False):
 
 
 def settings(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:
-    """A description of a sandbox with no names but `fields`, which are those of `SandboxSpec` or of a part of it.
-    Raises SpecError for unknown names and for what is said twice."""
+    """Translate a description of a sandbox to the names in `fields`, those of `SandboxSpec` or of a part of it.
+
+    Raises SpecError for unknown names and for settings that are given twice.
+    """
     has_labels = "labels" in fields
     plain = renamed(values, {*fields, *_SHORT, *(("task_id",) * has_labels)}, _OTHERS, of=_SANDBOX, others=_KEYWORDS)
     if (task := plain.pop("task_id", None)) is not None:
@@ -68,32 +70,34 @@ def settings(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, An
         limits = limits if given is None else _joined(limits, _limits(given, "limits"), "limits")
         plain["limits"] = limits
     for name, value in limits.items():
-        if isinstance(value, bool) and not name.endswith("_bytes"):  # of sizes, their own validator says more
-            raise SpecError(f"{name} is a number, not {value!r}")
+        if isinstance(value, bool) and not name.endswith("_bytes"):  # the validator of sizes has a better message
+            raise SpecError(f"{name} must be a number, not {value!r}")
     if network:
         given = plain.get("network")
         if given is not None and not isinstance(given, Mapping):
-            raise SpecError(f"{next(iter(network))!r} and 'network' say the same of {_SANDBOX}", hint="Give only one.")
+            raise SpecError(
+                f"{next(iter(network))!r} and 'network' both set the network of {_SANDBOX}", hint="Give only one."
+            )
         plain["network"] = _joined(network, dict(given or {}), "network")
     return plain
 
 
 def captures(names: Mapping[str, object], given: bool | None) -> bool:
-    """Whether the output of a command is kept, by either spelling. Raises SpecError."""
+    """Return whether the output of a command is kept, given in either spelling. Raises SpecError."""
     values: dict[str, object] = {} if given is None else {"capture_output": given}
     found = renamed({**values, **names}, ("capture_output",), of="a command", others=_EXEC).get("capture_output", True)
     if not isinstance(found, bool):
-        raise SpecError(f"capture_output is true or false, not {found!r}")
+        raise SpecError(f"capture_output must be true or false, not {found!r}")
     return found
 
 
 def is_plain(text: str) -> bool:
-    """Whether it can be the id of a task, which is also fit to be the name of a file."""
+    """Return whether a text is a valid task id, which can also serve as a file name."""
     return _TASK.fullmatch(text) is not None
 
 
 def task_id(value: object) -> str:
-    """The id of a task, checked. Raises SpecError."""
+    """Validate a task id. Raises SpecError."""
     if not isinstance(value, str) or not is_plain(value):
         raise SpecError(
             f"{str(value)[:80]!r} cannot be the id of a task",
@@ -103,8 +107,11 @@ def task_id(value: object) -> str:
 
 
 def start(values: Mapping[Any, Any], fields: Collection[str], described: Collection[str]) -> dict[str, Any]:
-    """A request for a sandbox with no names but `fields`. What describes the sandbox itself, under the names
-    `described`, becomes its `settings`; `timeout` becomes `lifetime_s`."""
+    """Translate a request for a sandbox to the names in `fields`.
+
+    The names in `described`, which describe the sandbox itself, are moved into `settings`; `timeout` becomes
+    `lifetime_s`.
+    """
     own = {**_OTHERS, "timeout": "lifetime_s", "lifetime": "lifetime_s", "idle_timeout": "idle_timeout_s"}
     plain = renamed(values, {*fields, *described, *_SHORT}, own, of="a request for a sandbox")
     inside = {name: plain.pop(name) for name in list(plain) if name not in fields}
@@ -116,7 +123,7 @@ def start(values: Mapping[Any, Any], fields: Collection[str], described: Collect
 
 
 def command(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:
-    """A request to run a command with no names but `fields`."""
+    """Translate a request to run a command to the names in `fields`."""
     return renamed(values, fields, {"timeout": "timeout_s"}, of="a command")
 
 

@@ -1,7 +1,7 @@
-"""The policy: what may be reached. Pure data, part of a sandbox's spec.
+"""The network policy in a sandbox's spec, which says what the sandbox may reach.
 
-`"none"` is nothing, `"all"` the internet (never private ranges, metadata services or the host). Rules allow or deny by
-name, by addresses, by port and by protocol; a denial beats every permission, and what nothing allows is denied.
+`"none"` allows nothing; `"all"` allows the internet, but not private ranges, metadata services or the host. Rules allow
+or deny by name, address, port and protocol. A denial overrides every permission, and what no rule allows is denied.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOP_HEADERS = frozenset(
 
 
 def _domain(value: object) -> str:
-    """Exact, `*.example.com` for everything below it, or `*` for every name."""
+    """Validate a domain: an exact name, `*.example.com` for all names below it, or `*` for every name."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not a domain")
     if value == "*":
@@ -54,7 +54,7 @@ def _cidr(value: object) -> str:
 
 
 def _ports(value: object) -> tuple[tuple[int, int], ...]:
-    """443, "443", "8000-8100", (8000, 8100), or a list of those."""
+    """Parse ports: 443, "443", "8000-8100", (8000, 8100), or a list of those."""
     if isinstance(value, int | str):
         value = (value,)
     if not isinstance(value, list | tuple):
@@ -112,7 +112,7 @@ class Rule(BaseModel):
         if (self.domain is None) == (self.cidr is None):
             raise ValueError("a rule has either a domain or a cidr")
         if self.cidr is not None and self.protocol == "web":
-            raise ValueError("a rule of protocol 'web' goes by domain")
+            raise ValueError("a rule of protocol 'web' needs a domain")
         return self
 
     @property
@@ -132,7 +132,7 @@ class Rule(BaseModel):
         return not ports or any(low <= port <= high for low, high in ports)
 
     def covers_name(self, name: str) -> bool:
-        """`name` is normal already."""
+        """Return whether the rule covers a host name, which must be in normal form (see `normal_name`)."""
         if self.domain is None:
             return False
         if self.domain.startswith("*."):
@@ -191,7 +191,7 @@ class NetworkRules(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _lists(cls, value: Any) -> Any:
-        """`allowed_domains` and the like are rules in short."""
+        """Convert the short forms, `allowed_domains` and so on, to rules."""
         if not isinstance(value, dict):
             return value
         value = dict(value)
@@ -199,19 +199,19 @@ class NetworkRules(BaseModel):
         for name, action, field in _LISTS:
             listed = value.pop(name, None) or ()
             if isinstance(listed, str) or not isinstance(listed, list | tuple | set | frozenset):
-                raise ValueError(f"{name} is a list")
+                raise ValueError(f"{name} must be a list")
             rules += [{"action": action, field: each} for each in listed]
         return {**value, "rules": rules}
 
     @model_validator(mode="after")
     def _injections_are_reachable(self) -> NetworkRules:
         if len({each.domain for each in self.inject}) != len(self.inject):
-            raise ValueError("headers for one domain belong together")
+            raise ValueError("all headers for one domain must be in one entry")
         return self
 
 
 def _kind(value: object) -> str:
-    """Rules are judged as rules and a word as a word, so that an error is about what was written."""
+    """Return which form of policy to validate, so that an error refers only to the form that was used."""
     return "rules" if isinstance(value, dict | NetworkRules) else "word"
 
 
@@ -229,11 +229,11 @@ _LISTS = (
 )
 _NAMES = (*_SWITCHES, *(name for name, _, _ in _LISTS), *NetworkRules.model_fields)
 HIDDEN = "***"
-"""Shown instead of a secret."""
+"""The text that is shown instead of a secret."""
 
 
 def without_secrets(policy: NetworkPolicy) -> NetworkPolicy:
-    """The same to be shown: the values of headers that are added are left out."""
+    """Return a policy that can be shown: the values of added headers are hidden."""
     if not isinstance(policy, NetworkRules) or not policy.inject:
         return policy
     hidden = tuple(each.model_copy(update={"headers": dict.fromkeys(each.headers, HIDDEN)}) for each in policy.inject)
@@ -241,7 +241,7 @@ def without_secrets(policy: NetworkPolicy) -> NetworkPolicy:
 
 
 def with_secrets(policy: NetworkPolicy, now: NetworkPolicy = "none") -> NetworkPolicy:
-    """One that was shown, with the values that were left out as they are now. ValueError if there are none."""
+    """Fill the hidden values of a policy that was shown from the current one. ValueError if it does not have them."""
     if not isinstance(policy, NetworkRules):
         return policy
     known = {each.domain: each.headers for each in now.inject} if isinstance(now, NetworkRules) else {}
@@ -258,18 +258,20 @@ def with_secrets(policy: NetworkPolicy, now: NetworkPolicy = "none") -> NetworkP
 
 
 def opens_tls(policy: NetworkPolicy) -> bool:
-    """Whether headers are added to HTTPS requests, for which a sandbox has to trust an authority of ours."""
+    """Return whether headers are added to HTTPS requests, so that the sandbox must trust the gateway's certificate
+    authority."""
     return isinstance(policy, NetworkRules) and any(each.tls for each in policy.inject)
 
 
 def opens_private(policy: NetworkPolicy) -> bool:
-    """Whether it names a private range, which is one of the network that the machine itself is in."""
+    """Return whether a rule allows a part of a private range, which may be the network of the host."""
     rules = policy.rules if isinstance(policy, NetworkRules) else ()
     return any(rule.action == "allow" and rule.cidr is not None and within_private(rule.network) for rule in rules)
 
 
 def parse_policy(value: object) -> object:
-    """The spellings of the seeds as a policy. What is missing, empty or null opens nothing."""
+    """Translate the accepted spellings of a policy, those of the Manus example included. A missing or null policy is
+    `none`."""
     if value is None or value is False:
         return "none"
     if not isinstance(value, dict):
@@ -279,10 +281,10 @@ def parse_policy(value: object) -> object:
     plain: dict[str, Any] = before(lambda names: renamed(names, _NAMES, of="a network policy"), value)
     enabled = [plain.pop(name) for name in _SWITCHES if name in plain]
     if any(not isinstance(each, bool) and each is not None for each in enabled):
-        raise ValueError("network_enabled and allow_outbound are true or false")
+        raise ValueError("network_enabled and allow_outbound must be true or false")
     if enabled and not all(enabled):
         return "none"
     if enabled and not any(name in plain for name in ("default", "rules", "allowed_domains", "allowed_cidrs")):
-        # Switched on, and nothing said of where to.
+        # The network is enabled without saying what may be reached.
         return {**plain, "default": "allow"} if plain else "all"
     return plain

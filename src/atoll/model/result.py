@@ -1,4 +1,4 @@
-"""What one command did."""
+"""The result of one command."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from atoll.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """What one command did. A failing command is a result, not an exception."""
+    """The result of one command. A command that fails is a result, not an exception."""
 
     stdout: str
     stderr: str
     exit_code: int
-    """As a shell reports it: 128 + n for signal n, 124 for a timeout."""
+    """The exit code that a shell would report: 128 + n for signal n, 124 for a timeout."""
     duration_s: float
     cause: Cause
     truncated: bool = False
-    """Whether more was written than was kept; the texts then say how much is missing."""
+    """Whether some of the output was left out. The texts then say how much."""
     stdout_bytes: bytes = field(default=b"", repr=False)
     stderr_bytes: bytes = field(default=b"", repr=False)
     cpu_s: float = 0.0
@@ -32,18 +32,18 @@ class ExecutionResult:
 
     @property
     def exitCode(self) -> int:  # noqa: N802
-        """The same as `exit_code`, as the Manus example spells it."""
+        """The same as `exit_code`, in the spelling of the Manus example."""
         return self.exit_code
 
     @property
     def error(self) -> str | None:
-        """What went wrong, in one line, with the last line of stderr. None if the command succeeded."""
+        """A description of the failure on one line, with the last line of stderr. None if the command succeeded."""
         return None if self.success else failure(self.cause, self.exit_code, self.stderr_bytes)
 
     @classmethod
     def captured(cls, stdout_bytes: bytes, stderr_bytes: bytes, **rest: Any) -> ExecutionResult:
-        """A result made from the bytes that were written. `stdout` and `stderr` are decoded when first read:
-        decoding many megabytes takes long, and whoever only passes the bytes on never needs it."""
+        """Create a result from the bytes that were written. `stdout` and `stderr` are decoded when they are first read,
+        because decoding many megabytes is slow and callers that only pass on the bytes never need it."""
         made = object.__new__(cls)
         values = {"truncated": False, "cpu_s": 0.0, "max_rss_bytes": 0, **rest}
         for name, value in {**values, "stdout_bytes": stdout_bytes, "stderr_bytes": stderr_bytes}.items():
@@ -79,7 +79,7 @@ _LAST_LINE = 500
 
 
 def failure(cause: Cause, exit_code: int, stderr: bytes) -> str:
-    """How a command failed, in one line."""
+    """Describe the failure of a command on one line."""
     if cause is Cause.TIMEOUT:
         what = "the command was killed at its timeout"
     elif cause in _LIMITS_HIT:

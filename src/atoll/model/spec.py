@@ -1,4 +1,4 @@
-"""What a sandbox should be: `SandboxSpec` and its parts."""
+"""The description of a sandbox to be made: `SandboxSpec` and its parts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Volume(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Volume:
-        """`HOST:PATH[:ro|rw]`, as on a command line."""
+        """Parse the form `HOST:PATH[:ro|rw]`, as on a command line. Raises SpecError."""
         parts = text.split(":")
         if len(parts) == 2:
             parts.append("rw")
@@ -120,7 +120,7 @@ class UndoRule(BaseModel):
 
 
 class SandboxSpec(BaseModel):
-    """What a sandbox should be. Immutable; `SandboxSpec.of(...)` turns bad input into a `SpecError`."""
+    """The description of a sandbox to be made. It is immutable. `SandboxSpec.of(...)` raises `SpecError` if invalid."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     image: str = "host"
@@ -133,11 +133,11 @@ class SandboxSpec(BaseModel):
     network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
     labels: dict[str, str] = Field(default_factory=dict)
     undo: UndoRule | None = None
-    """Keep the state before each command, so that `undo` can go back."""
+    """Whether to make checkpoints before commands, so that `undo` can go back to them."""
     setup: SetupCommands = ()
-    """Command lines that are run in order before the sandbox is given out."""
+    """Command lines that are run in order before anybody gets the sandbox."""
     setup_timeout_s: SetupTime = 600.0
-    """How long all of them together may take."""
+    """The timeout of all setup commands together."""
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""
@@ -148,14 +148,14 @@ class SandboxSpec(BaseModel):
 
     @classmethod
     def described(cls, values: object) -> SandboxSpec:
-        """From an object with the names of a spec, or as the Manus example has it. Raises SpecError."""
+        """Create a spec from a mapping with the names of a spec or of the Manus example. Raises SpecError."""
         if not isinstance(values, Mapping):
             raise SpecError(
                 f"{str(values)[:80]!r} does not describe a sandbox",
                 hint="Give a SandboxSpec, or an object such as {'image': 'host', 'memory': '1g'}.",
             )
         if not all(isinstance(name, str) for name in values):
-            raise SpecError("the names in the description of a sandbox are text")
+            raise SpecError("the names in the description of a sandbox must be strings")
         return cls.of(**values)
 
     @classmethod
@@ -178,7 +178,7 @@ class SandboxSpec(BaseModel):
     def _env(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
             if not _ENV_NAME.fullmatch(name) or "\0" in text or len(text) > _MAX_ENV_VALUE:
-                raise ValueError(f"environment variable {name[:80]!r} has a bad name or value")
+                raise ValueError(f"environment variable {name[:80]!r} has an invalid name or value")
         return value
 
 

@@ -1,4 +1,4 @@
-"""Names that callers write: in our spelling or in camel case, never in both, and with a hint for one that is wrong."""
+"""Names in input: they may be in snake case or camel case, and the error for an unknown name suggests the right one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def snake_case(name: str) -> str:
-    """`allowedDomains` → `allowed_domains`."""
+    """Convert `allowedDomains` to `allowed_domains`."""
     return _HUMP.sub("_", name).lower()
 
 
@@ -28,20 +28,22 @@ def renamed(
     of: str,
     others: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The same values under our names. `aliases` leads from other names, in snake case, to ours. Raises SpecError for
-    a name that is not known, and for one that is given in two spellings.
+    """Return the same values under the names in `known`. `aliases` maps other names, in snake case, to these. Raises
+    SpecError for an unknown name, and for one that is given in two spellings.
 
-    `of` says what the names belong to. `others` are names of something else, which are known for the hint only.
+    `of` says in error messages what the names belong to. `others` are names that are only used for hints.
     """
     found: dict[str, Any] = {}
     written: dict[str, str] = {}
     for name, value in values.items():
         if not isinstance(name, str):
-            raise SpecError(f"{str(name)[:_SHOWN]!r} is not a name: the names of {of} are text")
+            raise SpecError(f"{str(name)[:_SHOWN]!r} is not a name: the names of {of} must be strings")
         plain = name if name in known else snake_case(name)
         plain = plain if plain in known else aliases.get(plain, plain)
         if plain not in known:
-            raise SpecError(f"{name[:_SHOWN]!r} is not known of {of}", hint=_hint(name, {*known, *aliases, *others}))
+            raise SpecError(
+                f"{name[:_SHOWN]!r} is not a known name of {of}", hint=_hint(name, {*known, *aliases, *others})
+            )
         if plain in found:
             spelled = f"{written[plain][:_SHOWN]!r} and {name[:_SHOWN]!r}"
             raise SpecError(f"{plain} is given twice, as {spelled}", hint=f"Give only {plain!r}.")
@@ -50,18 +52,18 @@ def renamed(
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """The known name that was probably meant."""
+    """Return the known name that was probably meant."""
     found = difflib.get_close_matches(snake_case(name[:_SHOWN]), sorted(known), 1, 0.6)
     return found[0] if found else None
 
 
 def one_line(error: SpecError) -> str:
-    """For a validator, whose errors have no hint of their own."""
+    """Return reason and hint on one line, for a pydantic validator, whose errors have no hint."""
     return f"{error.reason}: {error.hint}" if error.hint else error.reason
 
 
 def before(work: Callable[[Mapping[str, Any]], dict[str, Any]], value: Any) -> Any:
-    """Apply it to what a validator gets, before that is validated. What is no object is left for the validator."""
+    """Apply `work` to the input of a pydantic validator. Input that is not a mapping is left to the validator."""
     if not isinstance(value, Mapping):
         return value
     try:

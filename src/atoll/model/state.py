@@ -1,4 +1,5 @@
-"""What an engine reports: its powers, the state of a sandbox and why it ended, what is in use, how far an image is."""
+"""What an engine reports: its capabilities, the state of a sandbox and the cause of its end, the resources in use, and
+the progress of an image."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from types import MappingProxyType
 
 
 class Capability(enum.StrEnum):
-    """A power or an enforceable control that an engine declares."""
+    """A feature or a limit that an engine declares and therefore enforces."""
 
     MEMORY = "memory"
     CPUS = "cpus"
@@ -21,13 +22,13 @@ class Capability(enum.StrEnum):
     IMAGES = "images"
     PAUSE = "pause"
     CHECKPOINTS = "checkpoints"
-    """States of its files can be kept, gone back to, and started from."""
+    """The states of a sandbox's files can be saved and restored, and new sandboxes can start from them."""
     NETWORK = "network"
-    """A network policy other than `none` is enforced."""
+    """Network policies other than `none` can be enforced."""
     USERS = "users"
-    """Commands can run as any user of the image, and root inside may act as root."""
+    """Commands can run as any user of the image, and root inside has the rights of root there."""
     ISOLATION = "isolation"
-    """There is a wall at all. Only the engine that says it has none lacks this."""
+    """Sandboxes are isolated from the host. Only the engine `unsafe-none` lacks this."""
 
 
 class State(enum.StrEnum):
@@ -59,13 +60,13 @@ class Cause(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an engine sees of a sandbox right now."""
+    """The current state of a sandbox, as its engine sees it."""
 
     state: State
     cause: Cause | None = None
     reason: str = ""
     wakes: bool = False
-    """The sandbox is paused, and any use of it resumes it."""
+    """Whether the sandbox is paused and any use of it resumes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Resources in use. None: this engine cannot know."""
+    """Resources in use. None means that the engine cannot determine the value."""
 
     memory_bytes: int | None = None
     cpu_s: float | None = None
@@ -94,12 +95,12 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class ImageProgress:
-    """What is being done to get an image ready. `total_bytes` is None when nobody knows how much is to come."""
+    """The current step in preparing an image. `total_bytes` is None if the total is unknown."""
 
     stage: str
     """One of `wait`, `pull`, `build`, `extract`, `check`."""
     detail: str = ""
-    """Which layer, which package."""
+    """Details such as the layer or package."""
     done_bytes: int = 0
     total_bytes: int | None = None
 

@@ -1,7 +1,7 @@
-"""One sandbox, as users hold it: commands, shells, terminals, files and ports of one environment.
+"""The sandbox class of the public API, with its commands, shells, terminals, files and ports.
 
-`AsyncSandbox` lies in `sandbox.py`: how it is made, attached to and deleted. What else it can do lies beside it, one
-file for each group of methods, and all of them reach the sandbox through `access.py`.
+`sandbox.py` defines `AsyncSandbox`: how a sandbox is created, attached to and deleted. Each other group of its methods
+has its own file, and all of them reach the sandbox through `sandbox_access.py`.
 """
 
 from atoll.sandbox.command import AsyncCommand, Output

@@ -1,4 +1,4 @@
-"""A command that runs in the background: follow it, feed it, wait for it, kill it, find it again."""
+"""Background commands: follow one, send it input, wait for it, kill it, attach to it again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of what a command wrote, as it came."""
+    """A piece of a command's output, exactly as it arrived."""
 
     name: OutputName
     data: bytes
@@ -40,7 +40,7 @@ def new_command_id() -> str:
 
 
 def shell_exit_code(exit: ProcessExit) -> int:
-    """One number for how a process ended, as a shell would say it."""
+    """Return the exit code that a shell would report: 124 after a timeout, 128 plus the number of a signal."""
     if exit.cause is Cause.TIMEOUT:
         return _TIMEOUT_CODE
     if exit.exit_code is not None:
@@ -67,10 +67,11 @@ async def execution_result(exit: ProcessExit, stdout: Capture, stderr: Capture) 
 
 
 class AsyncCommand:
-    """A command of a sandbox, by its id. Iterate over it to get its output as it comes.
+    """A command of a sandbox. Iterate over it to read its output as it arrives.
 
-    The command belongs to the sandbox, not to this object: it goes on when the connection is lost or the program that
-    started it dies, and its output is kept for whoever attaches next. Lost connections are made again without a gap.
+    The command belongs to the sandbox, not to this object: it continues when the connection is lost or the program that
+    started it dies, and its output is kept for the next program that attaches. Lost connections are reopened without a
+    gap in the output.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class AsyncCommand:
     ) -> None:
         self.id = id
         self.is_kept = False
-        """Whether the sandbox remembers the command after its end was read, for somebody else who may ask. A server
-        sets it."""
+        """Whether the sandbox keeps the command and its output after its end has been read. A server sets this, because
+        another client may attach."""
         self._guest = guest
         self._process = process
         self._connection = guest.current_connection()
@@ -98,18 +99,18 @@ class AsyncCommand:
 
     @property
     def pid(self) -> int:
-        """Its number inside the sandbox."""
+        """The process id inside the sandbox."""
         return self._process.pid
 
     @property
     def offsets(self) -> tuple[int, int]:
-        """How far stdout and stderr were read: attach from here to go on."""
+        """How many bytes of stdout and stderr have been read; attach with these offsets to continue."""
         offsets = self._process.offsets
         return offsets[0], offsets[1]
 
     @property
     def dropped_bytes(self) -> int:
-        """How much of the output was no longer kept when this object attached to it."""
+        """How many bytes of output had already been discarded when this object attached."""
         return self._dropped
 
     @property
@@ -118,7 +119,7 @@ class AsyncCommand:
         return self._exit is not None
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """The output, piece by piece, until the command ends."""
+        """Yield the output, piece by piece, until the command ends."""
         tries = 0
         while self._exit is None:
             process = await self._live_process()
@@ -135,39 +136,42 @@ class AsyncCommand:
                     raise
                 await self._reattach()
         if not self.is_kept:
-            # The command is over and all was delivered: the sandbox need not remember it.
+            # The command has ended and all of its output was delivered, so the sandbox can forget it.
             with contextlib.suppress(OSError, AgentUnreachableError):
                 self._guest.processes.release_soon(self.id.encode())
 
     async def wait(self) -> ExecutionResult:
-        """Wait for its end. The result holds the output that this object has read."""
+        """Wait for the command to end. The result holds the output that this object has read."""
         async for _ in self:
             pass
         assert self._exit is not None
         return await execution_result(self._exit, *self._captures)
 
     async def kill(self, signal: int = 9) -> None:
-        """Send a signal. With 9 (the default) everything the command started dies too, and is gone on return."""
+        """Send a signal. Signal 9 (the default) also kills everything the command started, before `kill` returns."""
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             await self._guest.processes.kill(self.id.encode(), signal)
 
     async def send_stdin(self, data: str | bytes) -> None:
-        """Write to its standard input (start it with `stdin=True`). BrokenPipeError once it has ended."""
+        """Write to the command's standard input, which needs `start(…, stdin=True)`.
+
+        Raises BrokenPipeError once the command has ended.
+        """
         process = await self._live_process()
         await process.send_stdin(data.encode() if isinstance(data, str) else data)
 
     async def close_stdin(self) -> None:
-        """Tell it that there is no more input."""
+        """Close the command's standard input, so that it reads end-of-file."""
         await (await self._live_process()).close_stdin()
 
     async def detach(self) -> None:
-        """Stop following it. It goes on; `attach` finds it again."""
+        """Stop following the command, which continues to run. `command` on the sandbox attaches to it again."""
         self._process.detach()
 
     async def _live_process(self) -> FollowedProcess:
-        # Another event loop, or a connection that was lost.
+        # Reattach if the connection was lost or belongs to another event loop.
         if self._guest.current_connection() is not None:
-            await self._guest.connection()  # which says so if the sandbox is paused
+            await self._guest.connection()  # raises SandboxPausedError if the sandbox is paused
         if self._guest.current_connection() is not self._connection:
             await self._reattach()
         return self._process
@@ -187,6 +191,6 @@ class AsyncCommand:
         self._connection = self._guest.current_connection()
 
     def _show_dropped(self, asked: tuple[int, int]) -> None:
-        """Right after attaching: what lies between the offsets asked for and where the output starts is missing."""
+        """Record in the captures, right after attaching, the bytes missing between the requested and actual offsets."""
         for capture, offset, start in zip(self._captures, asked, self.offsets, strict=True):
             capture.miss(start - offset)

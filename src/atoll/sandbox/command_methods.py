@@ -28,7 +28,7 @@ _MAX_SHOWN = 500
 
 
 class CommandMethods:
-    """What `AsyncSandbox` can do with commands."""
+    """The methods of `AsyncSandbox` that run commands."""
 
     access: SandboxAccess
     timeout_s: float
@@ -49,11 +49,11 @@ class CommandMethods:
         capture_output: bool | None = None,
         **names: Unpack[manus_names.CommandNames],
     ) -> ExecutionResult:
-        """Run one command to its end: a shell command line, or a program and its arguments as a list.
+        """Run one command and wait for it: a shell command line, or a program and its arguments as a list.
 
-        At the timeout (default: the sandbox's) the command dies with everything it started, and the result says so.
-        Output beyond `max_output_bytes` for each stream is left out in the middle, visibly; with
-        `capture_output=False` the result has none at all. Callbacks get text as it comes.
+        At the timeout (default: the sandbox's) the command and everything it started are killed, and the cause of the
+        result is `timeout`. If a stream exceeds `max_output_bytes`, its middle is replaced by a visible mark; with
+        `capture_output=False` the result has no output. Callbacks receive text as it arrives.
         """
         captures = manus_names.captures(names, capture_output)
         seconds = self.timeout_s if timeout is None else valid_timeout_s(timeout)
@@ -78,9 +78,10 @@ class CommandMethods:
         command_id: str | None = None,
         max_output_bytes: int = DEFAULT_OUTPUT_BYTES,
     ) -> AsyncCommand:
-        """Start a command in the background. Without a timeout it runs as long as the sandbox.
+        """Start a command in the background. Without a timeout it may run as long as the sandbox.
 
-        With a `command_id` that was used before nothing is started: it is that command again, from its first output.
+        If a command with this `command_id` exists, none is started; the existing one is returned, with its output from
+        the beginning.
         """
         id = command_id or new_command_id()
         deadline = None if timeout is None else valid_timeout_s(timeout)
@@ -93,21 +94,21 @@ class CommandMethods:
     async def command(
         self, command_id: str, *, offsets: tuple[int, int] = (0, 0), max_output_bytes: int = DEFAULT_OUTPUT_BYTES
     ) -> AsyncCommand:
-        """A background command by its id, from these offsets of stdout and stderr on. FileNotFoundError if unknown."""
+        """Attach to a background command, from these offsets of stdout and stderr. FileNotFoundError if unknown."""
         self.access.handle()
         process = await self.access.guest.processes.attach(command_id.encode(), (*offsets, 0))
         return self.access.new_command(command_id, process, max_output_bytes, offsets)
 
     async def commands(self) -> list[str]:
-        """The ids of all commands that run or whose output is kept."""
+        """Return the ids of all commands that are running or whose output is kept."""
         self.access.handle()
         return [info.id.decode(errors="replace") for info in await self.access.guest.processes.list()]
 
     async def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
-        """Type a command into the sandbox's persistent shell; returns what a person would see.
+        """Type a command into a persistent shell and return its output, stdout and stderr in order.
 
-        Directory, variables and functions survive from one call to the next. `shell` names one of several. A timeout
-        kills the command, not the shell, and raises SandboxTimeoutError.
+        The shell's directory, variables and functions survive from one call to the next. `shell` selects one of several
+        shells by name. A timeout kills the command, not the shell, and raises SandboxTimeoutError.
         """
         seconds = self.timeout_s if timeout is None else valid_timeout_s(timeout)
         running = self.shell(shell)
@@ -117,7 +118,7 @@ class CommandMethods:
         if result.cause is Cause.TIMEOUT:
             raise SandboxTimeoutError(
                 f"Command execution timed out after {seconds:g} seconds",
-                hint="The command was killed; the shell goes on. Give a longer timeout if it needs one.",
+                hint="The command was killed; the shell continues. Give a longer timeout if it needs one.",
                 output=result.stdout,
             )
         if result.exit_code != 0:
@@ -125,7 +126,7 @@ class CommandMethods:
         return result.stdout.rstrip("\n")
 
     def shell(self, name: str = "default") -> AsyncShell:
-        """The persistent shell of that name; `run` on it gives the exit code too."""
+        """Return the persistent shell of this name. Its `run` also reports the exit code."""
         self.access.handle()
         if name not in self.access.shells:
             self.access.shells[name] = self.access.new_shell(name)
@@ -141,7 +142,7 @@ class CommandMethods:
         cwd: str | None = None,
         user: str | None = None,
     ) -> AsyncTerminal:
-        """A program (default: a shell) on a terminal of its own: full-screen programs, Ctrl-C and resizing work."""
+        """Start a program (default: a shell) on a new terminal: full-screen programs, Ctrl-C and resizing work."""
         id = new_command_id()
         variables = {"TERM": "xterm-256color", **(env or {})}
         line = command if command is not None else "command -v bash >/dev/null && exec bash -i; exec sh -i"
@@ -150,7 +151,10 @@ class CommandMethods:
         return self.access.new_terminal(id, await self.access.guest.processes.start(request))
 
     async def _refuse_silence(self, result: ExecutionResult, before: LimitEvents | None) -> None:
-        """Raise if the shell was killed or a limit kept the command from running: a text cannot show that."""
+        """Raise if the shell was killed, or if the command failed without output because of a limit.
+
+        `run_command` returns only text, which cannot show either.
+        """
         said, killed = result.stdout.rstrip("\n"), result.cause in (Cause.SIGNAL, Cause.KILLED, Cause.LOST)
         if said and not killed:
             return

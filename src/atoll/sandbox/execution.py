@@ -1,5 +1,5 @@
-"""One command from its start to its result: what is sent to the agent, how long the answer may take, and which limit of
-the sandbox a failed command has hit."""
+"""One command from start to result: the request to the agent, the time its answer may take, and the limit of the
+sandbox that a failed command has hit."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from atoll.sandbox.command import execution_result
 from atoll.sandbox.sandbox_access import SandboxAccess
 
 _SLACK_S = 15.0
-"""How much longer than a command's own deadline the agent may take to report its end."""
+"""How long after a command's deadline the agent may take to report its end."""
 _KILLED = 137
-"""The exit code that a shell reports for a program that SIGKILL ended."""
+"""The exit code that a shell reports for a program killed by SIGKILL."""
 _LAST_WORDS = 64 << 10
-"""How many of the last bytes of a failed command are searched for the limit that it hit."""
+"""How many bytes at the end of a failed command's stderr are searched for signs of the limit that it hit."""
 _PROMPT_S = 0.5
-"""How soon after a command's deadline we check whether an answer can come at all."""
+"""How soon after a command's deadline the engine is asked whether the sandbox still runs."""
 
 CommandLine = str | Sequence[str]
 
 
 def valid_timeout_s(timeout: float) -> float:
-    """Raises ValueError."""
+    """Validate a timeout and return it as a float. Raises ValueError."""
     if not timeout > 0:
         raise ValueError(f"a timeout must be more than 0 seconds, not {timeout!r}; math.inf means none")
     return float(timeout)
@@ -46,7 +46,10 @@ def start_request(
     deadline_s: float | None = None,
     forget: bool = False,
 ) -> StartRequest:
-    """A text is a command line for a shell, a list a program and its arguments. Raises ValueError."""
+    """Build the request that starts a command: a string is a shell command line, a list a program and its arguments.
+
+    Raises ValueError.
+    """
     shell = command if isinstance(command, str) else None
     if shell is not None and not shell.strip():
         raise ValueError("the command is empty")
@@ -73,7 +76,8 @@ async def run_to_end(
     stdin: bytes | None = None,
     on_output: Callable[[int, bytes], None] | None = None,
 ) -> ExecutionResult:
-    """Run a command that has a deadline of its own. A connection that is lost meanwhile is made again."""
+    """Run a command whose request has a deadline. If the connection is lost, reconnect once, unless the command has
+    input or an output callback."""
     before = await limit_events(access)
     await access.guest.present(timeout_s)
     for last_try in (False, True):
@@ -86,7 +90,7 @@ async def run_to_end(
             return await with_cause(access, result, before)
         except AgentUnreachableError:
             await access.explain()
-            # The agent lives and knows the command by its id: asking again gives its output from the start.
+            # The agent is alive and knows the command by its id: the same request returns its output from the start.
             if last_try or on_output is not None or stdin is not None:
                 raise
         except TimeoutError as error:
@@ -99,7 +103,7 @@ async def run_to_end(
 
 @contextlib.asynccontextmanager
 async def _patience(access: SandboxAccess, timeout_s: float) -> AsyncIterator[None]:
-    """Time for a command, and some more for the agent to end it, but none for a sandbox that cannot answer."""
+    """Limit the wait to the command's timeout plus slack for the agent; fail sooner if the sandbox cannot answer."""
     if math.isinf(timeout_s):
         yield
         return
@@ -129,7 +133,7 @@ async def _patience(access: SandboxAccess, timeout_s: float) -> AsyncIterator[No
 
 
 async def limit_events(access: SandboxAccess, *, killed: bool = False) -> LimitEvents | None:
-    """How often the sandbox has hit its limits. None if no limit can be hit, or the engine does not count."""
+    """Return how often the sandbox has hit its limits; None if it has no such limits or the engine does not count."""
     limits = access.handle().limits().limits
     if limits.memory_bytes is None and limits.pids is None and limits.disk_bytes is None:
         return None
@@ -140,7 +144,7 @@ async def limit_events(access: SandboxAccess, *, killed: bool = False) -> LimitE
 
 
 async def with_cause(access: SandboxAccess, result: ExecutionResult, before: LimitEvents | None) -> ExecutionResult:
-    """A command that failed may have hit a limit of the sandbox: then that is the cause."""
+    """Return the result with the limit as its cause if the command failed because it hit a limit of the sandbox."""
     if before is None or result.success or result.cause not in (Cause.EXIT, Cause.SIGNAL):
         return result
     after = await limit_events(access, killed=result.cause is Cause.SIGNAL or result.exit_code == _KILLED)

@@ -14,7 +14,7 @@ _NOT_PLAIN = frozenset("*?[\0")
 
 
 class CopySource(Protocol):
-    """A sandbox, as far as it is needed."""
+    """The part of a sandbox that an export needs."""
 
     @property
     def id(self) -> str: ...
@@ -26,10 +26,13 @@ class CopySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is copied where, and how much at most. The sandbox decides what is there, so all of it has a bound."""
+    """What is copied to which directory, and the maximum amount.
+
+    The amount is bounded because untrusted code in the sandbox decides what is there.
+    """
 
     target: str | Path
-    """A directory of the host. It is made if it is missing."""
+    """A directory of the host. It is created if it is missing."""
     source: str = "/output"
     """A directory or file of the sandbox; `/output/*` is the content of `/output`. It need not exist."""
     max_bytes: int = 1 << 30
@@ -47,7 +50,7 @@ class Export:
         for name in ("max_bytes", "max_items", "timeout_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise SpecError(f"{name} is a number of more than 0, not {value!r}")
+                raise SpecError(f"{name} must be a number greater than 0, not {value!r}")
 
     @classmethod
     def of(cls, wanted: Export | str | Path) -> Export:
@@ -58,8 +61,8 @@ class Export:
         return self.source.removesuffix(_ALL_OF_IT)
 
     async def run(self, sandbox: CopySource) -> None:
-        """Copy it; what is not there is fine. Raises SandboxResourceError beyond a bound, SandboxTimeoutError when it
-        takes too long, and PartialCopyError if some of it cannot be copied, such as sockets."""
+        """Copy the source, if it exists. Raises SandboxResourceError beyond a bound, SandboxTimeoutError after
+        `timeout_s`, and PartialCopyError if some files, such as sockets, cannot be copied."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 await sandbox.copy_from(self.directory, self.target, max_bytes=self.max_bytes, max_items=self.max_items)

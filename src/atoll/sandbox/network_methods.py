@@ -1,4 +1,4 @@
-"""The network of a sandbox: what it may reach, and how its ports are reached."""
+"""The network of a sandbox: its policy, and access to its ports."""
 
 from __future__ import annotations
 
@@ -17,51 +17,58 @@ from atoll.sandbox.sandbox_access import SandboxAccess
 
 
 class NetworkMethods:
-    """What `AsyncSandbox` can do with its network and ports."""
+    """The methods of `AsyncSandbox` for its network and ports."""
 
     access: SandboxAccess
 
     async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
-        """What it may reach from now on: `none`, `all`, or rules as for `network`. Ends what the policy forbids."""
+        """Replace the network policy: `none`, `all`, or rules as for `network`.
+
+        Open connections that the new policy forbids are closed.
+        """
         wanted = SandboxSpec.of(network=dict(policy) if isinstance(policy, Mapping) else policy).network
         await (await self._network_policies()).set_network(self.access.handle(), wanted)
         self.access.has_network(wanted)
 
     async def network_log(self) -> list[Refusal]:
-        """What was refused, oldest first: when, where to, under which name, and by which rule."""
+        """Return the refusals, oldest first: time, destination, host name, and the rule that refused."""
         return list(await (await self._network_policies()).refusals(self.access.handle()))
 
     async def open_connections(self) -> list[str]:
-        """The far ends, as ADDRESS:PORT, of the TCP connections that it has to the outside. No saved memory keeps
-        them."""
+        """Return the remote ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside.
+
+        Saved memory cannot include these connections.
+        """
         return await self.access.open_connections()
 
     async def ports(self) -> list[ListeningPort]:
-        """The TCP ports that something in the sandbox listens on, with its process, sorted by port."""
+        """Return the TCP ports that processes in the sandbox listen on, with the process of each, sorted by port."""
         self.access.handle()
         return await listening_ports(self.access.guest)
 
     async def port_link(self, port: int, *, lifetime: float = 3600) -> str:
-        """A URL that leads to a port inside for so many seconds, for whoever has it. Only with a server: without one
-        `expose` gives a port of this machine."""
+        """Return a signed URL to a port in the sandbox, valid for `lifetime` seconds without other credentials.
+
+        Needs a server; without one, use `expose`, which opens a port on this machine.
+        """
         engine, handle = await self.access.engine(), self.access.handle()
         if not isinstance(engine, PortExposing):
             raise UnsupportedError("links to ports need a server", hint="`expose` gives a port of this machine.")
         return await engine.port_link(handle, port, lifetime)
 
     async def expose(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> AsyncForward:
-        """Let a port of this machine (0: any free one) lead to a port inside, also with the network off."""
+        """Forward a local port (0: any free one) to a port in the sandbox. This works with the network off."""
         self.access.handle()
         forward = AsyncForward(functools.partial(self.connect_port, port), port)
         return await forward.listen(local_port, host)
 
     async def connect_port(self, port: int) -> PortStream:
-        """A stream to a TCP port that something in the sandbox listens on; works with the network off."""
+        """Connect to a TCP port that a process in the sandbox listens on. This works with the network off."""
         self.access.handle()
         return await self.access.guest.ports.connect(port=port)
 
     async def connect_socket(self, path: str) -> PortStream:
-        """A stream to a unix socket in the sandbox."""
+        """Connect to a Unix socket in the sandbox."""
         self.access.handle()
         return await self.access.guest.ports.connect(path=self.access.path(path))
 

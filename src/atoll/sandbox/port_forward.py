@@ -1,4 +1,4 @@
-"""A port of this machine that leads to a port inside a sandbox, over the agent's stream: it needs no network."""
+"""Port forwards: local ports that lead to ports inside a sandbox through its agent, without using its network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Connect = Callable[[], Awaitable[PortStream]]
 
 
 class AsyncForward:
-    """Open until `aclose`, or as long as an `async with` of it. What opens later inside works at once."""
+    """A port forward, open until it is closed or its `async with` block ends.
+
+    The port inside may be opened later than the forward.
+    """
 
     def __init__(self, connect: Connect, port: int) -> None:
         self._connect = connect
@@ -28,25 +31,25 @@ class AsyncForward:
         """The port inside."""
 
     async def listen(self, local_port: int, host: str) -> Self:
-        """Called once by `expose`. Raises OSError if that port is taken."""
+        """Start listening; `expose` calls this once. Raises OSError if the local port is in use."""
         self._server = await asyncio.start_server(self._accepted, host, local_port)
         return self
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens on this machine."""
+        """The local address and port."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)
 
     @property
     def url(self) -> str:
-        """For a browser, if what listens inside speaks HTTP."""
+        """The http URL of the local port, for when the program inside is an HTTP server."""
         host, port = self.address
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     async def aclose(self) -> None:
-        """Close it and every connection through it. May be repeated."""
+        """Close the local port and every connection through it. May be repeated."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
@@ -75,7 +78,7 @@ class AsyncForward:
             async with await self._connect() as stream:
                 await copy_until_both_end(StreamEnd(reader, writer), stream)
         except (OSError, SandboxError):
-            pass  # nothing listens inside, or no longer: the caller sees the end
+            pass  # nothing listens inside (any more); the client sees its connection close
         finally:
             writer.close()
             with suppress(OSError):

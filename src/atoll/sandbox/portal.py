@@ -1,4 +1,4 @@
-"""The portal: an event loop in a thread of its own, through which the synchronous classes drive the asynchronous."""
+"""The portal: an event loop in its own thread, on which the synchronous classes run the asynchronous ones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _DONE = object()
 
 
 class Portal:
-    """Works from any thread, also where another event loop runs (a notebook)."""
+    """An event loop in a daemon thread. It can be called from any thread, even one that runs an event loop itself,
+    such as a notebook's."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="atoll", daemon=True).start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it to its end. Ctrl-C while waiting cancels it and waits until it has cleaned up."""
+        """Run a coroutine and return its result. Ctrl-C cancels it and waits at most 30 seconds for its clean-up."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -55,7 +56,7 @@ _portals: dict[int, Portal] = {}
 
 
 def portal() -> Portal:
-    """The one of this process; a forked child gets its own, because threads do not survive a fork."""
+    """Return the portal of this process. A forked child gets a new one, because threads do not survive a fork."""
     with _lock:
         pid = os.getpid()
         if pid not in _portals:

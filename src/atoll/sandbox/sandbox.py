@@ -1,4 +1,4 @@
-"""One sandbox, as users hold it: create it, run commands in it, move files in and out, clean it up."""
+"""The class `AsyncSandbox`: create a sandbox, run commands in it, move files in and out, delete it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from atoll.settings import Settings
 
 DEFAULT_TIMEOUT_S = 300.0
 MAX_LEASE_S = 86400.0
-"""A forgotten lease ends within a day; whoever needs more takes another one."""
+"""The maximum length of a lease, so that a forgotten lease ends within a day. Leases can be renewed."""
 
 
 class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods):
     """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
 
-    `exec` runs one process and returns its result; `run_command` types into a shell that remembers. A command that
-    fails is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
+    `exec` runs one process and returns its result; `run_command` types into a persistent shell. A command that fails
+    is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
 
-    With `server` (or ATOLL_URL) the sandbox is one of that server, everything else stays the same. Each of the named
-    `ports` is a variable inside, `NAME=PORT`, and exposed by the server.
+    With `server` (or ATOLL_URL) the sandbox runs on that server; everything else stays the same. Each entry of `ports`
+    sets an environment variable `NAME=PORT` inside, and a server exposes that port.
     """
 
     def __init__(
@@ -67,9 +67,12 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         settings: Settings | None = None,
         **names: Unpack[manus_names.SandboxNames],
     ) -> None:
-        """`spec` may be an object as in a request to a server, or as the Manus example has it: there `timeout` is how
-        long the sandbox may live. As a keyword `timeout` is how long a command may take, and `lifetime` how long the
-        sandbox may live. `setup` are command lines that run before `create` returns."""
+        """Describe a sandbox, without creating it yet.
+
+        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
+        where `timeout` is the lifetime of the sandbox. As a keyword, `timeout` is how long a command may take, and
+        `lifetime` how long the sandbox may exist. `setup` holds command lines that run before `create` returns.
+        """
         wanted: dict[str, object] = {
             "image": image,
             "env": {**{name: str(port) for name, port in (ports or {}).items()}, **(env or {})} or None,
@@ -106,16 +109,17 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
 
     @property
     def spec(self) -> SandboxSpec:
-        """What the sandbox should be."""
+        """The sandbox's spec."""
         return self.access.spec
 
     @property
     def engine_name(self) -> str:
-        """The engine it runs on."""
+        """The name of the engine that the sandbox runs on."""
         return self.access.choice.engine_name(self.spec.isolation)
 
     async def create(self) -> Self:
-        """Make the sandbox and wait until it answers. If that fails nothing is left behind."""
+        """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
+        behind."""
         if self.access.exists:
             raise SandboxError("this sandbox was already created")
         try:
@@ -141,7 +145,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
-        """A sandbox that exists, also one that another process made. SandboxNotFoundError if there is none."""
+        """Find an existing sandbox, which another process may have created. Raises SandboxNotFoundError."""
         sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
         for choice in sandbox.access.choice.candidates():
             sandbox.access.choice = choice
@@ -152,30 +156,30 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
 
     async def cleanup(self) -> None:
-        """Delete the sandbox and everything in it. May be called again."""
+        """Delete the sandbox and everything in it. May be repeated."""
         await self.access.let_go()
         await self.access.delete()
         self.access.choice.release()
 
     async def delete(self, *, export: Export | str | Path | None = None) -> None:
-        """As `cleanup`. With `export` what is in `/output` is copied to that directory of the host first; if that
-        fails, the sandbox stays. `Export` says what else may be copied, and how much."""
+        """Delete the sandbox, like `cleanup`. With `export`, first copy `/output` to that directory of the host; if
+        that fails, the sandbox stays. Pass an `Export` to copy another directory or change the limits of the copy."""
         if export is not None:
             await Export.of(export).run(self)
         await self.cleanup()
 
     async def detach(self) -> None:
-        """Let go of the connection and leave the sandbox running: `attach` finds it again."""
+        """Close the connection and leave the sandbox running. `attach` finds it again."""
         await self.access.let_go()
         self.access.deleted = True
         self.access.choice.release()
 
     async def inspect(self) -> Observation:
-        """What the engine sees of it right now, and why it ended if it has."""
+        """Return the current state of the sandbox according to its engine, and the cause of its end if it has ended."""
         return await (await self.access.engine()).inspect(self.access.handle())
 
     async def info(self) -> SandboxDetails:
-        """The sandbox's engine, image and isolation, and the limits that hold, asked for or default."""
+        """Return the sandbox's engine, image and isolation level, and the limits in effect, requested or default."""
         handle = self.access.handle()
         held = handle.limits()
         return SandboxDetails(
@@ -188,14 +192,13 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         )
 
     async def stats(self) -> Stats:
-        """Resources in use."""
+        """Return the resources that the sandbox uses now."""
         return await (await self.access.engine()).stats(self.access.handle())
 
     async def keep_alive(self, seconds: float) -> None:
         """Count the sandbox as in use for this many seconds from now, at most a day. Its lifetime still ends it.
 
-        This matters for sandboxes of a manager or a server, which end or pause idle ones. No other sandbox ends by
-        being idle.
+        This matters only for the sandboxes of a manager or a server, which end or pause idle ones.
         """
         wanted, handle, engine = lease_seconds(seconds), self.access.handle(), await self.access.engine()
         if isinstance(engine, Leasing):
@@ -209,10 +212,10 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         memory: bool = False,
         drop_connections: bool = False,
     ) -> list[Self]:
-        """New sandboxes that begin with the files of this one, as they are now or were at a checkpoint.
+        """Create sandboxes that start with the files of this one, as they are now or were at a checkpoint.
 
-        With `memory` (or from a checkpoint that has it) its processes go on in each of them; for connections that is as
-        for a `checkpoint` with memory.
+        With `memory` (or from a checkpoint with saved memory) its processes continue in each of them. The rules for
+        open connections are then those of `checkpoint` with memory.
         """
         if count < 1:
             raise ValueError(f"count must be at least 1, not {count}")
@@ -240,7 +243,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         return twins
 
     async def __aenter__(self) -> Self:
-        """One that exists already, from `attach` or `fork`, is used as it is."""
+        """Create the sandbox, unless it exists already because it comes from `attach` or `fork`."""
         return self if self.access.exists else await self.create()
 
     async def __aexit__(
@@ -267,12 +270,12 @@ def _undo_of(spec: SandboxSpec) -> Undo | None:
 def lease_seconds(seconds: float) -> float:
     """Validate the length of a lease. Raises ValueError."""
     if not 0 < seconds <= MAX_LEASE_S:
-        raise ValueError(f"a lease is for more than 0 and at most {MAX_LEASE_S:g} seconds, not {seconds!r}")
+        raise ValueError(f"a lease must be more than 0 and at most {MAX_LEASE_S:g} seconds, not {seconds!r}")
     return float(seconds)
 
 
 def _volumes(volumes: Mapping[str, str] | Sequence[str] | None) -> tuple[Volume, ...] | None:
-    """`{"/host": "/inside"}` or `{"/host": "/inside:ro"}`, or `["/host:/inside:ro"]`."""
+    """Parse volumes written as `{"/host": "/inside"}`, `{"/host": "/inside:ro"}` or `["/host:/inside:ro"]`."""
     if not volumes:
         return None
     texts = [f"{host}:{path}" for host, path in volumes.items()] if isinstance(volumes, Mapping) else volumes

@@ -1,7 +1,7 @@
 """How a sandbox object reaches its sandbox: the engine that has it, its handle there, and the agent inside.
 
-Not part of the public API. Every group of methods of `AsyncSandbox` works through it, and so do the layers of Atoll
-that keep sandboxes for others: they find it as `sandbox.access`.
+This is not part of the public API. Every group of methods of `AsyncSandbox` uses it, and so do the layers of Atoll that
+manage sandboxes, as `sandbox.access`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from atoll.settings import Settings
 _INSPECT_S = 5.0
 _DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _MAX_NAMED = 10
-"""How many open connections an error names."""
+"""How many open connections an error message names."""
 
 
 def new_sandbox_id() -> str:
@@ -48,10 +48,10 @@ def new_sandbox_id() -> str:
 
 
 class EngineChoice:
-    """The engine that a sandbox runs on: one that its user gave, or one that is chosen by name and shared with other
-    sandboxes of the program.
+    """The engine that a sandbox runs on: an object passed by the caller, or an engine chosen by name and shared with
+    other sandboxes of the program.
 
-    A named engine is made when it is first needed. With a server it is the engine `remote`.
+    A named engine is created when it is first needed. With a server it is the engine `remote`.
     """
 
     def __init__(self, engine: str | Engine, server: str | None, api_key: str | None, settings: Settings) -> None:
@@ -64,37 +64,37 @@ class EngineChoice:
         self.server, self.api_key, self.settings = server, api_key, settings
         self.name = registry.canonical(engine) if isinstance(engine, str) else engine.name
         self.lease: leases.EngineLease | None = None
-        """The lease of a named engine. An engine that the user gave belongs to the user."""
+        """The shared use of a named engine. An engine object that was passed in is not shared: its caller owns it."""
         self._engine: Engine | None = engine if not isinstance(engine, str) else None
 
     async def engine(self, isolation: str | None) -> Engine:
-        """Return the engine for a sandbox that asks for this isolation."""
+        """Return the engine, created if necessary, for a sandbox that requests this isolation level."""
         if self._engine is None:
             self.lease = await leases.acquire(self._wanted(isolation), self.settings, self.server, self.api_key)
             self._engine = self.lease.engine
         return self._engine
 
     def engine_name(self, isolation: str | None) -> str:
-        """Return the name of the engine, which need not be made yet."""
+        """Return the name of the engine, which need not have been created yet."""
         if self._engine is not None:
             return self._engine.name
         name = self._wanted(isolation)
         return registry.auto(self.settings)[0].name if name == "auto" else name
 
     def candidates(self) -> list[EngineChoice]:
-        """Return each engine that may have a sandbox that exists already."""
+        """Return the engines that may have an existing sandbox."""
         if self.name != "auto":
             return [self]
         return [EngineChoice(name, self.server, self.api_key, self.settings) for name in registry.auto_names()]
 
     def shared(self) -> str | Engine:
-        """Return the engine, or its name, for another sandbox that runs beside this one."""
+        """Return the engine, or its name, for another sandbox on the same engine."""
         if self.lease is None and self._engine is not None:
             return self._engine
         return self.name
 
     def release(self) -> None:
-        """Release the lease of a named engine. May be repeated."""
+        """End the use of a shared, named engine. May be repeated."""
         if self.lease is not None:
             leases.release(self.lease)
             self.lease = None
@@ -104,7 +104,10 @@ class EngineChoice:
 
 
 class SandboxAccess:
-    """Whoever counts the uses of a sandbox, or ends it in another way, overrides some of it."""
+    """The access of one sandbox object to its sandbox.
+
+    Subclasses override methods to count the uses of the sandbox or to end it in another way.
+    """
 
     def __init__(self, sandbox_id: str, spec: SandboxSpec, choice: EngineChoice) -> None:
         self.sandbox_id = sandbox_id
@@ -113,7 +116,7 @@ class SandboxAccess:
         self.guest = self.new_guest()
         self.shells: dict[str, AsyncShell] = {}
         self.deleted = False
-        """The sandbox was deleted, or this object has let go of it."""
+        """Whether the sandbox was deleted or this object detached from it."""
         self._handle: Handle | None = None
 
     # --- the engine, and the handle there -----------------------------------------------------------------------------
@@ -123,11 +126,11 @@ class SandboxAccess:
 
     @property
     def exists(self) -> bool:
-        """Whether there has been a sandbox yet."""
+        """Whether the sandbox has been created. It may have been deleted since."""
         return self._handle is not None
 
     def handle(self) -> Handle:
-        """Raises SandboxError before the sandbox was made, and SandboxGoneError after it was deleted."""
+        """Return the engine's handle. Raises SandboxError before creation and SandboxGoneError after deletion."""
         if self._handle is None:
             raise SandboxError("Sandbox not initialized", hint="Use it in a `with` block, or call create() first.")
         if self.deleted:
@@ -135,24 +138,24 @@ class SandboxAccess:
         return self._handle
 
     def adopt(self, handle: Handle) -> None:
-        """From now on the sandbox is this one, which exists, with the spec that its engine knows."""
+        """Use this existing sandbox from now on, with the spec that its engine knows."""
         self.spec, self._handle = handle.spec, handle
 
     def made(self, handle: Handle) -> None:
-        """The engine has made the sandbox from the spec."""
+        """Record that the engine has created the sandbox from the spec."""
         self._handle = handle
 
     def has_network(self, policy: NetworkPolicy) -> None:
-        """The sandbox has another network policy from now on."""
+        """Record that the sandbox has another network policy."""
         self.spec = self.spec.model_copy(update={"network": policy})
         self._handle = dataclasses.replace(self.handle(), spec=self.spec)
 
     def listed_id(self) -> str:
-        """The id under which others find the sandbox: on a server the one that it has there."""
+        """Return the id under which others find the sandbox: on a server, the server's id for it."""
         return self.handle().details.get("remote_id", self.sandbox_id)
 
     async def find(self, sandbox_id: str) -> bool:
-        """Adopt the sandbox of this id if the engine has it."""
+        """Adopt the sandbox with this id if the engine has it, and return whether it does."""
         engine = await self.engine()
         found = [await engine.find(sandbox_id)] if isinstance(engine, Lookup) else await engine.list()
         handle = next((handle for handle in found if handle is not None and handle.sandbox_id == sandbox_id), None)
@@ -168,17 +171,17 @@ class SandboxAccess:
             self.deleted = True
 
     async def checkpointing(self) -> Checkpointing:
-        """The engine, as one that keeps states of sandboxes. Raises UnsupportedError."""
+        """Return the engine if it can make saved states. Raises UnsupportedError otherwise."""
         return await checkpointing(await self.engine())
 
     # --- the agent inside ---------------------------------------------------------------------------------------------
 
     def new_guest(self) -> Guest:
-        # Without a work directory of its own: where that really is, only the agent knows.
+        # No work directory is passed: only the agent knows its real path.
         return Guest(self.connect, diagnose=self.diagnose)
 
     async def connect(self) -> ByteStream:
-        """A new connection to the agent."""
+        """Open a new connection to the agent."""
         try:
             return await (await self.engine()).connect(self.handle())
         except AgentUnreachableError:
@@ -186,22 +189,22 @@ class SandboxAccess:
             raise
 
     async def let_go(self) -> None:
-        """Close the connection; what waits on it fails. The sandbox goes on, and the next use connects again."""
+        """Close the connection; pending calls on it fail. The sandbox keeps running; the next use connects again."""
         self.shells.clear()
         await self.guest.aclose()
 
     async def let_go_of_all(self, drop_connections: bool) -> None:
-        """Close what no saved memory can keep. Raises UnsupportedError if there are connections to the outside, unless
-        they may be dropped."""
+        """Close the connection before memory is saved. Raises UnsupportedError if the sandbox has connections to the
+        outside, which saved memory cannot include, unless `drop_connections` is set."""
         if not drop_connections and (found := await self.open_connections()):
             raise UnsupportedError(
                 f"the sandbox has open connections, which cannot be saved: {', '.join(found[:_MAX_NAMED])}",
-                hint="Let it close them, or give drop_connections=True: then they are cut off.",
+                hint="Close them inside the sandbox, or give drop_connections=True to drop them.",
             )
         await self.let_go()
 
     async def open_connections(self) -> list[str]:
-        """The far ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside."""
+        """Return the remote ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside."""
         if self.spec.network == "none":
             return []
         found: list[str] = []
@@ -216,20 +219,20 @@ class SandboxAccess:
         return self.guest.files
 
     def path(self, path: str) -> str:
-        """The path, checked: not empty, no zero byte, and `..` only where it stays below the work directory."""
+        """Validate a path: not empty, no zero byte, and `..` only if the result stays below the work directory."""
         if not path or "\0" in path:
             raise ValueError(f"{path!r} is not a path")
         if ".." in path.split("/"):
             full = posixpath.normpath(posixpath.join(self.spec.work_dir, path))
             if full != self.spec.work_dir and not full.startswith(self.spec.work_dir + "/"):
                 raise ValueError(f"Path contains potentially unsafe patterns: {path!r} leaves the work directory")
-            # Where the work directory really is, only the agent knows: what was relative stays so.
+            # A relative path stays relative, because only the agent knows the real path of the work directory.
             return full if path.startswith("/") else posixpath.normpath(path)
         return path
 
     @contextlib.asynccontextmanager
     async def transfer(self) -> AsyncIterator[None]:
-        """Around a copy on a connection of its own: if that fails, the main connection explains why."""
+        """Wrap a copy that uses a separate connection: if that one is lost, raise the reason, as `explain` does."""
         await self.guest.connection()
         try:
             yield
@@ -251,11 +254,11 @@ class SandboxAccess:
     # --- why the agent does not answer --------------------------------------------------------------------------------
 
     async def explain(self) -> None:
-        """After a lost connection: raise SandboxGoneError with the cause if the sandbox has ended, or is ending, and
-        SandboxPausedError if it is paused.
+        """Find out why a connection was lost: raise SandboxGoneError with the cause if the sandbox has ended or is
+        ending, and SandboxPausedError if it is paused. Return if its agent answers again.
 
-        The connection breaks a moment before the engine can see the end, so a sandbox that does not answer gets that
-        moment.
+        The connection breaks a moment before the engine can see the end of the sandbox, so the check is repeated for
+        about a second while the agent does not answer.
         """
         for pause_s in _DYING_S:
             await asyncio.sleep(pause_s)
@@ -264,12 +267,12 @@ class SandboxAccess:
                 return
 
     async def diagnose(self) -> None:
-        """When an answer is late: raise SandboxPausedError or SandboxGoneError if none can come."""
+        """Check a sandbox whose answer is late: raise SandboxPausedError or SandboxGoneError if it cannot answer."""
         try:
             async with asyncio.timeout(_INSPECT_S):
                 seen = await (await self.engine()).inspect(self.handle())
         except (TimeoutError, EngineError):
-            return  # nothing is known, so wait on
+            return  # the state is unknown, so the caller continues to wait
         self._refuse(seen)
 
     def _refuse(self, seen: Observation) -> None:

@@ -1,4 +1,4 @@
-"""Going back: checkpoints, undo and snapshots of a sandbox, and standing still."""
+"""Saved states of a sandbox (checkpoints, undo, snapshots), and pausing it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def undone_by(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 class SavedStateMethods:
-    """What `AsyncSandbox` can do with states that are kept of it."""
+    """The methods of `AsyncSandbox` for saved states and for pausing."""
 
     access: SandboxAccess
     _undo: UndoHistory
@@ -64,11 +64,12 @@ class SavedStateMethods:
     async def checkpoint(
         self, name: str = "", *, memory: bool = False, drop_connections: bool = False, made_by: str = "user"
     ) -> Checkpoint:
-        """Keep the state of all files, at one moment, while the sandbox runs. Milliseconds, whatever the size.
+        """Save the state of all files atomically while the sandbox runs. This takes milliseconds, whatever their size.
 
-        With `memory` also of all processes, which then go on from there after a rollback or in a fork; it needs
-        isolation="gvisor". Persistent shells and followed commands are connected again by their next use. Connections
-        to the outside (`open_connections`) cannot be saved: if there are any it is refused, unless they may be dropped.
+        With `memory`, also save the memory of all processes, which then continue from there after a rollback or in a
+        fork; this needs isolation="gvisor". The next use of a persistent shell or a followed command reconnects to it.
+        Connections to the outside (`open_connections`) cannot be saved: if there are any, UnsupportedError is raised,
+        unless `drop_connections` is set.
         """
         if memory:
             await self.access.let_go_of_all(drop_connections)
@@ -77,8 +78,11 @@ class SavedStateMethods:
         )
 
     async def pause(self, *, memory: str = "ram", drop_connections: bool = False) -> None:
-        """Stop all processes until `resume`. With memory="disk" they take no memory meanwhile (isolation="gvisor"); for
-        connections that is as for a `checkpoint` with memory."""
+        """Stop all processes until `resume`.
+
+        With memory="disk", which needs isolation="gvisor", they use no memory while paused. The rules for open
+        connections are then those of `checkpoint` with memory.
+        """
         if memory not in ("ram", "disk"):
             raise ValueError(f"memory is 'ram' or 'disk', not {memory!r}")
         if memory == "disk":
@@ -89,36 +93,39 @@ class SavedStateMethods:
             self.access.guest.doubt()
 
     async def resume(self) -> None:
-        """Let it go on. May be repeated."""
+        """Let a paused sandbox continue. May be repeated."""
         await (await self._pausable()).resume(self.access.handle())
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """All of this sandbox, oldest first; `parent` makes them a tree."""
+        """Return all checkpoints of this sandbox, oldest first. Their `parent` fields form a tree."""
         return list(await (await self.access.checkpointing()).checkpoints(self.access.handle()))
 
     async def delete_checkpoint(self, checkpoint: Checkpoint | str) -> None:
-        """Others are not affected. May be repeated."""
+        """Delete a checkpoint; others are not affected. May be repeated."""
         self._undo.changed()
         await (await self.access.checkpointing()).delete_checkpoint(self.access.handle(), id_of(checkpoint))
 
     async def diff(
         self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False
     ) -> list[Change]:
-        """What was added, changed and removed from one checkpoint to another, or to now. `text` adds unified diffs."""
+        """Return the files added, changed and removed between two checkpoints, or since one (`new` None).
+
+        `text` adds unified diffs.
+        """
         later = None if new is None else id_of(new)
         return list(await (await self.access.checkpointing()).diff(self.access.handle(), id_of(old), later, text=text))
 
     async def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Go back: processes end, files are as they were, the sandbox goes on under the same id."""
+        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id."""
         await self._go_back(id_of(checkpoint))
 
     async def restart(self) -> None:
-        """Go back to the state right after it was created. Its setup commands run again."""
+        """Put the sandbox back into the state right after its creation. Its setup commands run again."""
         await self._go_back(None)
         await setup.set_up(self.access)
 
     async def undo(self, steps: int = 1) -> Checkpoint:
-        """Take back the last commands: go to the checkpoint that was made before them (`undo=True` makes those)."""
+        """Undo the last commands: go back to the checkpoint made before them. Needs `undo=True`, which makes those."""
         if steps < 1:
             raise ValueError(f"steps must be at least 1, not {steps}")
         before = undone_by(await self.checkpoints())
@@ -141,10 +148,11 @@ class SavedStateMethods:
         memory: bool = False,
         drop_connections: bool = False,
     ) -> Snapshot:
-        """Keep a state under a name of its own, also after the sandbox is gone: `Sandbox(image="snapshot:NAME")`.
+        """Save a state under a name. It outlives the sandbox; new ones start from it with image="snapshot:NAME".
 
-        With `memory` (of now, or of a checkpoint that has it) also what runs, with all that is in the memory of
-        programs, secrets included; it goes on in sandboxes with the same isolation and network, here or elsewhere.
+        With `memory` (current, or of a checkpoint that has it) the snapshot includes the memory of running processes
+        with any secrets in it. The processes continue in sandboxes with the same isolation level and network, on this
+        host or another.
         """
         source = None if checkpoint is None else id_of(checkpoint)
         if memory and source is None:

@@ -1,4 +1,4 @@
-"""Setup commands: what has to run in a new sandbox before anybody gets it."""
+"""Setup commands: commands of a spec that run in a new sandbox before anybody gets it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from atoll.sandbox.execution import run_to_end, start_request
 from atoll.sandbox.sandbox_access import SandboxAccess
 
 KEPT_BYTES = 64 << 10
-"""How much of the output of one command is kept, for each stream."""
+"""How many bytes of each output stream of a command are kept."""
 _SHOWN = 200
 _MAX_OUTPUT = 16 << 10
 _LEAST_S = 0.001
 Run = Callable[[str, float], Awaitable[ExecutionResult]]
-"""Runs one command line for at most so many seconds."""
+"""Runs one command line with a timeout in seconds."""
 
 
 async def set_up(access: SandboxAccess) -> None:
@@ -29,7 +29,7 @@ async def set_up(access: SandboxAccess) -> None:
         return
 
     async def execute(command: str, timeout_s: float) -> ExecutionResult:
-        """Neither an operation of a user nor a step that can be undone."""
+        """Run a setup command, which does not count as a use of the sandbox and cannot be undone."""
         request = start_request(command, new_command_id(), deadline_s=timeout_s, forget=True)
         return await run_to_end(access, request, timeout_s, KEPT_BYTES)
 
@@ -37,7 +37,7 @@ async def set_up(access: SandboxAccess) -> None:
 
 
 async def run(execute: Run, commands: Sequence[str], timeout_s: float) -> None:
-    """Run them in order; all of them together have so many seconds. Raises SetupError at the first that fails."""
+    """Run the commands in order, with one timeout for all of them. Raises SetupError at the first that fails."""
     deadline = time.monotonic() + timeout_s
     for number, command in enumerate(commands, 1):
         result = await execute(command, max(_LEAST_S, deadline - time.monotonic()))

@@ -1,12 +1,12 @@
 """The persistent shell: commands typed one after another into one shell whose directory and variables survive.
 
-How it knows that a command has ended, and how, without reading a prompt: the shell runs interactively, but on pipes,
-and after each command it writes the exit code to a descriptor of its own (channel 3). The agent hands that on only
-after all output that came before it. Commands get no input and cannot write to that descriptor.
+The end of a command is detected without parsing prompts. The shell runs interactively, but on pipes, and after each
+command it writes the exit code to a separate file descriptor (channel 3). The agent delivers the exit code only after
+all output that came before it. Commands get no input and cannot write to that descriptor.
 
-On a timeout the shell gets a signal whose trap interrupts it, and then everything that it has started is killed. A trap
-runs as soon as the current program is dead and before anything else of the line does, and an interrupted interactive
-shell gives up its line and keeps its state. Only a shell that does not react is replaced.
+On a timeout the shell gets a signal whose trap interrupts it, and then everything that it has started is killed. The
+trap runs as soon as the current program is dead, before the rest of the line, and an interrupted interactive shell
+abandons its line and keeps its state. Only a shell that does not react is replaced.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _RECONNECTS = 5
 _START_TIMEOUT_S = 10.0
 _INTERRUPT_TIMEOUT_S = 1.5
 _AT_PROMPT_S = 2.0
-"""So long a shell that is found again has to show that it waits for a command."""
+"""How long a shell that was found again may take to show that it is ready for a command."""
 _MAX_STATUSES = 4096
 _GIVE_UP = 64
-"""The last of the real-time signals: nobody else uses it, and without a trap for it programs die of it."""
+"""The last real-time signal. Other programs do not use it, and its default action ends a program without a trap."""
 _TRAP = f"set +m; trap 'command kill -INT $$' {_GIVE_UP}"
-"""And no job control, which gVisor offers for a terminal that is not the shell's own."""
+"""`set +m` turns off job control, which gVisor offers even on a terminal that is not the shell's own."""
 _STATUS_CHANNEL = 3
 _PRINT = 'printf "%s\\n" "$?" >&9'
 _REPORT = '__atoll_report() { builtin printf \'%s\\n\' "$1" >&9; return "$1"; }'
@@ -45,27 +45,27 @@ _REPORT = '__atoll_report() { builtin printf \'%s\\n\' "$1" >&9; return "$1"; }'
 
 @dataclass(frozen=True, slots=True)
 class _ShellKind:
-    """A shell that is tried, and how it is made to report."""
+    """A kind of shell to try, and how to make it report exit codes."""
 
     argv: list[str]
     env: dict[str, str]
     first: str
-    """What is typed first."""
+    """The line typed when the shell starts."""
     after: str
-    """What is typed after each command."""
+    """The line typed after each command."""
 
 
 _KINDS = (
-    # It reads its input line by line: a line of our own follows each command, whatever becomes of that.
+    # bash reads its input line by line, so a reporting line can follow each command, even one that fails.
     _ShellKind(
         ["bash", "--noprofile", "--norc", "--noediting", "-i"],
         {"PS1": "", "PS2": "", "HISTFILE": ""},
         f"export -n PS1 PS2 HISTFILE; {_TRAP}; {_REPORT}",
-        # Leaves `$?` as it was, and the list keeps `set -e` from acting on it.
+        # This preserves `$?`, and the `&&` list keeps `set -e` from acting on it.
         '__atoll_report "$?" && :\n',
     ),
-    # Others throw away what they have read ahead when a line fails. So expanding the prompt reports; it goes to stderr,
-    # which nobody reads.
+    # Other shells discard the input they have read ahead when a line fails. So the report is made by expanding the
+    # prompt; the prompt itself goes to stderr, which is not read.
     _ShellKind(["sh", "-i"], {"PS1": f"$({_PRINT})", "PS2": "", "ENV": ""}, f"readonly PS1; {_TRAP}", ""),
 )
 _QUIET = {"VIRTUAL_ENV_DISABLE_PROMPT": "1", "PAGER": "cat", "GIT_PAGER": "cat", "TERM": "dumb"}
@@ -78,7 +78,7 @@ class _ShellEndedError(Exception):
 
 
 class _Turn:
-    """One caller at a time, on whatever event loop."""
+    """A lock that admits one caller at a time and may be used on one event loop after another."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,7 +94,7 @@ class _Turn:
 
 
 class AsyncShell:
-    """A named persistent shell of a sandbox. Concurrent callers take turns; a shell that ended is started again."""
+    """A named persistent shell of a sandbox. Concurrent callers take turns; a shell that has ended is restarted."""
 
     def __init__(
         self,
@@ -106,7 +106,11 @@ class AsyncShell:
         *,
         kept: bool = False,
     ) -> None:
-        """`kept`: this name stands for one shell, whichever program holds the sandbox; only one may do so at a time."""
+        """Describe a shell; it starts with the first command.
+
+        With `kept`, the next program that attaches to the sandbox finds the same shell under this name. Only one
+        program may use it at a time.
+        """
         self.name = name
         self._is_kept = kept
         self._guest = guest
@@ -121,10 +125,13 @@ class AsyncShell:
         self._statuses: list[str] = []
         self._partial = b""
         self._lost_count = False
-        """What runs in the shell, and whether anything does, is not known."""
+        """Whether it is unknown what, if anything, runs in the shell."""
 
     async def run(self, command: str, timeout: float) -> ExecutionResult:
-        """Type one command: its output, both streams in order, and exit code. A timeout is a result, as with `exec`."""
+        """Type one command and return its exit code and output, with stdout and stderr in order.
+
+        A timeout is a result, as with `exec`.
+        """
         if "\0" in command:
             raise ValueError("a command cannot contain a zero byte")
         if not timeout > 0:
@@ -141,7 +148,7 @@ class AsyncShell:
                 self._lost_count = True
                 raise
             except asyncio.CancelledError:
-                # The caller is gone in the middle of a command: nobody may find its rest in the next answer.
+                # The command was cancelled halfway; its remaining output must not appear in the next result.
                 await finish(self._discard())
                 raise
 
@@ -179,7 +186,7 @@ class AsyncShell:
         )
 
     async def _status(self, capture: Capture) -> str:
-        """The next line on the status channel; what is written until then goes into the capture."""
+        """Return the next line of the status channel. Output that arrives before it goes into the capture."""
         reconnects = 0
         while not self._statuses:
             assert self._process is not None
@@ -199,33 +206,34 @@ class AsyncShell:
             elif piece.channel == _STATUS_CHANNEL:
                 *lines, self._partial = (self._partial + piece.data).split(b"\n")
                 self._statuses += [line.decode(errors="replace") for line in lines]
-                if self._lost_count:  # all that it ever reported may come
+                if self._lost_count:  # every report since the shell's start may arrive again
                     del self._statuses[:-_MAX_STATUSES]
                 if len(self._partial) > 4096 or len(self._statuses) > _MAX_STATUSES:
-                    raise SandboxError("the shell of the sandbox reports nonsense")
+                    raise SandboxError("the shell of the sandbox sent an invalid report")
         return self._statuses.pop(0)
 
     async def _interrupt(self, capture: Capture) -> None:
-        """Kill what runs and bring the shell back to its prompt; replace it if it will not come."""
+        """Kill the running command and bring the shell back to its prompt; discard a shell that does not react."""
         try:
             async with asyncio.timeout(_INTERRUPT_TIMEOUT_S):
                 await self._guest.processes.kill(self._id, _GIVE_UP)
                 await self._guest.processes.kill(self._id, spare=True)
                 await self._come_to_mark(capture)
-                # Now it starts nothing more: what it was just starting, or what moved while we looked, is found.
+                # The shell now starts nothing more, so this finds processes that the first pass missed: those it was
+                # just starting, and those that changed their parent during the search.
                 await self._guest.processes.kill(self._id, spare=True)
         except (TimeoutError, OSError, _ShellEndedError):
             await self._discard()
 
     async def _come_to_mark(self, capture: Capture, first: str = "") -> None:
-        """Type a line that reports a word of ours, and read past it. What came before is nobody's status: prompts, or a
-        greeting that the shell had not written yet when it started the report of its first one."""
+        """Type a line that reports a random mark, and read past it. All reports before the mark are discarded: they
+        come from prompts or from a greeting."""
         mark = secrets.token_hex(8)
         assert self._process is not None
         await self._process.send_stdin(f"{first}command printf '%s\\n' {mark} >&9\n{self._kind.after}".encode())
         while await self._status(capture) != mark:
             pass
-        await self._status(capture)  # of our own line
+        await self._status(capture)  # the exit code of the line with the mark
 
     async def _discard(self) -> None:
         process, self._process = self._process, None
@@ -236,10 +244,10 @@ class AsyncShell:
             await self._guest.processes.kill(self._id)
             await self._guest.processes.release(self._id)
         except (OSError, SandboxError):
-            pass  # it had ended, or the sandbox has: nothing of it is left either way
+            pass  # the shell or the sandbox has already ended
 
     async def _ready(self) -> None:
-        # Another event loop, or a connection that was lost.
+        # Reattach if the connection was lost or belongs to another event loop.
         if self._process is not None and self._guest.current_connection() is not self._connection:
             await self._follow_again()
         if self._process is None and self._is_kept:
@@ -250,7 +258,7 @@ class AsyncShell:
             await self._start()
 
     async def _find(self) -> None:
-        """The shell of this name that was started before, by whoever held the sandbox then."""
+        """Attach to a running shell of this name that another program started earlier."""
         mine = re.compile(rb"kept-(\d)-%s-[0-9a-f]+" % self._digest())
         found = [(info.age_s, info.id) for info in await self._guest.processes.list() if info.running]
         for _, id in sorted(found):
@@ -264,7 +272,8 @@ class AsyncShell:
                 return
 
     async def _come_to_prompt(self) -> None:
-        """Read past whatever it wrote. What still runs in it was somebody's who is gone, or was told that it failed."""
+        """Read past all earlier output and interrupt a command that still runs in the shell: its caller is gone or has
+        already received an error."""
         capture = Capture(4096)
         try:
             async with asyncio.timeout(_AT_PROMPT_S):
@@ -314,18 +323,18 @@ class AsyncShell:
                 async with asyncio.timeout(_START_TIMEOUT_S):
                     await self._come_to_mark(Capture(4096), f"{kind.first}; ")
                 return
-            except (_ShellEndedError, BrokenPipeError):  # there is none of this kind
+            except (_ShellEndedError, BrokenPipeError):  # the sandbox has no shell of this kind
                 self._process = None
             except TimeoutError:
                 await self._discard()
-                raise AgentUnreachableError(f"the shell '{kind.argv[0]}' of the sandbox gives no prompt") from None
+                raise AgentUnreachableError(f"the shell '{kind.argv[0]}' of the sandbox shows no prompt") from None
         raise SandboxError(
             "there is no shell in this sandbox", hint="Use exec with a list: exec(['program', 'argument'])."
         )
 
 
 def _typed(command: str, kind: _ShellKind) -> bytes:
-    """The line that is typed: one `eval`, so that the shell reads all of it before it runs any of it."""
+    """Return the line to type: one `eval`, so that the shell reads the whole command before it runs any of it."""
     quoted = "'" + command.replace("'", "'\\''") + "'"
     return f"eval {quoted} </dev/null 2>&1 9>&-\n{kind.after}".encode(errors="surrogateescape")
 
@@ -334,4 +343,4 @@ def _exit_code(status: str) -> int:
     try:
         return int(status) & 0xFF
     except ValueError:
-        raise SandboxError("the shell of the sandbox reports nonsense") from None
+        raise SandboxError("the shell of the sandbox sent an invalid report") from None

@@ -1,4 +1,4 @@
-"""Where the sandboxes' own files live: one writable layer for each, with a quota where the file system can keep one."""
+"""The writable layers of sandboxes, one for each, with a quota if the file system supports one."""
 
 from atoll.storage.btrfs_layers import BtrfsLayers, open_layers
 from atoll.storage.layers import Layer, Layers, PlainLayers

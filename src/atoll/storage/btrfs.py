@@ -1,7 +1,6 @@
-"""The few calls to btrfs that we need, straight to the kernel: a program started for each would cost more than the
-work.
+"""Direct system calls for btrfs, because starting the `btrfs` program for each would take longer than the call.
 
-Numbers and structures are those of the kernel's `linux/btrfs.h`, which are fixed.
+The numbers and structures are those of the kernel's `linux/btrfs.h`, which do not change.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _QUOTA_RESCAN = 0x4040_942C
 _START_SYNC = 0x8008_9418
 _INHERIT = 4
 _ACCOUNT = 1 << 48
-"""What the number of an account is added to, which makes it the id of a quota one level above subvolumes."""
+"""The number of an account is added to this to get the id of a quota group one level above those of subvolumes."""
 _QGROUP_ASSIGN = 0x4018_9429
 _QGROUP_CREATE = 0x4010_942A
 _QGROUP_LIMIT = 0x8030_942B
@@ -56,14 +55,14 @@ def is_subvolume(path: Path) -> bool:
 
 
 def create_subvolume(path: Path, account: int | None = None) -> None:
-    """In an account, all that is written to it counts there too."""
+    """Create a subvolume. With an account, everything written to the subvolume also counts there."""
     with _directory(path.parent) as fd, _inheriting(account) as (flags, size, address):
         name = os.fsencode(path.name)
         fcntl.ioctl(fd, _SUBVOL_CREATE_V2, bytearray(struct.pack("qQQQQ16x4040s", 0, 0, flags, size, address, name)))
 
 
 def snapshot(source: Path, target: Path, *, read_only: bool = False, account: int | None = None) -> None:
-    """All that was written to it before, at one moment. Milliseconds, whatever the size, once that is on the disk."""
+    """Take an atomic snapshot of a subvolume. Once its data is on disk, this takes milliseconds, whatever the size."""
     name = os.fsencode(target.name)
     with _directory(source) as old, _directory(target.parent) as parent, _inheriting(account) as (flags, size, address):
         flags |= _READ_ONLY if read_only else 0
@@ -73,7 +72,7 @@ def snapshot(source: Path, target: Path, *, read_only: bool = False, account: in
 
 @contextmanager
 def _inheriting(account: int | None) -> Iterator[tuple[int, int, int]]:
-    """The flag, and the size and address of what it means, for a new subvolume in an account."""
+    """Yield the flag, size and address of the quota argument of a new subvolume in an account."""
     if account is None:
         yield 0, 0, 0
         return
@@ -83,7 +82,7 @@ def _inheriting(account: int | None) -> Iterator[tuple[int, int, int]]:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Swap two entries of a directory at once."""
+    """Swap two directory entries atomically."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) != 0:
         code = ctypes.get_errno()
@@ -91,11 +90,11 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def delete_subvolume(path: Path) -> None:
-    """Takes milliseconds whatever is inside; the space comes back soon after."""
+    """Delete a subvolume. This takes milliseconds, whatever its size; the space is freed soon after."""
     number = subvolume_id(path)
     with _directory(path.parent) as fd:
         fcntl.ioctl(fd, _SNAP_DESTROY, _volume_arguments(path.name))
-        # The quota's own record. It may be busy until the space is given back; the kernel removes it then.
+        # Remove the subvolume's quota group. It may be busy until the space is freed; the kernel removes it then.
         with suppress(OSError):
             fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("QQ", 0, number))
 
@@ -109,7 +108,7 @@ def subvolume_id(path: Path) -> int:
 
 
 def enable_quota(path: Path) -> None:
-    """Simple quotas, which cost next to nothing, where the kernel knows them (6.7), else full accounting."""
+    """Enable simple quotas, which cost almost nothing, or full accounting on kernels before 6.7."""
     with _directory(path) as fd:
         try:
             fcntl.ioctl(fd, _QUOTA_CTL, bytearray(struct.pack("QQ", _ENABLE_SIMPLE, 0)))
@@ -125,13 +124,13 @@ def enable_quota(path: Path) -> None:
 
 
 def create_account(pool: Path, number: int) -> None:
-    """With nothing in it and no limit. Raises FileExistsError."""
+    """Create an empty account without a limit. Raises FileExistsError."""
     with _directory(pool) as fd:
         fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("QQ", 1, _ACCOUNT + number))
 
 
 def remove_account(pool: Path, number: int) -> bool:
-    """False: something is counted in it."""
+    """Remove an account. Returns False if something still counts in it."""
     with _directory(pool) as fd:
         try:
             fcntl.ioctl(fd, _QGROUP_CREATE, struct.pack("QQ", 0, _ACCOUNT + number))
@@ -141,11 +140,11 @@ def remove_account(pool: Path, number: int) -> bool:
 
 
 def assign(path: Path, account: int, *, counted: bool) -> None:
-    """From now on what this subvolume has written counts in the account, or no longer does."""
+    """Start or stop counting a subvolume's data in an account."""
     number = subvolume_id(path)
     with _directory(path) as fd:
         arguments = bytearray(struct.pack("QQQ", int(counted), number, _ACCOUNT + account))
-        if fcntl.ioctl(fd, _QGROUP_ASSIGN, arguments) == 1:  # only full accounting has to count anew
+        if fcntl.ioctl(fd, _QGROUP_ASSIGN, arguments) == 1:  # only full accounting requires a rescan
             with suppress(OSError):
                 fcntl.ioctl(fd, _QUOTA_RESCAN, bytearray(64))
 
@@ -157,7 +156,7 @@ def limit_account(pool: Path, account: int, referenced_bytes: int) -> None:
 
 
 def free_soon(pool: Path) -> None:
-    """Let the kernel give back the space of removed subvolumes now, without waiting for that."""
+    """Ask the kernel to free the space of removed subvolumes now, without waiting for it."""
     with _directory(pool) as fd, suppress(OSError):
         fcntl.ioctl(fd, _START_SYNC, bytearray(8))
 
@@ -169,8 +168,8 @@ class Quota:
 
 
 def quota(path: Path) -> Quota | None:
-    """What the subvolume's quota counts, with what is promised to writes that are not on the disk yet. None without
-    quotas."""
+    """Return what the subvolume's quota counts, including space reserved for writes that are not on disk yet. None
+    without quotas."""
     return _quota(_quotas(path) / f"0_{subvolume_id(path)}")
 
 
@@ -179,7 +178,7 @@ def account_quota(pool: Path, account: int) -> Quota | None:
 
 
 def accounts(pool: Path) -> list[int]:
-    """Numbers of all that there are."""
+    """Return the numbers of all accounts."""
     try:
         names = os.listdir(_quotas(pool))
     except OSError:
@@ -188,7 +187,7 @@ def accounts(pool: Path) -> list[int]:
 
 
 def forget_empty_quotas(pool: Path) -> None:
-    """Of removed subvolumes whose last bytes are gone. The kernel refuses for one that is in use."""
+    """Remove the quota groups of removed subvolumes that hold no data any more. The kernel keeps those in use."""
     found = _quotas(pool)
     with _directory(pool) as fd, suppress(OSError):
         for name in os.listdir(found):
@@ -209,7 +208,7 @@ def _quotas(path: Path) -> Path:
 
 @functools.lru_cache(64)
 def _quotas_of(path: Path, device: int) -> Path:
-    """A file system keeps its name as long as it is mounted."""
+    """Return the directory of the quota groups. It may be cached, because a mounted file system keeps its UUID."""
     with _directory(path) as fd:
         buffer = bytearray(1024)
         fcntl.ioctl(fd, _FS_INFO, buffer)

@@ -1,14 +1,12 @@
 """Writable layers as subvolumes of btrfs, each with a quota.
 
-A sandbox has one account: its layer, all that is saved of it, and the layers that it had before, as long as anything
-of them is kept, are counted together, and the limit is for their sum. An extent counts for the subvolume that wrote it
-until the last reference to it is gone, so deleting a state gives back exactly what nothing else holds. Beside each
-layer lie `.<id>.account`, a link that names the account, and `.<id>.kept` once something was saved of the layer that is
-there now.
+Each sandbox has one account, a quota for the sum of its layer, its saved states, and those of its former layers from
+which something is still kept. An extent counts for the subvolume that wrote it until the last reference to it is gone,
+so deleting a saved state frees exactly the data that nothing else uses. Beside each layer are `.<id>.account`, a
+symbolic link whose target is the number of the account, and `.<id>.kept` once a state of the current layer was saved.
 
-btrfs counts bytes for each subvolume and refuses a write over the limit at once. It does not count inodes, so a
-limit on inodes is not offered; an empty file costs metadata, which the byte limit counts, so even a flood of them
-ends.
+btrfs counts bytes for each subvolume and refuses a write over the limit immediately. It does not count inodes, so there
+is no limit on inodes; but an empty file uses metadata, which the byte limit counts, so their number is limited, too.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _ACCOUNT = ".account"
 
 
 def open_layers(data_dir: Path) -> Layers:
-    """The best that works here: a quota where root can have one, plain directories otherwise."""
+    """Return btrfs layers with quotas if this process can create them, otherwise plain directories."""
     if os.geteuid() == 0 and (btrfs.is_btrfs(existing(data_dir)) or can_make_pool()):
         return BtrfsLayers(data_dir)
     return PlainLayers(data_dir / "layers")
@@ -61,9 +59,9 @@ class BtrfsLayers:
             draft = directory / f".{checked(layer_id)}.next"
             self._remove(draft)
             account = self._account(directory, layer_id)
-            if account is None and disk_bytes is not None:  # made by an earlier version
+            if account is None and disk_bytes is not None:  # the layer was made by an earlier version of Atoll
                 account = self._adopt(directory, layer_id, disk_bytes)
-            # What is done to it before it is one of the account's cannot be refused for want of space.
+            # The draft joins the account only after it is filled, so filling it cannot fail because of the limit.
             self._fill(draft, origin, None)
             if account is not None:
                 self._make_room(directory, account)
@@ -119,7 +117,7 @@ class BtrfsLayers:
                 fill(draft)
                 os.rename(draft, self._saved / saved_id)
             except OSError as error:
-                raise EngineError(f"a state could not be kept: {error}") from error
+                raise EngineError(f"a state could not be saved: {error}") from error
             finally:
                 self._remove(draft)
 
@@ -146,10 +144,10 @@ class BtrfsLayers:
             self._saved.mkdir(mode=0o700, exist_ok=True)
             btrfs.snapshot(source, self._saved / checked(saved_id), read_only=True, account=account)
         except OSError as error:
-            raise EngineError(f"the state of '{source.name}' could not be kept: {error}") from error
+            raise EngineError(f"the state of '{source.name}' could not be saved: {error}") from error
 
     def _fill(self, path: Path, origin: str | None, account: int | None = None) -> None:
-        """Make a subvolume that can be a layer, whole or not at all."""
+        """Create a subvolume that can serve as a layer. A failure leaves nothing behind."""
         try:
             if origin is None:
                 btrfs.create_subvolume(path, account)
@@ -190,7 +188,7 @@ class BtrfsLayers:
             return
         with self._pool.opened() as directory:
             btrfs.forget_empty_quotas(directory)
-            # Listed first: whatever is there by then was named before.
+            # List the accounts before their names: the name of an account is created before the account.
             there = btrfs.accounts(directory)
             names = [name for name in os.listdir(directory) if name.startswith(".") and name.endswith(_ACCOUNT)]
             named = {self._account(directory, name[1 : -len(_ACCOUNT)]) for name in names}
@@ -203,7 +201,7 @@ class BtrfsLayers:
         quota = self._quota(layer_id) if account is None else btrfs.account_quota(self._pool.directory, account)
         if quota is None or quota.limit_bytes is None:
             return False
-        # A write is refused as a whole, so a little may be left.
+        # The kernel refuses a write as a whole, so a little space may be left.
         return quota.used_bytes >= quota.limit_bytes * _NEARLY_FULL
 
     def _quota(self, layer_id: str) -> btrfs.Quota | None:
@@ -232,15 +230,15 @@ class BtrfsLayers:
         return self._pool.directory.with_name("saved")
 
     def _account(self, directory: Path, layer_id: str) -> int | None:
-        """The number of its account. None: it has none."""
+        """Return the number of the layer's account, or None if it has none."""
         try:
             return int(os.readlink(f"{directory}/.{layer_id}{_ACCOUNT}"))
         except (OSError, ValueError):
             return None
 
     def _open_account(self, directory: Path, layer_id: str, disk_bytes: int) -> int:
-        # Random, so nobody has to remember which numbers were used. Named before it is there, so that another process
-        # that sweeps does not take it for a leftover.
+        # A random number makes it unnecessary to record which numbers were used. The name is created before the
+        # account, so that `sweep` in another process does not remove the account as a leftover.
         number = int.from_bytes(os.urandom(5)) + 1
         try:
             os.symlink(str(number), f"{directory}/.{layer_id}{_ACCOUNT}")
@@ -251,7 +249,7 @@ class BtrfsLayers:
         return number
 
     def _adopt(self, directory: Path, layer_id: str, disk_bytes: int) -> int:
-        """An account for a layer that has none yet, with all that the layer holds."""
+        """Open an account for an existing layer that has none, and count the layer's content in it."""
         (directory / f".{layer_id}.kept").touch()
         number = self._open_account(directory, layer_id, disk_bytes)
         btrfs.assign(directory / layer_id, number, counted=True)
@@ -264,8 +262,8 @@ class BtrfsLayers:
             btrfs.limit_account(directory, account, most)
 
     def _forget_account(self, directory: Path, layer_id: str) -> None:
-        """What still counts in it (blocks that forks hold, or that the kernel has not freed yet) is nobody's; `sweep`
-        removes it in the end."""
+        """Remove the layer's account. If data still counts in it, because forks use it or the kernel has not freed it
+        yet, `sweep` removes the account later."""
         account = self._account(directory, layer_id)
         for name in (_ACCOUNT, ".kept"):
             (directory / f".{layer_id}{name}").unlink(missing_ok=True)
@@ -273,8 +271,11 @@ class BtrfsLayers:
             btrfs.remove_account(directory, account)
 
     def _discard(self, directory: Path, layer_id: str, old: Path) -> None:
-        """Remove what a layer was before. If nothing was saved of it, its space is free at once, though the kernel
-        takes its time; else the kernel knows what is still held."""
+        """Remove the former content of a layer.
+
+        If no state of it was saved, it stops counting immediately, although the kernel frees the space later. Otherwise
+        it counts until the kernel has freed what no saved state uses.
+        """
         account, kept = self._account(directory, layer_id), directory / f".{layer_id}.kept"
         if account is not None and not kept.exists():
             btrfs.assign(old, account, counted=False)
@@ -291,20 +292,20 @@ class BtrfsLayers:
         except FileNotFoundError:
             if os.path.lexists(path):
                 raise
-            # Somebody else removed it meanwhile.
+            # Another process removed it meanwhile.
         except OSError as error:
             raise EngineError(f"the layer '{path.name}' could not be removed: {error}") from error
 
 
 def _forget_work(path: Path) -> None:
-    """The overlay's own notes, of which one says that it must not be mounted again after a crash."""
+    """Empty overlayfs's work directory, which may contain a mark that forbids mounting again after a crash."""
     tree.remove(path / "work")
     (path / "work").mkdir(mode=0o700)
 
 
 @dataclass(frozen=True, slots=True)
 class _Replacement:
-    """A subvolume beside the layer, under a name that `list` does not show; one that a crash left is made anew."""
+    """The prepared subvolume of a replacement. Its name is hidden from `list`, and one left by a crash is recreated."""
 
     commit: Callable[[], None]
     discard: Callable[[], None]

@@ -1,4 +1,4 @@
-"""The contract of a writable layer, and the plainest way to keep it."""
+"""The interface for writable layers, and its simplest implementation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A directory with `upper` and `work` in it, ready to be the writable part of an overlay."""
+    """A directory with `upper` and `work` in it, for use as the writable part of an overlay mount."""
 
     layer_id: str
     path: Path
@@ -26,76 +26,83 @@ class Layer:
 
 class Replacement(Protocol):
     def commit(self) -> None:
-        """It takes the layer's place at once; what was there is gone."""
+        """Replace the layer's content atomically. The former content is deleted."""
 
     def discard(self) -> None:
-        """It is not wanted any more. May be repeated, and after `commit`."""
+        """Delete the prepared content. May be repeated, and called after `commit`."""
 
 
 class Layers(Protocol):
-    """All writable layers of one installation. Blocking, quick; may be used from many threads and processes at once."""
+    """All writable layers of one installation.
+
+    The methods block, but only briefly, and may be called from many threads and processes at once.
+    """
 
     @property
     def enforces_disk(self) -> bool:
-        """Whether `disk_bytes` is a wall."""
+        """Whether `disk_bytes` is enforced."""
 
     @property
     def can_save(self) -> bool:
-        """Whether the states of layers can be kept: `save`, and `origin` below."""
+        """Whether states of layers can be saved, so that `save` and `origin` below work."""
 
     def create_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None = None) -> Layer:
-        """A new one, empty or with what was saved as `origin`. What comes from there counts as nothing.
+        """Create a layer, empty or with the content of the saved state `origin`, which does not count for the limit.
 
-        The limit is one for the layer, for what is saved of it as long as that is kept, and for whatever replaces it.
-        Raises EngineError if it exists, or when a limit is asked for that is not enforced here.
+        The limit applies to the sum of the layer, its saved states as long as they are kept, and its replacements.
+        Raises EngineError if the layer exists, or if a limit is requested but not enforced here.
         """
 
     def replace_layer(self, layer_id: str, disk_bytes: int | None, origin: str | None) -> Replacement:
-        """Prepare another content for a layer; nobody may use it any more when that takes its place. There is a little
-        room in it however full the account is, until `limit` says otherwise: it has to be started."""
+        """Prepare other content for a layer. The layer must not be in use when the replacement is committed.
+
+        Even if the account is full, the limit is raised to leave a little room for starting the sandbox, until `limit`
+        is called.
+        """
 
     def limit(self, layer_id: str, disk_bytes: int | None) -> None:
-        """What the layer and all that is kept of it may take from now on."""
+        """Set the limit for the sum of the layer and its saved states."""
 
     def open_layer(self, layer_id: str) -> Layer:
-        """One that exists, and that nobody uses, to be mounted once more. Raises EngineError."""
+        """Open an existing layer that is not in use, to mount it again. Raises EngineError."""
 
     def save(self, layer_id: str, saved_id: str) -> None:
-        """Keep what is in the layer now, at one moment, while it is in use."""
+        """Save the current content of the layer atomically. The layer may be in use."""
 
     def copy_saved(self, saved_id: str, new_id: str) -> None: ...
 
     def make_saved(self, saved_id: str, fill: Callable[[Path], None]) -> None:
-        """Keep what `fill` puts into an empty layer, all or nothing."""
+        """Create a saved state from an empty layer that `fill` fills. A failure leaves nothing behind."""
 
     def delete_saved(self, saved_id: str) -> None:
-        """May be repeated. Others that come from it are not affected."""
+        """Delete a saved state. Layers made from it are not affected. May be repeated."""
 
     def list_saved(self) -> list[str]: ...
 
     def looking(self, name: str, *, saved: bool) -> AbstractContextManager[Path]:
-        """The directory of a layer or of something saved, for reading, as long as the context lasts."""
+        """Provide the directory of a layer or a saved state for reading, while the context lasts."""
 
     def delete_layer(self, layer_id: str) -> None:
-        """With all that is in it. May be repeated."""
+        """Delete a layer with everything in it. May be repeated."""
 
     def usage(self, layer_id: str) -> int | None:
-        """Bytes that were written to this layer and are still in use, by it or by what is saved of it; None if it is
-        not known without looking at every file."""
+        """Return how many bytes were written to this layer and are still used by it or its saved states. None if that
+        cannot be determined without reading every file."""
 
     def account_usage(self, layer_id: str) -> int | None:
-        """Bytes that count against its limit, also those that only saved states hold. None if it has no limit."""
+        """Return how many bytes count for the limit, including those of saved states. None if there is no limit."""
 
     def sweep(self) -> None:
         """Remove accounts of layers that are gone."""
 
     def is_full(self, layer_id: str) -> bool:
-        """Whether its disk limit is reached. Reads a few lines of the kernel's: quicker than the hop to a thread."""
+        """Return whether the disk limit is reached. This reads only a few lines from the kernel, which is faster than
+        using another thread."""
 
     def list(self) -> list[str]: ...
 
     def close(self) -> None:
-        """Let go of what nobody uses. Layers stay. May be repeated."""
+        """Release unused resources, such as the mount of an empty storage pool. Layers stay. May be repeated."""
 
 
 def checked(layer_id: str) -> str:
@@ -106,7 +113,7 @@ def checked(layer_id: str) -> str:
 
 def _cannot_save() -> UnsupportedError:
     return UnsupportedError(
-        "a plain directory cannot keep its states",
+        "a layer in a plain directory cannot be saved",
         hint="Checkpoints need btrfs: root, mkfs.btrfs (apt-get install btrfs-progs) and a loop device.",
     )
 
@@ -125,7 +132,7 @@ def make_parts(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlainLayers:
-    """Directories. A disk limit cannot be kept, so it is refused."""
+    """Layers that are plain directories. They cannot enforce a disk limit, so one is refused."""
 
     directory: Path
     enforces_disk: bool = False
@@ -135,7 +142,7 @@ class PlainLayers:
         if origin is not None:
             raise _cannot_save()
         if disk_bytes is not None:
-            raise EngineError("a plain directory cannot keep a disk limit")
+            raise EngineError("a plain directory cannot enforce a disk limit")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path(layer_id)
         try:
@@ -170,7 +177,7 @@ class PlainLayers:
         raise _cannot_save()
 
     def delete_saved(self, saved_id: str) -> None:
-        """There is none."""
+        """Do nothing, because there are no saved states."""
 
     def list_saved(self) -> list[str]:
         return []
@@ -182,7 +189,7 @@ class PlainLayers:
 
     def limit(self, layer_id: str, disk_bytes: int | None) -> None:
         if disk_bytes is not None:
-            raise EngineError("a plain directory cannot keep a disk limit")
+            raise EngineError("a plain directory cannot enforce a disk limit")
 
     def usage(self, layer_id: str) -> int | None:
         return None
@@ -191,7 +198,7 @@ class PlainLayers:
         return None
 
     def sweep(self) -> None:
-        """There is nothing to remove."""
+        """Do nothing, because there are no accounts."""
 
     def is_full(self, layer_id: str) -> bool:
         return False
@@ -200,4 +207,4 @@ class PlainLayers:
         return names_in(self.directory)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because no resources are held."""

@@ -1,9 +1,9 @@
 """The btrfs file system that holds writable layers.
 
-If the data directory is on btrfs, its own file system is the pool. Otherwise root makes one: a sparse file, mounted
-over a loop device at `<data>/pool`. The mount is the host's, so it survives a restart of Atoll. It is made when the
-first layer is needed and taken down when the last process of Atoll lets go and no layer is left. The loop device
-frees itself with the mount.
+If the data directory is on btrfs, that file system is the storage pool. Otherwise root creates one: a sparse file,
+mounted over a loop device at `<data>/pool`. It is mounted in the host's mount namespace, so it survives a restart of
+Atoll. It is mounted when the first layer is needed and unmounted when the last process of Atoll closes it and no layer
+is left. Unmounting also frees the loop device.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ class StoragePool:
         return self.directory.is_dir() or (self.data_dir / "pool.btrfs").exists()
 
     def close(self) -> None:
-        """Unmount a pool that nobody uses. Another process that needs it mounts it again, and finds what was saved."""
+        """Unmount the pool if it is not in use and has no layers. A process that needs it mounts it again."""
         if self._on_btrfs or not (os.path.ismount(self._mount_point) or self._draft.exists()):
             return
         with suppress(BlockingIOError), self._lock(exclusive=True, wait=False) as lock:
-            self._draft.unlink(missing_ok=True)  # whoever was making it holds no lock any more, so is dead
+            self._draft.unlink(missing_ok=True)  # its maker no longer holds the lock, so it has died
             if os.path.ismount(self._mount_point) and not names_in(self.directory):
-                with suppress(EngineUnavailableError):  # somebody looks into it just now
+                with suppress(EngineUnavailableError):  # another program has a file of the mount open
                     _run(lock, "umount", str(self._mount_point))
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """The directory of the layers, mounted as long as we hold the lock."""
+        """Provide the directory of the layers. It stays mounted while the context holds the lock."""
         with self._lock(exclusive=False):
             if self.directory.is_dir():
                 yield self.directory
@@ -92,7 +92,8 @@ class StoragePool:
 
     @contextmanager
     def _lock(self, *, exclusive: bool, wait: bool = True) -> Iterator[int]:
-        """Held by its descriptor, which the programs that we run inherit: if we die, it is free once they end."""
+        """Hold the lock of the pool. Child programs inherit its descriptor: if this process dies, the lock is free when
+        they have ended."""
         self.data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         fd = os.open(self.data_dir / "pool.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -112,15 +113,17 @@ class StoragePool:
         try:
             btrfs.enable_quota(self._mount_point if not self._on_btrfs else self.data_dir)
         except OSError as error:
-            raise EngineUnavailableError(f"quotas cannot be enabled on the pool: {error}") from error
+            raise EngineUnavailableError(f"quotas cannot be enabled on the storage pool: {error}") from error
         self.directory.mkdir(mode=0o700, exist_ok=True)
 
     def _format(self, lock: int, image: Path) -> None:
-        """Sparse, and no larger than what is free: a full pool must not fill the disk of the host."""
+        """Create the file system in a sparse file. It is smaller than the free space, to avoid filling the disk."""
         free = shutil.disk_usage(self.data_dir).free
         size = int(free * 0.8) >> 20 << 20
         if size < _MIN_POOL:
-            raise EngineUnavailableError(f"'{self.data_dir}' has too little free space for a pool: {free >> 20} MiB")
+            raise EngineUnavailableError(
+                f"'{self.data_dir}' has too little free space for a storage pool: {free >> 20} MiB"
+            )
         draft = self._draft
         draft.unlink(missing_ok=True)
         with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:

@@ -104,7 +104,7 @@ async def test_a_refusal_of_the_connection_is_told_with_its_reason(scripted: Scr
         await peer.error(0, errno.EPROTO, "too many\x1b streams")
 
     guest = Guest(scripted(script).connect)
-    with pytest.raises(ProtocolError, match="refused what it was sent: too many\ufffd streams"):
+    with pytest.raises(ProtocolError, match="rejected a frame: too many\ufffd streams"):
         await guest.stats()
 
 
@@ -268,7 +268,7 @@ async def test_an_attach_that_starts_before_what_was_asked_for_is_a_violation(sc
         await peer.until_closed()
 
     guest = Guest(scripted(script).connect)
-    with pytest.raises(ProtocolError, match="before the offset"):
+    with pytest.raises(ProtocolError, match="before the requested offset"):
         await guest.processes.attach(b"1", (4, 0, 0))
     await guest.aclose()
 
@@ -284,7 +284,7 @@ async def test_an_event_that_is_not_due_fails_the_connection(scripted: Scripted,
 
     guest = Guest(scripted(script).connect)
     process = await guest.processes.start(RUN)
-    with pytest.raises(ProtocolError, match="where none is due"):
+    with pytest.raises(ProtocolError, match="unexpected"):
         await process.wait()
 
 

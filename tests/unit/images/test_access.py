@@ -136,7 +136,7 @@ async def test_errors_repeat_nothing_of_an_answer(images: Images, open_registry:
 
 async def test_the_operators_login_is_not_a_strangers(images: Images, closed_registry: str) -> None:
     name = f"{closed_registry}/a/b:1"
-    assert "does not let us read" in str(await refused(images, name, listed(closed_registry)))
+    assert "denies access to" in str(await refused(images, name, listed(closed_registry)))
     shared = listed(closed_registry, shared_logins=frozenset({closed_registry}))
     with pulling_with(shared):
         assert (await images.ensure(name)).private
@@ -148,12 +148,12 @@ async def test_what_came_with_a_login_is_not_everybodys_because_it_is_here(
     name = f"{closed_registry}/a/b:1"
     assert current() is OPERATOR
     assert (await images.ensure(name)).private
-    assert "does not let us read" in str(await refused(images, name, listed(closed_registry)))
+    assert "denies access to" in str(await refused(images, name, listed(closed_registry)))
     own = Access(True, frozenset({closed_registry}), login=Credentials(USER, PASSWORD))
     wrong = Access(True, frozenset({closed_registry}), login=Credentials(USER, "another"))
     with pulling_with(own):
         assert (await images.ensure(name)).root is not None
-    assert "does not let us read" in str(await refused(images, name, wrong))
+    assert "denies access to" in str(await refused(images, name, wrong))
     assert (await images.ensure(name)).private
 
 

@@ -117,7 +117,7 @@ async def test_layers_that_are_links_to_each_other_are_read(images: Images, tmp_
 
 async def test_without_docker_the_error_says_so(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ImageError, match="docker is not on this machine"):
+    with pytest.raises(ImageError, match="docker is not installed"):
         await images.ensure("docker:some/image")
 
 

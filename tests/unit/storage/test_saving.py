@@ -124,7 +124,7 @@ def test_what_cannot_be_filled_is_not_kept(layers: BtrfsLayers) -> None:
 def test_plain_directories_say_what_is_missing(tmp_path: Path) -> None:
     layers = PlainLayers(tmp_path)
     layers.create_layer("one", None)
-    with pytest.raises(UnsupportedError, match="cannot keep its states"):
+    with pytest.raises(UnsupportedError, match="cannot be saved"):
         layers.save("one", "kept")
-    with pytest.raises(UnsupportedError, match="cannot keep its states"):
+    with pytest.raises(UnsupportedError, match="cannot be saved"):
         layers.create_layer("two", None, "kept")
