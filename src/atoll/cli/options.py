@@ -1,4 +1,4 @@
-"""Options that several commands share, and the sandbox they describe."""
+"""Options that several commands share, files in place of options, and the sandbox they describe."""
 
 from __future__ import annotations
 

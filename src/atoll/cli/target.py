@@ -1,4 +1,5 @@
-"""Where commands work: on a server if ATOLL_URL or --server names one, otherwise on this machine."""
+"""Where commands work: on a server if ATOLL_URL or --server names one, otherwise on this machine. And how
+they show what they found there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check is, and how it is entered into the list of all."""
+"""What a check is, how it is entered into the list of all, and how it reports what it found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Connections to ports and Unix sockets inside a sandbox, which work even if the sandbox has no network."""
+"""Connections to ports and Unix sockets inside a sandbox, which work even if the sandbox has no network, and
+whether an HTTP server answers there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What an engine reports: its capabilities, the state of a sandbox and the cause of its end, the resources in use, and
-the progress of an image."""
+"""What an engine reports: whether it works here, its capabilities, the state of a sandbox and the cause of its end, the
+resources in use, and the progress of an image. The table of legal changes of state is here too."""
 
 from __future__ import annotations
 

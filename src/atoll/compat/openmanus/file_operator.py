@@ -1,4 +1,5 @@
-"""Files and commands of a sandbox, or of this machine, in the form that OpenManus's editing tools use."""
+"""Files and commands of a sandbox, or of this machine, in the form that OpenManus's editing tools use, and
+which files these tools leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a sandbox under their OpenManus names."""
+"""The settings of a sandbox under their OpenManus names, and `config`, which holds those of the running program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The state of a sandbox, according to the Docker engine's description of its container."""
+"""The state of a sandbox, according to the Docker engine's description of its container, and how often its limits
+were hit, according to the kernel."""
 
 from __future__ import annotations
 

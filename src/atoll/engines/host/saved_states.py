@@ -1,5 +1,5 @@
-"""Shared parts of engines with saved states: their records and names, text differences, and creating all sandboxes or
-none."""
+"""Shared parts of engines with saved states: their records and names, snapshot files, text differences, and creating
+all sandboxes or none."""
 
 from __future__ import annotations
 

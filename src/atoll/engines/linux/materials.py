@@ -1,4 +1,4 @@
-"""Prepares the file tree of a sandbox: its image, its writable layer and files of the host. All launchers use it."""
+"""Prepares the file tree of a sandbox: its writable layer over its image, and host files. All launchers use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of sandboxes that are trees of processes."""
+"""The records of sandboxes that are trees of processes, and the removal of their directories."""
 
 from __future__ import annotations
 
