@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.engines.contract import Checkpointing
+from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine

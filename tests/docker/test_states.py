@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncSandbox, CheckpointNotFoundError, UnsupportedError
-from atoll.engines.contract import Checkpointing
+from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import ConflictError, ImageError, SnapshotNotFoundError
 from atoll.model import State

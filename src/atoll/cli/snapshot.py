@@ -14,7 +14,8 @@ from rich.console import Console
 from atoll.cli.checkpoints import MemoryOption, SandboxArgument
 from atoll.cli.target import age, attached, plain_table, server_url, size, the_server
 from atoll.engines import registry
-from atoll.engines.contract import Checkpointing, Engine, supporting
+from atoll.engines.checkpointing import Checkpointing
+from atoll.engines.contract import Engine, supporting
 from atoll.errors import UnsupportedError
 from atoll.settings import Settings
 

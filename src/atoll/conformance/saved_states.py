@@ -8,7 +8,7 @@ from typing import cast
 from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.conformance.inside import until_running
-from atoll.engines.contract import Checkpointing
+from atoll.engines.checkpointing import Checkpointing
 from atoll.errors import CheckpointNotFoundError, ConflictError, ImageError, UnsupportedError
 from atoll.model import Capability
 

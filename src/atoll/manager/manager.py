@@ -7,7 +7,6 @@ import contextlib
 import functools
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
@@ -21,7 +20,7 @@ from atoll.manager.queries import Queries
 from atoll.manager.record import OnIdle, Record
 from atoll.manager.recovery import Recovered
 from atoll.manager.request import Config, Request, SandboxOptions, SharedOptions
-from atoll.manager.rules import Retention, Rules
+from atoll.manager.rules import AdjustableRules, Retention, Rules
 from atoll.manager.transitions import OnEvent
 from atoll.manager.wiring import Shutdown, Wiring
 from atoll.model import Cause
@@ -34,7 +33,7 @@ T = TypeVar("T")
 _CHANGEABLE = frozenset(("labels", "services", "env"))
 
 
-class SandboxManager(Queries):
+class SandboxManager(AdjustableRules, Queries):
     """Creates, finds, pauses and ends the sandboxes of one state directory.
 
     A manager belongs to one event loop; use it as an async context manager. The first use opens the state directory and
@@ -365,35 +364,6 @@ class SandboxManager(Queries):
         """Do at once what the cleanup task does periodically, and wait until it is done."""
         await asyncio.gather(*await (await self._open()).reaper.sweep(), return_exceptions=True)
 
-    # --- its rules ------------------------------------------------------------------------------------------------
-
-    @property
-    def max_sandboxes(self) -> int:
-        """The cap on sandboxes. Lowering it below the current number ends none of them."""
-        return self._rules.max_sandboxes
-
-    @max_sandboxes.setter
-    def max_sandboxes(self, number: int) -> None:
-        self._change_rules(max_sandboxes=number)
-
-    @property
-    def idle_timeout(self) -> float:
-        """The default idle timeout of sandboxes, in seconds."""
-        return self._rules.idle_timeout
-
-    @idle_timeout.setter
-    def idle_timeout(self, seconds: float) -> None:
-        self._change_rules(idle_timeout=seconds)
-
-    @property
-    def cleanup_interval(self) -> float:
-        """How often all sandboxes are checked, in seconds."""
-        return self._rules.cleanup_interval
-
-    @cleanup_interval.setter
-    def cleanup_interval(self, seconds: float) -> None:
-        self._change_rules(cleanup_interval=seconds)
-
     def get_stats(self) -> dict[str, object]:
         """Return figures about the manager and its sandboxes."""
         return {
@@ -404,9 +374,7 @@ class SandboxManager(Queries):
             "is_shutting_down": self._closing is not None,
         }
 
-    def _change_rules(self, **changes: float) -> None:
-        """Change rules, also for sandboxes that exist already. Raises ValueError."""
-        self._rules = replace(self._rules, **changes)  # type: ignore[arg-type]
+    def _rules_changed(self) -> None:
         if self._wiring is not None:
             self._wiring.context.rules = self._rules
             self._wiring.schedule.rules_changed()

@@ -9,14 +9,8 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from atoll.engines.contract import (
-    Checkpointing,
-    ImageSource,
-    LimitDefaults,
-    OnImageProgress,
-    OwnDefaultImage,
-    checkpointing,
-)
+from atoll.engines.checkpointing import Checkpointing
+from atoll.engines.contract import ImageSource, LimitDefaults, OnImageProgress, OwnDefaultImage, checkpointing
 from atoll.errors import ImageError, ImageNotFoundError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager.context import ManagerContext
 from atoll.manager.journal_tables import Search

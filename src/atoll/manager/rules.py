@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import abc
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from atoll.manager.record import OnIdle
@@ -43,6 +44,50 @@ class Rules:
             raise ValueError(f"at_cap must be 'refuse', 'pause' or 'pause-any', not {self.at_cap!r}")
         if self.on_idle not in ("end", "pause", "disk"):
             raise ValueError(f"on_idle must be 'end', 'pause' or 'disk', not {self.on_idle!r}")
+
+
+class AdjustableRules(abc.ABC):
+    """The rules that can be changed while the manager runs. Changes apply to existing sandboxes too.
+
+    Setting an invalid value raises ValueError.
+    """
+
+    _rules: Rules
+
+    @property
+    def max_sandboxes(self) -> int:
+        """The cap on sandboxes. Lowering it below the current number ends none of them."""
+        return self._rules.max_sandboxes
+
+    @max_sandboxes.setter
+    def max_sandboxes(self, number: int) -> None:
+        self._change_rules(max_sandboxes=number)
+
+    @property
+    def idle_timeout(self) -> float:
+        """The default idle timeout of sandboxes, in seconds."""
+        return self._rules.idle_timeout
+
+    @idle_timeout.setter
+    def idle_timeout(self, seconds: float) -> None:
+        self._change_rules(idle_timeout=seconds)
+
+    @property
+    def cleanup_interval(self) -> float:
+        """How often all sandboxes are checked, in seconds."""
+        return self._rules.cleanup_interval
+
+    @cleanup_interval.setter
+    def cleanup_interval(self, seconds: float) -> None:
+        self._change_rules(cleanup_interval=seconds)
+
+    def _change_rules(self, **changes: float) -> None:
+        self._rules = replace(self._rules, **changes)  # type: ignore[arg-type]
+        self._rules_changed()
+
+    @abc.abstractmethod
+    def _rules_changed(self) -> None:
+        """Apply the new rules."""
 
 
 @dataclass(frozen=True, slots=True)

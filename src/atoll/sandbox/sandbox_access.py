@@ -15,7 +15,8 @@ import secrets
 from collections.abc import AsyncIterator
 
 from atoll.engines import leases, registry
-from atoll.engines.contract import ByteStream, Checkpointing, Engine, Lookup, checkpointing
+from atoll.engines.checkpointing import Checkpointing
+from atoll.engines.contract import ByteStream, Engine, Lookup, checkpointing
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,

@@ -6,7 +6,8 @@ from subprocess import run
 import pytest
 
 from atoll.engines import registry
-from atoll.engines.contract import Checkpointing, Engine, NetworkPolicies, Pausable, supporting
+from atoll.engines.checkpointing import Checkpointing
+from atoll.engines.contract import Engine, NetworkPolicies, Pausable, supporting
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
 from atoll.model import Capability
 from atoll.settings import Settings

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from atoll.cancellation import finish
-from atoll.engines.contract import Checkpointing, checkpointing
+from atoll.engines.checkpointing import Checkpointing
+from atoll.engines.contract import checkpointing
 from atoll.errors import ConflictError, EngineError, SandboxError
 from atoll.manager.capacity import Capacity
 from atoll.manager.context import ManagerContext

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from atoll.cancellation import finish
-from atoll.engines.contract import Checkpointing, Pausable, checkpointing
+from atoll.engines.checkpointing import Checkpointing
+from atoll.engines.contract import Pausable, checkpointing
 from atoll.errors import SandboxError, SandboxGoneError, UnsupportedError
 from atoll.manager.capacity import Capacity
 from atoll.manager.context import ManagerContext
