@@ -243,7 +243,7 @@ async def test_states_of_another_sandbox_are_not_there(native: LinuxEngine, sand
 
 
 async def test_an_engine_without_the_power_refuses(settings: Settings) -> None:
-    async with AsyncSandbox(engine="process", settings=settings) as sandbox:
+    async with AsyncSandbox(engine="bubblewrap", settings=settings) as sandbox:
         for call in (sandbox.checkpoint(), sandbox.fork(), sandbox.snapshot("x"), sandbox.restart()):
             with pytest.raises(UnsupportedError, match="cannot save the state"):
                 await call

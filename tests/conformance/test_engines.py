@@ -119,9 +119,9 @@ def test_the_process_engine_keeps_its_promises_to_a_user_without_rights(
     """The same suite in a process that is not root, as most people run it."""
     if os.geteuid() != 0:
         not_applicable("these tests do not run as root, so they are that user's already")
-    need_engine("process", session_settings)
+    need_engine("bubblewrap", session_settings)
     if (python := python_of_another_user()) is None:
         missing("another user can run no Python with these packages: they are in a home directory")
-    done = as_another_user(python, "-m", "atoll.conformance", "--engine", "process", *only)
+    done = as_another_user(python, "-m", "atoll.conformance", "--engine", "bubblewrap", *only)
     broken = done.stdout[done.stdout.find("BROKEN") :] if "BROKEN" in done.stdout else done.stdout[-500:]
     assert done.returncode == 0, f"{broken}\n{done.stderr[-2000:]}"

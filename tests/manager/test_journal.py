@@ -17,7 +17,7 @@ from atoll.model import SandboxSpec, State
 
 
 def record(number: int, **values: object) -> Record:
-    return Record(id=f"s{number}", engine="process", spec=SandboxSpec(), **values)  # type: ignore[arg-type]
+    return Record(id=f"s{number}", engine="bubblewrap", spec=SandboxSpec(), **values)  # type: ignore[arg-type]
 
 
 async def test_what_was_asked_for_is_written_in_order_also_for_those_who_left(tmp_path: Path) -> None:

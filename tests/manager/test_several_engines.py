@@ -119,7 +119,7 @@ async def test_an_engine_that_is_away_at_the_start_harms_only_its_own(
         not_applicable("it is the one that is away")
     monkeypatch.setitem(registry._ENGINES, "bubblewrap", f"{__name__}:AwayEngine")
     first = make_manager()
-    usual, special = await first.create_sandbox(), await first.create_sandbox(engine="process")
+    usual, special = await first.create_sandbox(), await first.create_sandbox(engine="bubblewrap")
     await first.cleanup(keep=True)
     monkeypatch.setattr(AwayEngine, "away", True)
     second = make_manager()

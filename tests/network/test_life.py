@@ -273,7 +273,7 @@ def test_docker_refuses_what_it_cannot_enforce(settings: Settings, docker_host: 
         ContainerLinks(settings, each).check(SandboxSpec(), found)
 
 
-@pytest.mark.parametrize("engine", ["process"])
+@pytest.mark.parametrize("engine", ["bubblewrap"])
 def test_an_engine_that_cannot_enforce_a_policy_refuses_it(settings: Settings, engine: str) -> None:
     for policy in ("all", {}, NAMES):
         with pytest.raises(UnsupportedError, match="cannot enforce network"):

@@ -58,7 +58,7 @@ async def test_it_serves_those_who_have_the_key(
     python = os.environ.get("ATOLL_TEST_OPENHANDS")
     if not python:
         not_applicable("ATOLL_TEST_OPENHANDS names no Python that has openhands-ai")
-    need_engine("process", session_settings)
+    need_engine("bubblewrap", session_settings)
     command = [*SERVER, "8000"]
     spec = SandboxSpecInfo(id="host", command=command, initial_env=VARIABLES, working_dir="/workspace")
     async with (

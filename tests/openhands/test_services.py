@@ -45,9 +45,9 @@ Make = Callable[..., ProcessSandboxService]
 async def manager(
     session_settings: Settings, session_folder: Path, need_engine: Callable[[str, Settings], None]
 ) -> AsyncIterator[SandboxManager]:
-    need_engine("process", session_settings)
+    need_engine("bubblewrap", session_settings)
     state = session_folder / "openhands-services"
-    async with SandboxManager(engine="process", settings=session_settings, state_dir=state) as manager:
+    async with SandboxManager(engine="bubblewrap", settings=session_settings, state_dir=state) as manager:
         yield manager
 
 

@@ -20,7 +20,7 @@ from server.running import start_server
 async def test_a_stream_goes_on_after_the_server_was_killed(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> None:
-    need_engine("process", session_settings)
+    need_engine("bubblewrap", session_settings)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

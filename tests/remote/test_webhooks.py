@@ -27,8 +27,8 @@ NEVER_S = "3600"
 def back(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> Iterator[RunningServer]:
-    need_engine("process", session_settings)
-    with running_server(session_folder / "told", "process", ATOLL_WEBHOOK_HOSTS="127.0.0.1") as running:
+    need_engine("bubblewrap", session_settings)
+    with running_server(session_folder / "told", "bubblewrap", ATOLL_WEBHOOK_HOSTS="127.0.0.1") as running:
         yield running
 
 

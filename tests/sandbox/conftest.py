@@ -9,7 +9,7 @@ import pytest
 from atoll import AsyncSandbox, Sandbox
 from atoll.settings import Settings
 
-ENGINE = "process"
+ENGINE = "bubblewrap"
 
 
 @pytest.fixture

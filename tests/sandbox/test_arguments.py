@@ -48,7 +48,7 @@ from atoll.settings import Settings
 def test_a_request_that_makes_no_sense_is_a_spec_error(arguments: dict[str, Any], says: str) -> None:
     for cls in (AsyncSandbox, Sandbox):
         with pytest.raises(SpecError, match=re.escape(says)) as caught:
-            cls(engine="process", **arguments)
+            cls(engine="bubblewrap", **arguments)
         assert isinstance(caught.value, ValueError)
         assert caught.value.code == "invalid_spec"
 
@@ -56,7 +56,7 @@ def test_a_request_that_makes_no_sense_is_a_spec_error(arguments: dict[str, Any]
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, -math.inf])
 async def test_impossible_timeouts_are_refused(timeout: float, sandbox: AsyncSandbox) -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
-        AsyncSandbox(engine="process", timeout=timeout)
+        AsyncSandbox(engine="bubblewrap", timeout=timeout)
     with pytest.raises(ValueError, match="more than 0 seconds"):
         await sandbox.exec("true", timeout=timeout)
     with pytest.raises(ValueError, match="more than 0 seconds"):
@@ -76,7 +76,7 @@ async def test_an_unknown_engine_names_those_that_are_known(settings: Settings) 
 
 async def test_an_unknown_image_says_what_there_is(settings: Settings) -> None:
     with pytest.raises(atoll.ImageNotFoundError) as caught:
-        await AsyncSandbox(engine="process", image="nothing", settings=settings).create()
+        await AsyncSandbox(engine="bubblewrap", image="nothing", settings=settings).create()
     assert caught.value.hint
     assert caught.value.code == "image_not_found"
 
@@ -87,18 +87,18 @@ async def test_a_missing_bubblewrap_is_told_with_the_remedy(
     monkeypatch.setenv("PATH", "/nonexistent")
     before = {path.name for path in settings.data_dir.glob("process/*")}
     with pytest.raises(atoll.EngineUnavailableError, match="bwrap") as caught:
-        await AsyncSandbox(engine="process", settings=settings).create()
+        await AsyncSandbox(engine="bubblewrap", settings=settings).create()
     assert "install bubblewrap" in (caught.value.hint or "")
     assert {path.name for path in settings.data_dir.glob("process/*")} <= before | {".base", ".users"}
 
 
 async def test_a_limit_that_cannot_be_kept_is_refused(settings: Settings) -> None:
     with pytest.raises(atoll.UnsupportedError, match="memory"):
-        await AsyncSandbox(engine="process", memory="512m", settings=settings).create()
+        await AsyncSandbox(engine="bubblewrap", memory="512m", settings=settings).create()
 
 
 async def test_before_create_it_says_what_to_do(settings: Settings) -> None:
-    sandbox = AsyncSandbox(engine="process", settings=settings)
+    sandbox = AsyncSandbox(engine="bubblewrap", settings=settings)
     for use in (sandbox.exec("true"), sandbox.run_command("true"), sandbox.read_file("x"), sandbox.inspect()):
         with pytest.raises(SandboxError, match="Sandbox not initialized") as caught:
             await use
@@ -126,19 +126,19 @@ def test_every_error_has_a_code_of_its_own() -> None:
 
 
 async def test_a_sandbox_that_is_forgotten_warns(settings: Settings) -> None:
-    sandbox = await AsyncSandbox(engine="process", settings=settings).create()
+    sandbox = await AsyncSandbox(engine="bubblewrap", settings=settings).create()
     sandbox_id = sandbox.id
     with pytest.warns(ResourceWarning, match=f"sandbox {sandbox_id} was not cleaned up"):  # noqa: PT031
         del sandbox
         gc.collect()
-    await (await AsyncSandbox.attach(sandbox_id, engine="process", settings=settings)).cleanup()
+    await (await AsyncSandbox.attach(sandbox_id, engine="bubblewrap", settings=settings)).cleanup()
 
 
 async def test_one_that_was_cleaned_up_or_let_go_does_not_warn(
     settings: Settings, recwarn: pytest.WarningsRecorder
 ) -> None:
-    async with AsyncSandbox(engine="process", settings=settings) as sandbox:
-        other = await AsyncSandbox.attach(sandbox.id, engine="process", settings=settings)
+    async with AsyncSandbox(engine="bubblewrap", settings=settings) as sandbox:
+        other = await AsyncSandbox.attach(sandbox.id, engine="bubblewrap", settings=settings)
         await other.detach()
     del sandbox, other
     gc.collect()

@@ -13,7 +13,7 @@ from atoll.sandbox.export import Export
 from atoll.settings import Settings
 from leftovers import leftovers
 
-ENGINE = "process"
+ENGINE = "bubblewrap"
 
 
 async def test_results_have_both_spellings_and_an_error_on_failure(sandbox: AsyncSandbox) -> None:

@@ -18,10 +18,10 @@ def test_a_signal_that_the_parent_ignores_ends_nothing(
     number: signal.Signals, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> None:
     """`nohup` ignores one for its program, and a script that starts a program with `&` the other."""
-    need_engine("process", session_settings)
+    need_engine("bubblewrap", session_settings)
     own = {"ATOLL_DATA_DIR": str(session_settings.data_dir), "ATOLL_RUN_DIR": str(session_settings.run_dir)}
     ignoring = ["sh", "-c", f'trap "" {number.name.removeprefix("SIG")}; exec "$@"', "sh"]
-    run = [sys.executable, "-m", "atoll.cli", "run", "--engine", "process", "--"]
+    run = [sys.executable, "-m", "atoll.cli", "run", "--engine", "bubblewrap", "--"]
     with subprocess.Popen(
         [*ignoring, *run, "sh", "-c", "echo up; read word; echo $word"],
         env={**os.environ, **own},

@@ -24,7 +24,7 @@ def settings_in(folder: object) -> Settings:
 
 
 async def test_the_next_sandbox_uses_the_same_engine(session_settings: Settings) -> None:
-    first, second = (AsyncSandbox(engine="process", settings=session_settings) for _ in range(2))
+    first, second = (AsyncSandbox(engine="bubblewrap", settings=session_settings) for _ in range(2))
     try:
         assert await first.access.engine() is await second.access.engine()
     finally:
@@ -33,7 +33,7 @@ async def test_the_next_sandbox_uses_the_same_engine(session_settings: Settings)
 
 
 async def test_it_is_closed_a_while_after_the_last_one(session_settings: Settings) -> None:
-    sandbox = AsyncSandbox(engine="process", settings=session_settings)
+    sandbox = AsyncSandbox(engine="bubblewrap", settings=session_settings)
     engine = await sandbox.access.engine()
     held = sandbox.access.choice.lease
     assert held is not None
@@ -48,7 +48,7 @@ async def test_it_is_closed_a_while_after_the_last_one(session_settings: Setting
     async with asyncio.timeout(10):
         await closed.wait()
     assert held.users == 0
-    other = AsyncSandbox(engine="process", settings=session_settings)
+    other = AsyncSandbox(engine="bubblewrap", settings=session_settings)
     assert await other.access.engine() is not engine
     await other.cleanup()
 
@@ -57,7 +57,7 @@ def test_an_event_loop_that_ends_closes_it(session_settings: Settings) -> None:
     closed = []
 
     async def use() -> None:
-        engine = (await leases.acquire("process", session_settings)).engine
+        engine = (await leases.acquire("bubblewrap", session_settings)).engine
 
         async def note() -> None:
             closed.append(asyncio.get_running_loop())

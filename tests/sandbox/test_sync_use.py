@@ -72,7 +72,7 @@ def test_many_threads_share_one_sandbox(sync_sandbox: Sandbox) -> None:
 
 def test_each_thread_has_a_sandbox_of_its_own(settings: Settings) -> None:
     def work(number: int) -> str:
-        with Sandbox(engine="process", settings=settings) as sandbox:
+        with Sandbox(engine="bubblewrap", settings=settings) as sandbox:
             sandbox.write_file("number", str(number))
             return sandbox.exec("cat number").stdout
 
@@ -83,7 +83,7 @@ def test_each_thread_has_a_sandbox_of_its_own(settings: Settings) -> None:
 async def test_it_works_where_an_event_loop_runs_already(settings: Settings) -> None:
     """As in a notebook, whose cells run inside a loop."""
     assert asyncio.get_running_loop().is_running()
-    with Sandbox(engine="process", settings=settings) as sandbox:
+    with Sandbox(engine="bubblewrap", settings=settings) as sandbox:
         assert sandbox.exec("echo ok").stdout == "ok\n"
         assert sandbox.run_command("echo shell") == "shell"
 
@@ -94,11 +94,11 @@ def test_it_works_in_a_forked_child(settings: Settings) -> None:
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from atoll import Sandbox
-with Sandbox(engine="process") as sandbox:
+with Sandbox(engine="bubblewrap") as sandbox:
     print(sandbox.exec("echo parent").stdout, end="", flush=True)
 pid = os.fork()
 if pid == 0:
-    with Sandbox(engine="process") as sandbox:
+    with Sandbox(engine="bubblewrap") as sandbox:
         print(sandbox.exec("echo child").stdout, end="", flush=True)
     os._exit(0)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -112,7 +112,7 @@ def test_ctrl_c_kills_the_command_and_cleans_up(settings: Settings) -> None:
     script = f"""
 from atoll import Sandbox
 try:
-    with Sandbox(engine="process") as sandbox:
+    with Sandbox(engine="bubblewrap") as sandbox:
         print(sandbox.id, flush=True)
         sandbox.exec("sleep {mark}", on_stdout=print)
 except KeyboardInterrupt:
@@ -136,7 +136,7 @@ except KeyboardInterrupt:
 
 
 def test_a_timeout_and_an_end_are_raised_here_too(settings: Settings) -> None:
-    with Sandbox(engine="process", settings=settings) as sandbox:
+    with Sandbox(engine="bubblewrap", settings=settings) as sandbox:
         with pytest.raises(SandboxTimeoutError, match=r"timed out after 0\.2 seconds"):
             sandbox.run_command("sleep 100", 0.2)
         assert sandbox.exec("sleep 100", timeout=0.2).cause is Cause.TIMEOUT

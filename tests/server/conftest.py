@@ -12,7 +12,7 @@ import pytest
 from atoll.settings import Settings
 from server.running import RunningServer, running_server
 
-ENGINE = "process"
+ENGINE = "bubblewrap"
 
 
 @dataclass(frozen=True)

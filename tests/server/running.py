@@ -53,7 +53,7 @@ class RunningServer:
 
 
 def launch(
-    folder: Path, engine: str = "process", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+    folder: Path, engine: str = "bubblewrap", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
 ) -> subprocess.Popen[str]:
     """Returns at once. Its messages go to the file `log`. `module` is what is run instead of the command line."""
     folder.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def launch(
 
 
 def start_server(
-    folder: Path, engine: str = "process", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+    folder: Path, engine: str = "bubblewrap", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
 ) -> RunningServer:
     """Returns when it listens."""
     process = launch(folder, engine, port, module=module, **variables)
@@ -107,7 +107,7 @@ def everything(client: httpx.Client, limit: int = 100) -> list[dict[str, Any]]:
 
 @contextmanager
 def running_server(
-    folder: Path, engine: str = "process", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+    folder: Path, engine: str = "bubblewrap", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
 ) -> Iterator[RunningServer]:
     server = start_server(folder, engine, port, module=module, **variables)
     try:

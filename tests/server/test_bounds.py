@@ -23,9 +23,9 @@ def small(
     need_engine: Callable[[str, Settings], None],
 ) -> Iterator[RunningServer]:
     """A server that remembers little."""
-    need_engine("process", session_settings)
+    need_engine("bubblewrap", session_settings)
     variables = {"ATOLL_MAX_SPECS": "3", "ATOLL_MAX_KEYS": "4", "ATOLL_MAX_ENDED_RECORDS": "5"}
-    with running_server(session_folder / "small", "process", **variables) as server:
+    with running_server(session_folder / "small", "bubblewrap", **variables) as server:
         yield server
 
 

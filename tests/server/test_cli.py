@@ -119,4 +119,4 @@ async def test_a_wrong_server_or_key_is_said(server: RunningServer) -> None:
     with pytest.raises(EngineUnavailableError, match="not the URL"):
         await AsyncSandbox(server="nonsense", api_key="k").create()
     with pytest.raises(SpecError, match="either"):
-        AsyncSandbox(server=server.url, engine="process")
+        AsyncSandbox(server=server.url, engine="bubblewrap")

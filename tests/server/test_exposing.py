@@ -148,7 +148,7 @@ def test_the_sdk_lists_ports_and_gives_links(
 
 
 async def test_without_a_server_there_are_ports_but_no_links(session_settings: Any) -> None:
-    async with AsyncSandbox(engine="process", settings=session_settings, ports={"WEB": 8000}) as sandbox:
+    async with AsyncSandbox(engine="bubblewrap", settings=session_settings, ports={"WEB": 8000}) as sandbox:
         assert (await sandbox.exec("echo $WEB")).stdout == "8000\n"
         assert await sandbox.ports() == []
         with pytest.raises(UnsupportedError, match="server"):

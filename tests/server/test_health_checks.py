@@ -96,13 +96,13 @@ def test_a_fork_has_ports_and_a_callback_of_its_own_and_no_check(api: httpx.Clie
 
 def test_ports_and_checks_survive_a_server_that_is_killed(session_folder: Path) -> None:
     folder = session_folder / "killed-while-starting"
-    first = start_server(folder, "process")
+    first = start_server(folder, "bubblewrap")
     with first.client() as client:
         info = start(client, health={"port": 8000, "grace_s": 600})
         client.post(f"/sandboxes/{info['id']}/ports", json={"name": "WEB", "port": 8000}).raise_for_status()
     first.stop(signal.SIGKILL)
     first.close()
-    with running_server(folder, "process") as second, second.client() as client:
+    with running_server(folder, "bubblewrap") as second, second.client() as client:
         assert state(client, info["id"])["status"] == "STARTING"
         launch(client, info["id"], WEB, "8000")
         until(lambda: state(client, info["id"])["status"] == "RUNNING")

@@ -24,7 +24,7 @@ from server.running import RunningServer, everything, launch, start_server
 KILLS = int(os.environ.get("ATOLL_KILLS", "12"))
 CLIENTS = 8
 STREAMS = 4
-ENGINE = os.environ.get("ATOLL_KILL_ENGINE", "process")
+ENGINE = os.environ.get("ATOLL_KILL_ENGINE", "bubblewrap")
 PATIENCE_S = 60.0
 
 

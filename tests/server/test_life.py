@@ -82,7 +82,7 @@ def test_what_keeps_a_server_from_starting_is_a_message(server: RunningServer, t
     nowhere = {**elsewhere, "ATOLL_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}
     for variables, said in ((state, "another manager"), (nowhere, "the database cannot be used")):
         environment = {**os.environ, "ATOLL_RUN_DIR": str(tmp_path / "r"), **variables}
-        command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "serve", "--engine", "process", "--port", "0"]
+        command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "serve", "--engine", "bubblewrap", "--port", "0"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
         assert done.returncode == 125
         assert said in done.stderr

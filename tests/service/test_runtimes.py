@@ -33,7 +33,7 @@ def wanted(session_id: str = "s", **more: Any) -> RuntimeStart:
 
 @pytest_asyncio.fixture
 async def made(session_settings: Settings, tmp_path: Path, need_engine: NeedEngine) -> AsyncIterator[Services]:
-    need_engine("process", session_settings)
+    need_engine("bubblewrap", session_settings)
     settings = ServerSettings.model_validate({"state_dir": tmp_path, "engine": "process"})
     async with services(settings, session_settings) as made:
         yield made

@@ -14,7 +14,7 @@ from atoll.model import SandboxSpec
 def record(sandbox_id: str = "x", boot: str | None = None) -> Record:
     return Record(
         sandbox_id=sandbox_id,
-        engine="process",
+        engine="bubblewrap",
         installation="i",
         spec=SandboxSpec.of(env={"A": "ü"}, volumes=[{"host": "/a", "path": "/b"}], limits={"open_files": 99}),
         created_at=1.5,
