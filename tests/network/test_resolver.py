@@ -90,3 +90,24 @@ async def test_a_name_that_cannot_be_resolved_fails_every_time(member: Member, t
                 await resolver.allowed(member, NAME, 443)
     assert len(asked) < 6, "the control: the failure was remembered"
     assert read_refusals(tmp_path / "log") == []
+
+
+async def test_an_answer_by_tcp_that_is_cut_short_is_none(member: Member) -> None:
+    """At every length. The next server is asked."""
+    question = dns.write_question(7, NAME, dns.A)
+    whole = len(answered(question, 0, "203.0.113.66"))
+
+    def truncated(question: bytes) -> bytes:
+        return answered(question, 0x200)
+
+    async with server(lambda question: answered(question, 0, "203.0.113.10"), truncated) as good:
+        for length in range(whole):
+
+            def cut(question: bytes, length: int = length) -> bytes:
+                return answered(question, 0, "203.0.113.66")[:length]
+
+            async with server(truncated, cut) as bad:
+                answer = await Resolver([bad, good]).answer(member, question)
+            assert answer is not None
+            found = dns.read_answer(answer, 7, NAME, dns.A)
+            assert [str(each) for each in found.addresses] == ["203.0.113.10"]

@@ -134,7 +134,7 @@ class Resolver:
             async with asyncio.timeout(_TRY_S):
                 while True:
                     message = await loop.sock_recv(asked, 4096)
-                    with contextlib.suppress(BadMessageError, struct.error):
+                    with contextlib.suppress(BadMessageError):
                         answer = dns.read_answer(message, number, name, dns.A)
                         break
         return await self._ask_by_stream(server, name) if answer.truncated else answer
@@ -148,7 +148,7 @@ class Resolver:
                 writer.write(struct.pack("!H", len(question)) + question)
                 (length,) = struct.unpack("!H", await reader.readexactly(2))
                 message = await reader.readexactly(length)
-            except (asyncio.IncompleteReadError, struct.error) as error:
+            except asyncio.IncompleteReadError as error:
                 raise BadMessageError("it is cut short") from error
             finally:
                 writer.close()
