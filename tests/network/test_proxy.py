@@ -140,6 +140,17 @@ def test_uploads_and_websockets_pass(named: Sandbox) -> None:
     assert "403 Forbidden" in found
 
 
+@pytest.mark.parametrize("framing", ["Content-Length: 5", "Transfer-Encoding: chunked"])
+def test_nothing_of_an_upgrade_with_a_body_is_sent(internet: Internet, named: Sandbox, framing: str) -> None:
+    seen, _ = internet.mark()
+    head = "GET /no HTTP/1.1\\r\\nHost: allowed.test\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n"
+    found = run(named, f"connect('{WEB}', 80, b'{head}{framing}\\r\\n\\r\\n5\\r\\nhello\\r\\n0\\r\\n\\r\\n')")
+    assert found.startswith("HTTP/1.1 400")
+    assert "an upgrade must not have a body" in found
+    assert run(named, f"connect('{WEB}', 80, get('allowed.test', '/after'))").startswith("HTTP/1.1 200")
+    assert [each["line"] for each in internet.seen(seen) if each["kind"] == "http"] == ["GET /after HTTP/1.1"]
+
+
 def test_tls_goes_by_its_server_name(internet: Internet, named: Sandbox) -> None:
     seen, packets = internet.mark()
     control = named.exec("curl -sSk -m 20 --http1.1 https://allowed.test/")
