@@ -140,6 +140,18 @@ def test_what_comes_from_the_image_is_changed_too(tmp_path: Path) -> None:
 
 
 @needs("root")
+@pytest.mark.parametrize("value", [b"n", b"x", b""])
+def test_a_directory_that_only_looks_opaque_hides_nothing_of_the_image(tmp_path: Path, value: bytes) -> None:
+    below, layer = tmp_path / "below", tmp_path / "layer"
+    for root in (below, layer):
+        (root / "etc").mkdir(parents=True)
+    (below / "etc/machine-id").write_text(MACHINE_ID)
+    os.setxattr(layer / "etc", "user.overlay.opaque", value)
+    freshen(layer, below, "one", own=False)
+    assert (layer / "etc/machine-id").read_text() not in ("", MACHINE_ID)
+
+
+@needs("root")
 def test_a_hostile_layer_leads_nowhere(tmp_path: Path) -> None:
     below, outside = tmp_path / "below", tmp_path / "outside"
     for folder in (below, outside):

@@ -99,6 +99,45 @@ async def test_killed_at_any_moment(settings: Settings, kills: int) -> None:
     await emptied(NativeEngine(settings))
 
 
+_IMPORTER = """
+import sys
+from pathlib import Path
+from atoll.engines.linux.native_engine import NativeEngine
+from atoll.settings import Settings
+
+def fill(layer):
+    (layer / "upper" / "file").write_text("half")
+    print("up", flush=True)
+    sys.stdin.read()
+
+engine = NativeEngine(Settings(Path(sys.argv[1]), Path(sys.argv[2])))
+with engine._storage.new_id() as saved_id:
+    engine.layout.layers.make_saved(saved_id, fill)
+"""
+
+
+async def test_what_an_import_had_unpacked_is_removed_once_it_was_killed(settings: Settings) -> None:
+    engine = engine_named("native", settings)
+    sandbox = await AsyncSandbox(engine=engine, settings=settings).create()
+    with engine.layout.layers.looking(sandbox.id, saved=False) as layer:
+        saved = layer.parent.parent / "saved"
+    maker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _IMPORTER, str(settings.data_dir), str(settings.run_dir)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert maker.stdout is not None
+    assert await maker.stdout.readline() == b"up\n"
+    await engine.gc()
+    assert [path.read_text() for path in saved.glob("*/upper/file")] == ["half"], "it is still being made"
+    maker.kill()
+    await maker.communicate()
+    await engine.gc()
+    assert list(saved.iterdir()) == []
+    await sandbox.cleanup()
+    await emptied(engine)
+
+
 _SAVER = """
 import asyncio, sys
 from pathlib import Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.oci_engine import OciEngine
+from atoll.engines.linux.runtimes import oci_runtimes
 from atoll.errors import EngineError, ImageError, SandboxResourceError, SpecError, UnsupportedError
 from atoll.guest.socket_tables import established
 from atoll.model import State
@@ -235,3 +237,51 @@ async def test_processes_go_on_from_a_snapshot_also_elsewhere(
             await other.import_snapshot(tmp_path / "forged", f"forged{number}", memory=True)
     assert {each.name for each in await other.snapshots()} == {"trusted", "strange"}
     await emptied(other)
+
+
+@pytest.mark.timeout(180)
+async def test_an_exported_memory_names_the_version_that_saved_it(
+    gvisor: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever version is installed by then, also if that was so before the memory was saved."""
+    runsc, saved_by = (
+        oci_runtimes.find("gvisor", gvisor.layout.settings.data_dir).program,
+        gvisor._memory_format.version(),
+    )
+    newer = tmp_path / "runsc"
+    newer.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo runsc version newer; exit; fi\nexec {runsc} "$@"\n'
+    )
+    newer.chmod(0o755)
+    async with sandbox_on(gvisor) as sandbox:
+        await sandbox.snapshot("before", memory=True)
+        with monkeypatch.context() as upgrade:
+            upgrade.setenv("ATOLL_RUNSC", str(newer))
+            await sandbox.snapshot("after", await sandbox.checkpoint(memory=True), memory=True)
+            for name in ("before", "after"):
+                await gvisor.export_snapshot(name, tmp_path / name)
+                header = json.loads((tmp_path / name).read_bytes().partition(b"\n")[0])
+                assert header["memory"]["version"] == saved_by
+                with pytest.raises(ImageError, match="this machine has 'runsc version newer'"):
+                    await gvisor.import_snapshot(tmp_path / name, "moved", memory=True)
+    assert (await gvisor.import_snapshot(tmp_path / "after", "moved", memory=True)).memory
+    await gvisor.export_snapshot("moved", tmp_path / "again")
+    assert json.loads((tmp_path / "again").read_bytes().partition(b"\n")[0])["memory"]["version"] == saved_by
+
+
+@pytest.mark.timeout(120)
+async def test_a_memory_of_an_unknown_version_is_not_exported(
+    gvisor: LinuxEngine, sandbox_on: MakeSandbox, tmp_path: Path
+) -> None:
+    """As one that an earlier version of Atoll saved. It can still be used here, and a snapshot of that be exported."""
+    async with sandbox_on(gvisor) as sandbox:
+        await sandbox.snapshot("old", memory=True)
+    saved = gvisor._snapshots.named("snapshot:old")
+    (gvisor.layout.memory(saved.id) / "version").unlink()
+    with pytest.raises(EngineError, match="which version of gVisor"):
+        await gvisor.export_snapshot("old", tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+    async with sandbox_on(gvisor, image="snapshot:old") as restored:
+        await restored.snapshot("new", memory=True)
+    await gvisor.export_snapshot("new", tmp_path / "file")
+    assert (await gvisor.import_snapshot(tmp_path / "file", "moved", memory=True)).memory

@@ -7,7 +7,7 @@ import pytest
 from atoll import Sandbox
 from needs import not_applicable
 from network import world
-from network.attacks import run
+from network.attacks import PRELUDE, run
 from network.conftest import Kind, Make
 from network.internet import Internet
 from network.test_isolation import destinations, names_asked, web_requests
@@ -140,6 +140,17 @@ def test_uploads_and_websockets_pass(named: Sandbox) -> None:
     assert "403 Forbidden" in found
 
 
+@pytest.mark.parametrize("framing", ["Content-Length: 5", "Transfer-Encoding: chunked"])
+def test_nothing_of_an_upgrade_with_a_body_is_sent(internet: Internet, named: Sandbox, framing: str) -> None:
+    seen, _ = internet.mark()
+    head = "GET /no HTTP/1.1\\r\\nHost: allowed.test\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n"
+    found = run(named, f"connect('{WEB}', 80, b'{head}{framing}\\r\\n\\r\\n5\\r\\nhello\\r\\n0\\r\\n\\r\\n')")
+    assert found.startswith("HTTP/1.1 400")
+    assert "an upgrade must not have a body" in found
+    assert run(named, f"connect('{WEB}', 80, get('allowed.test', '/after'))").startswith("HTTP/1.1 200")
+    assert [each["line"] for each in internet.seen(seen) if each["kind"] == "http"] == ["GET /after HTTP/1.1"]
+
+
 def test_tls_goes_by_its_server_name(internet: Internet, named: Sandbox) -> None:
     seen, packets = internet.mark()
     control = named.exec("curl -sSk -m 20 --http1.1 https://allowed.test/")
@@ -269,6 +280,22 @@ def test_idle_connections_of_one_do_not_stop_another(make: Make, kind: Kind, nam
     assert '"at": "WEB"' in named.exec("curl -sS -m 20 http://allowed.test/").stdout
     assert any("connections at once" in each.rule for each in greedy.network_log())
     command.kill()
+
+
+def test_questions_count_with_the_connections_of_their_sandbox(make: Make, kind: Kind, named: Sandbox) -> None:
+    if kind["engine"] != "native":
+        not_applicable("decided by the gateway alone: the same for every engine")
+    greedy = make(kind, {"allowed_domains": ["allowed.test"]})
+    lines = (
+        "ask = lambda: datagram('203.0.113.66', 53, question('allowed.test'))",
+        "held = [socket.create_connection(('203.0.113.66', 53)) for _ in range(1024)]",
+        "while not ask().startswith('error'): pass",
+        "for each in held: each.close()",
+        "while ask().startswith('error'): pass",
+    )
+    found = greedy.exec(["python3", "-c", "\n".join((PRELUDE, *lines))])
+    assert found.success, found.stderr
+    assert "allowed" in run(named, f"datagram('{EVIL}', 53, question('allowed.test'), 15)")
 
 
 def test_a_refusal_says_who(make: Make, kind: Kind) -> None:

@@ -125,14 +125,16 @@ class BtrfsLayers:
         checked(saved_id)
         if self._pool.exists():
             with self._pool.opened() as directory:
-                self._remove(self._saved / saved_id)
+                for path in (self._saved / saved_id, *self._saved.glob(f".{saved_id}.*")):
+                    self._remove(path)
                 btrfs.free_soon(directory)
 
     def list_saved(self) -> list[str]:
         if not self._pool.exists():
             return []
         with self._pool.opened():
-            return names_in(self._saved)
+            drafts = {path.name.split(".")[1] for path in self._saved.glob(".*.*")}
+            return sorted(drafts.union(names_in(self._saved)))
 
     @contextmanager
     def looking(self, name: str, *, saved: bool) -> Iterator[Path]:

@@ -77,7 +77,8 @@ class Layers(Protocol):
     def delete_saved(self, saved_id: str) -> None:
         """Delete a saved state. Layers made from it are not affected. May be repeated."""
 
-    def list_saved(self) -> list[str]: ...
+    def list_saved(self) -> list[str]:
+        """Return the ids of all saved states, also of those that `make_saved` has begun and not finished."""
 
     def looking(self, name: str, *, saved: bool) -> AbstractContextManager[Path]:
         """Provide the directory of a layer or a saved state for reading, while the context lasts."""

@@ -142,7 +142,7 @@ class CheckpointOperations(abc.ABC):
 
     async def export_snapshot(self, name: str, file: Path) -> None:
         saved = await workers.run(workers.ENGINE, self._snapshots.named, name)
-        await self._snapshots.export(saved, file, self._memory_format)
+        await self._snapshots.export(saved, file)
 
     async def import_snapshot(
         self, file: Path, name: str, *, most_bytes: int | None = None, memory: bool = False

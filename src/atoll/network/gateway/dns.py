@@ -82,6 +82,8 @@ def read_answer(message: bytes, number: int, name: str, kind: int) -> Answer:
     if found != number or not flags & 0x8000 or questions != 1:
         raise BadMessageError("it answers something else")
     asked, at = _name(message, 12)
+    if at + 4 > len(message):
+        raise BadMessageError("it is cut short")
     if asked != name or struct.unpack_from("!HH", message, at) != (kind, _IN):
         raise BadMessageError("it answers something else")
     if flags & 0x200:

@@ -144,10 +144,10 @@ class Requests:
     async def _upgraded(self, request: Request) -> bool:
         """Send a WebSocket upgrade. If the server accepts it, relay everything that follows unread and return True at
         the end. Otherwise return False: it was an ordinary request."""
-        far, near = self._far(), self._flow.near
-        await self._loop.sock_sendall(far, request.write(keep_upgrade=True))
         if request.length or request.chunked:
             raise self._refused("an upgrade must not have a body", self._host, "400 Bad Request")
+        far, near = self._far(), self._flow.near
+        await self._loop.sock_sendall(far, request.write(keep_upgrade=True))
         head = b""
         async with asyncio.timeout(_IDLE_S):
             while b"\r\n\r\n" not in head:

@@ -43,12 +43,12 @@ from atoll.network.link.netlink import Links
 from atoll.network.link.router import Listeners
 
 _LINGER_S = 5.0
-_LOOK_S = 10.0
 _MAX_REQUEST = 256 * 1024
 _MAX_RESTART_PAUSE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _NICE = -10
-_MAX_DNS_TASKS = 1000
+_MAX_PENDING = 2 * MAX_CONNECTIONS
+"""The maximum number of connections and DNS questions of one sandbox that are being served."""
 
 
 class Worker:
@@ -107,7 +107,7 @@ class Worker:
                 return
             connection.setblocking(False)
             member = self._find(source[0])
-            if member is None or member.pending >= 2 * MAX_CONNECTIONS:
+            if member is None or member.pending >= _MAX_PENDING:
                 reset(connection)
                 continue
             member.pending += 1
@@ -129,8 +129,9 @@ class Worker:
             except OSError:
                 return
             member = self._find(source[0])
-            if member is not None and target is not None and len(self._tasks) < _MAX_DNS_TASKS + 65_536:
-                self._start(self._answer(member, message, source, target))
+            if member is not None and target is not None and member.pending < _MAX_PENDING:
+                member.pending += 1
+                self._start(_counted(member, self._answer(member, message, source, target)))
 
     async def _answer(self, member: Member, message: bytes, source: tuple[str, int], target: tuple[str, int]) -> None:
         answer = await self._resolver.answer(member, message, source)
@@ -260,7 +261,7 @@ class Worker:
     async def _look(self) -> None:
         """Forget members whose link has vanished with their sandbox, and end the gateway after the last one."""
         while True:
-            await asyncio.sleep(min(_LINGER_S, _LOOK_S))
+            await asyncio.sleep(_LINGER_S)
             async with self._turn:  # a member that is being attached has no link yet
                 for member in list(self._members.by_id.values()):
                     if not self._has_link(member.slot):

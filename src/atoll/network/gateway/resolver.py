@@ -46,6 +46,12 @@ class Resolver:
     async def lookup(self, name: str) -> Answer:
         """Look up a normalized name. Concurrent lookups of the same name share one question. Raises
         LookupFailedError."""
+        answer = await self._answer_to(name)
+        if answer.code:
+            raise LookupFailedError(answer.code)
+        return answer
+
+    async def _answer_to(self, name: str) -> Answer:
         cached = self._cache.get(name)
         if cached is not None and cached[0] > time.monotonic():
             return cached[1]
@@ -54,10 +60,7 @@ class Resolver:
             task = asyncio.create_task(self._ask(name), name=f"lookup {name}")
             self._running[name] = task
             task.add_done_callback(lambda _: self._running.pop(name, None))
-        answer = await asyncio.shield(task)
-        if answer.code:
-            raise LookupFailedError(answer.code)
-        return answer
+        return await asyncio.shield(task)
 
     async def allowed(self, member: Member, name: str, port: int | None) -> tuple[Address, ...]:
         """Return the addresses of a name. Raises PermissionError if the sandbox may not reach one of them, and
@@ -131,7 +134,7 @@ class Resolver:
             async with asyncio.timeout(_TRY_S):
                 while True:
                     message = await loop.sock_recv(asked, 4096)
-                    with contextlib.suppress(BadMessageError, struct.error):
+                    with contextlib.suppress(BadMessageError):
                         answer = dns.read_answer(message, number, name, dns.A)
                         break
         return await self._ask_by_stream(server, name) if answer.truncated else answer
@@ -145,7 +148,7 @@ class Resolver:
                 writer.write(struct.pack("!H", len(question)) + question)
                 (length,) = struct.unpack("!H", await reader.readexactly(2))
                 message = await reader.readexactly(length)
-            except (asyncio.IncompleteReadError, struct.error) as error:
+            except asyncio.IncompleteReadError as error:
                 raise BadMessageError("it is cut short") from error
             finally:
                 writer.close()

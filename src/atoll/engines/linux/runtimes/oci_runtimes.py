@@ -94,12 +94,16 @@ class GvisorMemory:
         return "runsc"
 
     def version(self) -> str:
-        program = find("gvisor", self.data_dir).program
-        try:
-            done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise EngineUnavailableError(f"'{program}' does not work: {error}") from error
-        return done.stdout.partition("\n")[0].strip()[:200]
+        return version_of(find("gvisor", self.data_dir).program)
+
+
+def version_of(program: Path) -> str:
+    """Return the first line that an OCI runtime prints about its version. Blocks. Raises EngineUnavailableError."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineUnavailableError(f"'{program}' does not work: {error}") from error
+    return done.stdout.partition("\n")[0].strip()[:200]
 
 
 def last_error(log: Path) -> str:

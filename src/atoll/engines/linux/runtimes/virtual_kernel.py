@@ -34,6 +34,7 @@ from atoll.engines.linux.runtimes.runtime_call import (
     memory_file,
     seccomp_filter,
 )
+from atoll.engines.linux.states.snapshot_file import VERSION_NOTE
 from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError
 from atoll.images import Image
 from atoll.waiting import Deadline
@@ -156,6 +157,15 @@ class VirtualKernelLauncher:
     async def dump(self, sandbox_id: str, target: Path, deadline: Deadline) -> None:
         await self._call.ask(sandbox_id, *_DUMP, "--image-path", str(target), deadline=deadline)
         note_agent_copy(self._layout, sandbox_id, target)
+        await workers.run(workers.ENGINE, self._note_version, sandbox_id, target)
+
+    def _note_version(self, sandbox_id: str, target: Path) -> None:
+        """Record the version that the sandbox runs on. By now another one may be installed."""
+        record = self._layout.records.read(sandbox_id)
+        assert record is not None
+        assert record.init is not None
+        version = oci_runtimes.version_of(Path(f"/proc/{record.init.pid}/exe"))
+        (target / VERSION_NOTE).write_text(version)
 
     def _note(self, sandbox_id: str) -> Path:
         return self._layout.run(sandbox_id) / _NOTE

@@ -12,11 +12,11 @@ import stat
 from pathlib import Path
 
 from atoll.archive.root import Root
+from atoll.engines.linux.states.overlay_diff import is_opaque
 
 _SEEDS = ("var/lib/systemd/random-seed", "var/lib/urandom/random-seed")
 _MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
 _KEYS = "etc/ssh"
-_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 
 
 def freshen(root: Path, below: Path, sandbox_id: str, *, own: bool) -> None:
@@ -79,8 +79,7 @@ class _Both:
         return self._layer.lstat(parts) is None and self._is_file(self._lower, path)
 
     def _is_opaque(self, parts: tuple[bytes, ...]) -> bool:
-        fd = self._layer.directory(parts)
-        return any(name in os.listxattr(fd) for name in _OPAQUE)
+        return is_opaque(self._layer.directory(parts[:-1]), os.fsdecode(parts[-1]))
 
     def _make_parents(self, path: str) -> None:
         parts = _parts(path)

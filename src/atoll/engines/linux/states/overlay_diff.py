@@ -158,16 +158,17 @@ def scan(root: Path) -> Iterator[tuple[str, Entry]]:
             if length > MAX_NAMES:
                 raise OverflowError(f"the paths of the files that were written are longer than {MAX_NAMES:,} bytes")
             whiteout = stat.S_ISCHR(found.info.st_mode) and found.info.st_rdev == 0
-            opaque = found.is_directory and _is_opaque(f"/proc/self/fd/{found.parent}/{found.name}")
+            opaque = found.is_directory and is_opaque(found.parent, found.name)
             yield os.fsdecode(found.path), Entry(found.info, whiteout, opaque)
     finally:
         os.close(fd)
 
 
-def _is_opaque(directory: str) -> bool:
-    for name in _OPAQUE:
+def is_opaque(parent: int, name: str) -> bool:
+    """Return whether a directory of a layer, given by its open parent and its name, hides the image's directory."""
+    for attribute in _OPAQUE:
         with contextlib.suppress(OSError):
-            if os.getxattr(directory, name, follow_symlinks=False) == b"y":
+            if os.getxattr(f"/proc/self/fd/{parent}/{name}", attribute, follow_symlinks=False) == b"y":
                 return True
     return False
 

@@ -44,6 +44,9 @@ _FORMAT, _VERSION, _WITH_MEMORY = "atoll-snapshot", 1, 2
 _MEMORY_FILES = ("checkpoint.img", "pages.img", "pages_meta.img")
 _MAX_HEADER_BYTES = 8 << 20
 """The maximum length of the JSON line of a file. Parsed, it takes many times its length in memory."""
+VERSION_NOTE = "version"
+"""The file beside the memory files that names the version of the program that saved them. Earlier versions of Atoll
+wrote none."""
 _BLOCK = 1 << 20
 _OPAQUE = "user.overlay.opaque"
 _ENTRY_BYTES = 512
@@ -70,7 +73,18 @@ class MemoryFormat(Protocol):
 class Memory:
     directory: Path
     version: str
-    """See `MemoryFormat.version`."""
+    """The version of the program that saved it."""
+
+    @classmethod
+    def saved_in(cls, directory: Path) -> Memory:
+        """Raises EngineError if it is not known which version saved the memory."""
+        try:
+            return cls(directory, (directory / VERSION_NOTE).read_text())
+        except FileNotFoundError:
+            raise EngineError(
+                "it is not known which version of gVisor saved the memory, because an earlier version of Atoll made it",
+                hint="Start a sandbox from the snapshot, and make and export a snapshot of that sandbox.",
+            ) from None
 
     def files(self) -> list[tuple[str, int]]:
         """Return the names and sizes of the memory files, without files that are useful only on this machine."""
@@ -194,6 +208,7 @@ class SnapshotFile:
         if sum(size for _, size in self._memory) > self._budget.limits.total_bytes:
             raise ImageError(f"the memory in the snapshot has more than {self._budget.limits.total_bytes:,} bytes")
         directory.mkdir(mode=0o700, parents=True)
+        (directory / VERSION_NOTE).write_text(version)
         self._content.seek(self._start)
         for name, left in self._memory:
             with open(directory / name, "xb") as target:

@@ -49,8 +49,8 @@ class Snapshots:
         if saved is not None:
             await finish(workers.run(workers.ENGINE, self._storage.delete, saved.id))
 
-    async def export(self, saved: SavedState, file: Path, memory_format: MemoryFormat) -> None:
-        await finish(workers.run(workers.TRANSFER, self._export, saved, file, memory_format))
+    async def export(self, saved: SavedState, file: Path) -> None:
+        await finish(workers.run(workers.TRANSFER, self._export, saved, file))
 
     async def take_in(
         self, file: Path, name: str, most_bytes: int | None = None, memory_format: MemoryFormat | None = None
@@ -76,8 +76,8 @@ class Snapshots:
             base = source.base if source is not None else self._storage.base_of(record)
             return self._write(saved_id, name, record.sandbox_id, size_bytes, base, record.runtime if memory else "")
 
-    def _export(self, saved: SavedState, file: Path, memory_format: MemoryFormat) -> None:
-        memory = snapshot_file.Memory(self._layout.memory(saved.id), memory_format.version()) if saved.memory else None
+    def _export(self, saved: SavedState, file: Path) -> None:
+        memory = snapshot_file.Memory.saved_in(self._layout.memory(saved.id)) if saved.memory else None
         snapshot_file.write(self._layout.layers, saved, file, memory)
 
     def _take_in(self, file: Path, name: str, most_bytes: int | None, memory_format: MemoryFormat | None) -> SavedState:
