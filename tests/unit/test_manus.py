@@ -77,10 +77,10 @@ def test_limits_are_the_same_wherever_they_are_written(values: dict[str, Any]) -
         ({"allowOutbound": True, "network": "all"}, "'allow_outbound' and 'network' both set", "Give only one."),
         ({"allowOutbound": True, "network": {"allow_outbound": True}}, "'allow_outbound' is given twice", "one of"),
         ({"memroy": "1g"}, "'memroy' is not a known name of a sandbox", "Did you mean 'memory'?"),
-        ({"allowDomains": ["a.example"]}, "'allowDomains' is not known", "Did you mean 'allowed_domains'?"),
+        ({"allowDomains": ["a.example"]}, "'allowDomains' is not an option", "Did you mean 'allowed_domains'?"),
         ({"resources": {"memmory": "1g"}}, "'memmory' is not a known name of resources", "Did you mean 'memory'?"),
-        ({"engin": "native"}, "'engin' is not known", "Did you mean 'engine'?"),
-        ({"zzz": 1}, "'zzz' is not known", "There are "),
+        ({"engin": "native"}, "'engin' is not an option", "Did you mean 'engine'?"),
+        ({"zzz": 1}, "'zzz' is not an option", "There are "),
         ({"resources": "big"}, "resources is an object with names such as 'cpu'", None),
         ({"resources": {"cpu": True}}, "cpus must be a number, not True", None),
         ({"timeout": True}, "lifetime_s must be a number, not True", None),
@@ -211,7 +211,7 @@ def test_the_command_line_finds_a_sandbox_by_id_name_or_task() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.toml", "memroy = 1", "'memroy' is not known"),
+        ("a.toml", "memroy = 1", "'memroy' is not an option"),
         ("a.toml", "memory = ", "is not TOML"),
         ("a.json", "{", "is not JSON"),
         ("a.json", "[" * 100_000, "is not JSON"),
