@@ -42,7 +42,7 @@ def renamed(
         plain = plain if plain in known else aliases.get(plain, plain)
         if plain not in known:
             raise SpecError(
-                f"{name[:_SHOWN]!r} is not a known name of {of}", hint=_hint(name, {*known, *aliases, *others})
+                f"{name[:_SHOWN]!r} is not an option of {of}", hint=_hint(name, {*known, *aliases, *others})
             )
         if plain in found:
             spelled = f"{written[plain][:_SHOWN]!r} and {name[:_SHOWN]!r}"
