@@ -197,6 +197,10 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 IDLE_S = 5.0
 
 
+class NoThreadError(RuntimeError):
+    """No thread can be started, as while the interpreter is shutting down."""
+
+
 class Threads:
     """A thread pool whose idle threads end, unlike those of `concurrent.futures`, which stay forever.
 
@@ -213,7 +217,7 @@ class Threads:
         self._made = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run a function in a thread. Raises RuntimeError if no thread can be started."""
+        """Run a function in a thread. Raises NoThreadError if no thread can be started."""
         future: Future[T] = Future()
         with self._lock:
             jobs = self._idle.pop() if self._idle else None
@@ -225,10 +229,13 @@ class Threads:
         return future
 
     def _start(self, job: _Job) -> None:
-        if not self._made:
-            atexit.register(self._finish)
-        self._made += 1
-        threading.Thread(target=self._run, args=(job,), name=f"{self._name}_{self._made}", daemon=True).start()
+        try:
+            if not self._made:
+                atexit.register(self._finish)
+            self._made += 1
+            threading.Thread(target=self._run, args=(job,), name=f"{self._name}_{self._made}", daemon=True).start()
+        except RuntimeError as error:
+            raise NoThreadError(str(error)) from error
 
     def _run(self, job: _Job) -> None:
         own: SimpleQueue[_Job] = SimpleQueue()

@@ -91,7 +91,7 @@ class ContainerAccounts:
             return True
         try:
             return await workers.run(workers.ENGINE, work, *args, **kwargs)
-        except RuntimeError:  # the program is ending and starts no more threads
+        except workers.NoThreadError:  # the interpreter is shutting down
             return work(*args, **kwargs)
 
     def _clear(self, container_ids: Collection[str]) -> bool:

@@ -155,7 +155,7 @@ class LinuxEngine(CheckpointOperations):
         await self._launchers.aclose()
         try:
             await workers.run(workers.ENGINE, self.layout.close)
-        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+        except workers.NoThreadError:  # the interpreter is shutting down
             self.layout.close()
 
     # --- pausing, and more -----------------------------------------------------------------------------------------
