@@ -63,7 +63,7 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
-    with _stopped_by_signals(task, received):
+    with stopped_by_signals(task, received):
         try:
             async with sandbox:
                 running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)
@@ -83,7 +83,7 @@ async def _until_stopped(running: AsyncCommand) -> int:
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
-    with _stopped_by_signals(task, received):
+    with stopped_by_signals(task, received):
         try:
             return await _relay(running)
         except asyncio.CancelledError:
@@ -139,7 +139,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
+def stopped_by_signals(task: asyncio.Task[object], received: list[int]) -> Iterator[None]:
     """Cancel `task` at the first Ctrl-C or TERM, so that everything is cleaned up; later signals change nothing.
 
     Signals that the parent process has set to be ignored stay ignored: `nohup` does that, and so do scripts that start

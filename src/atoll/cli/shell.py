@@ -10,12 +10,13 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Coroutine, Iterator
+from typing import Annotated, Any
 
 import typer
 
 from atoll.cli.options import SandboxOptions, make_sandbox, with_sandbox_options
+from atoll.cli.run import stopped_by_signals
 from atoll.cli.target import on_sandbox
 from atoll.errors import SandboxError
 from atoll.sandbox.sandbox import AsyncSandbox
@@ -33,8 +34,8 @@ def shell(
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise SandboxError("`atoll shell` needs a terminal", hint="For scripts use: atoll run -- sh -c '...'")
     if sandbox_id is not None:
-        raise SystemExit(on_sandbox(sandbox_id, _interact))
-    raise SystemExit(asyncio.run(_shell(make_sandbox(wanted))))
+        raise SystemExit(on_sandbox(sandbox_id, lambda sandbox: _until_stopped(_interact(sandbox))))
+    raise SystemExit(asyncio.run(_until_stopped(_shell(make_sandbox(wanted)))))
 
 
 async def _interact(sandbox: AsyncSandbox) -> int:
@@ -48,17 +49,22 @@ async def _interact(sandbox: AsyncSandbox) -> int:
 
 
 async def _shell(sandbox: AsyncSandbox) -> int:
+    async with sandbox:
+        print(f"sandbox {sandbox.id} on engine {sandbox.engine_name}; Ctrl-D or `exit` ends it", file=sys.stderr)
+        return await _interact(sandbox)
+
+
+async def _until_stopped(work: Coroutine[Any, Any, int]) -> int:
     task = asyncio.current_task()
     assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        async with sandbox:
-            print(f"sandbox {sandbox.id} on engine {sandbox.engine_name}; Ctrl-D or `exit` ends it", file=sys.stderr)
-            return await _interact(sandbox)
-    except asyncio.CancelledError:
-        return 128 + signal.SIGTERM
+    received: list[int] = []
+    with stopped_by_signals(task, received):
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            return 128 + received[0]
 
 
 def _size() -> tuple[int, int]:
@@ -80,7 +86,8 @@ def _raw() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 @contextlib.contextmanager
@@ -90,7 +97,10 @@ def _relayed(terminal: AsyncTerminal) -> Iterator[None]:
     keys: asyncio.Queue[bytes] = asyncio.Queue()
 
     def typed() -> None:
-        data = os.read(0, 4096)
+        try:
+            data = os.read(0, 4096)
+        except OSError:  # the terminal was closed
+            data = b""
         keys.put_nowait(data)
         if not data:
             loop.remove_reader(0)
