@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from atoll import AsyncSandbox, Sandbox, SandboxNotFoundError
-from atoll.errors import EngineUnavailableError, SpecError
+from atoll.cli import app
+from atoll.errors import EngineUnavailableError, SandboxError, SpecError
 from server.conftest import Person
 from server.running import RunningServer
 
@@ -120,3 +122,22 @@ async def test_a_wrong_server_or_key_is_said(server: RunningServer) -> None:
         await AsyncSandbox(server="nonsense", api_key="k").create()
     with pytest.raises(SpecError, match="either"):
         AsyncSandbox(server=server.url, engine="bubblewrap")
+
+
+@pytest.mark.parametrize("words", ["create --spec none", "ls", "rm none", "ports ID", "spec pull none", "spec rm none"])
+def test_what_fails_closes_its_connections(environment: dict[str, str], words: str) -> None:
+    id = atoll(environment, "create").stdout.strip() if "ID" in words else ""
+    assert not id or atoll(environment, "pause", id).returncode == 0  # its ports cannot be listed then
+    key = environment["ATOLL_API_KEY"] if words != "ls" else "atoll_wrong"
+    before = sockets()
+    arguments = words.replace("ID", id).split()
+    result = CliRunner().invoke(app, arguments, env={"ATOLL_URL": environment["ATOLL_URL"], "ATOLL_API_KEY": key})
+    assert isinstance(result.exception, SandboxError), result.output
+    assert sockets() == before
+    assert not id or atoll(environment, "rm", id).returncode == 0
+
+
+def sockets() -> int:
+    """How many this process has."""
+    names = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(name).startswith("socket:") for name in names if os.path.islink(name))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.target import JsonOption, SandboxArgument, on_sandbox, print_json, server_url, show, the_server
+from atoll.cli.target import JsonOption, SandboxArgument, on_sandbox, open_server, print_json, server_url, show
 from atoll.errors import SpecError
 from atoll.sandbox.sandbox import AsyncSandbox
 
@@ -25,9 +25,8 @@ def ports(sandbox_id: SandboxArgument, as_json: JsonOption = False) -> None:
     async def work(sandbox: AsyncSandbox) -> list[dict[str, object]]:
         if server_url() is None:
             return [asdict(each) for each in await sandbox.ports()]
-        server = the_server()
-        found = await server.call("GET", f"/sandboxes/{sandbox.access.listed_id()}/ports")
-        await server.aclose()
+        async with open_server() as server:
+            found = await server.call("GET", f"/sandboxes/{sandbox.access.listed_id()}/ports")
         return [{**each, "exposed": [url["host_url"] or url["url"] for url in each["exposed"]]} for each in found]
 
     show(on_sandbox(sandbox_id, work), as_json)
@@ -44,16 +43,13 @@ def expose(
     name, number = named_port(port)
 
     async def work() -> None:
-        server = the_server()
-        try:
+        async with open_server() as server:
             path = f"/sandboxes/{sandbox_id}"
             body = {"name": name, "port": number, "public": public}
             made = await server.call("POST", f"{path}/ports", json=body)
             if not public:
                 link = {"port": number, "lifetime_s": lifetime}
                 made |= await server.call("POST", f"{path}/port-links", json=link)
-        finally:
-            await server.aclose()
         if as_json:
             print_json(made)
         else:

@@ -23,10 +23,10 @@ from atoll.cli.target import (
     attach,
     called,
     on_sandbox,
+    open_server,
     print_json,
     server_url,
     show,
-    the_server,
 )
 from atoll.engines import leases, registry
 from atoll.engines.contract import Engine, GarbageCollecting
@@ -51,11 +51,10 @@ def create(
 
     async def work() -> None:
         if spec is not None:
-            server = the_server()
             listed = [{"name": name, "port": number} for name, number in ports.items()]
             body = {"sandbox_spec_id": spec, "exposed_ports": listed, **({"task_id": task} if task is not None else {})}
-            info = await server.call("POST", "/sandboxes", safe=False, json=body)
-            await server.aclose()
+            async with open_server() as server:
+                info = await server.call("POST", "/sandboxes", safe=False, json=body)
             id = str(info["id"])
         else:
             made = make_sandbox(wanted, task=task, file=file, ports=ports)
@@ -162,22 +161,19 @@ async def _everything() -> list[tuple[Engine, Handle]]:
 
 
 async def _list_server() -> list[dict[str, object]]:
-    server = the_server()
     rows: list[dict[str, object]] = []
-    page: str | None = None
-    while True:
-        query = {"limit": "100"} | ({"page_id": page} if page else {})
-        answer = await server.call("GET", "/sandboxes/search", params=query)
-        for info in answer["items"]:
-            state = f"{info['state']} ({info['cause']})" if info["cause"] else info["state"]
-            since = datetime.fromisoformat(info["created_at"]).timestamp()
-            rows.append(
-                {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state, "age": age(since)}
-            )
-        page = answer["next_page_id"]
-        if page is None:
-            await server.aclose()
-            return rows
+    query = {"limit": "100"}
+    async with open_server() as server:
+        while True:
+            answer = await server.call("GET", "/sandboxes/search", params=query)
+            for info in answer["items"]:
+                state = f"{info['state']} ({info['cause']})" if info["cause"] else info["state"]
+                since = datetime.fromisoformat(info["created_at"]).timestamp()
+                row = {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state}
+                rows.append({**row, "age": age(since)})
+            if answer["next_page_id"] is None:
+                return rows
+            query["page_id"] = answer["next_page_id"]
 
 
 async def _list() -> list[dict[str, object]]:
@@ -191,13 +187,12 @@ async def _list() -> list[dict[str, object]]:
 
 
 async def _remove_from_server(ids: list[str] | None, export: Export | None) -> None:
-    server = the_server()
-    for id in ids if ids is not None else [str(row["id"]) for row in await _list_server()]:
-        if export is not None:
-            await _export(await attach(id), export, id)
-        await server.call("DELETE", f"/sandboxes/{id}")
-        print(id)
-    await server.aclose()
+    async with open_server() as server:
+        for id in ids if ids is not None else [str(row["id"]) for row in await _list_server()]:
+            if export is not None:
+                await _export(await attach(id), export, id)
+            await server.call("DELETE", f"/sandboxes/{id}")
+            print(id)
 
 
 async def _remove(ids: list[str] | None, export: Export | None) -> None:

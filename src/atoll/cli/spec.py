@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from atoll.cli.options import FileOption, SetupOption, read_spec_file
-from atoll.cli.target import JsonOption, ask_server, show, the_server
+from atoll.cli.target import JsonOption, ask_server, open_server, show
 from atoll.errors import ImageError, SpecError
 
 app = typer.Typer(help="The server's catalogue of specs.", no_args_is_help=True, rich_markup_mode=None)
@@ -59,8 +59,7 @@ def remove_spec(id: Annotated[str, typer.Argument(help="The id of the spec.")]) 
 
 async def _pull(id: str) -> None:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TimeElapsedColumn())
-    server = the_server()
-    try:
+    async with open_server() as server:
         info = await server.call("POST", f"/sandbox-specs/{id}/pull")
         with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bars:
             bar = bars.add_task(f"getting {info['image']}", total=None)
@@ -75,8 +74,6 @@ async def _pull(id: str) -> None:
                 bars.update(bar, description=what, completed=step["done_bytes"], total=step["total_bytes"])
                 await asyncio.sleep(_LOOK_EVERY_S)
                 info = await server.call("GET", f"/sandbox-specs/{id}")
-    finally:
-        await server.aclose()
     if info["image_status"] != "ready":
         raise ImageError(f"the image {info['image']} is not ready: {info['image_detail']}")
     print(f"{info['image']} is ready")

@@ -46,15 +46,22 @@ def the_server() -> Any:
     return registry.remote(Settings.load(), None, None)
 
 
+@asynccontextmanager
+async def open_server() -> AsyncIterator[Any]:
+    """Yield the server's engine, and close it. Raises SandboxError if no server is named."""
+    server = the_server()
+    try:
+        yield server
+    finally:
+        await server.aclose()
+
+
 def ask_server(method: str, path: str, **options: Any) -> Any:
     """Return the answer to one request. Raises SandboxError if no server is named."""
 
     async def ask() -> Any:
-        server = the_server()
-        try:
+        async with open_server() as server:
             return await server.call(method, path, **options)
-        finally:
-            await server.aclose()
 
     return asyncio.run(ask())
 
