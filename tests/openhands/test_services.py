@@ -198,6 +198,41 @@ async def test_exposed_urls_variables_and_health(make: Make, session_folder: Pat
         await service.wait_for_sandbox_running("it")
 
 
+async def test_closing_waits_for_ports_that_are_being_opened(make: Make) -> None:
+    service = make()
+    started = await service.start_sandbox()
+    await service.pause_sandbox(started.id)
+    await service.resume_sandbox(started.id)
+    record = await service._record(started.id)
+    assert record is not None
+    looking = asyncio.ensure_future(service.get_sandbox(started.id))
+    while not service._ports._opening.locked():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await service._ports.close(record.id)
+    info = await looking
+    assert info is not None
+    for each in info.exposed_urls or ():
+        address = httpx.URL(each.url)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(address.host, address.port)
+    assert await service.delete_sandbox(started.id)
+
+
+@pytest.mark.parametrize("end", ["pause_sandbox", "delete_sandbox"])
+async def test_who_looked_before_the_end_opens_no_port_after_it(make: Make, end: str) -> None:
+    service = make()
+    started = await service.start_sandbox()
+    await service.pause_sandbox(started.id)
+    await service.resume_sandbox(started.id)
+    record = await service._record(started.id)
+    assert record is not None
+    assert await getattr(service, end)(started.id)
+    info = await service._info(record)  # the rest of a `get_sandbox`
+    assert not info.exposed_urls
+    assert service._ports._open == {}
+    await service.delete_sandbox(started.id)
+
+
 async def test_settings_have_their_effect(make: Make, session_folder: Path) -> None:
     shared = session_folder / "by-config"
     shared.mkdir(exist_ok=True)

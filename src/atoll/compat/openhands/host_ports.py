@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from urllib.parse import quote
 
@@ -27,11 +27,17 @@ class Ports:
         self._open: dict[str, dict[str, AsyncForward]] = {}
         self._opening = asyncio.Lock()
 
-    async def urls(self, sandbox: ManagedSandbox, key: str) -> list[ExposedUrl]:
+    async def urls(
+        self, sandbox: ManagedSandbox, key: str, runs: Callable[[], Awaitable[bool]]
+    ) -> list[ExposedUrl] | None:
+        """Return the URLs of a sandbox; None if it does not run any more. Whoever ends or pauses it calls `close`
+        afterwards."""
         async with self._opening:
             if sandbox.id not in self._open:
+                if not await runs():
+                    return None
                 self._open[sandbox.id] = await self._forwards(sandbox)
-            forwards = self._open.get(sandbox.id, {})
+            forwards = self._open[sandbox.id]
         found: list[ExposedUrl] = []
         for port in self._ports:
             url = self._pattern.format(port=forwards[port.name].address[1])
@@ -52,8 +58,9 @@ class Ports:
             return False
 
     async def close(self, sandbox_id: str) -> None:
-        for forward in self._open.pop(sandbox_id, {}).values():
-            await forward.aclose()
+        async with self._opening:
+            for forward in self._open.pop(sandbox_id, {}).values():
+                await forward.aclose()
 
     async def close_all(self) -> None:
         for sandbox_id in list(self._open):

@@ -21,6 +21,7 @@ from atoll.compat.openhands.values import (
     STATUS,
     WEBHOOK_CALLBACK_VARIABLE,
     ExposedPort,
+    ExposedUrl,
     SandboxInfo,
     SandboxPage,
     SandboxSpecInfo,
@@ -32,6 +33,7 @@ from atoll.engines import registry
 from atoll.engines.contract import Engine
 from atoll.errors import SandboxError, SandboxNotFoundError, SpecError
 from atoll.manager import Record, SandboxManager
+from atoll.manager.managed_sandbox import ManagedSandbox
 from atoll.model import SandboxSpec, State
 from atoll.model.network_policy import NetworkPolicy
 from atoll.settings import Settings
@@ -155,18 +157,22 @@ class ManagedSandboxService(SandboxService):
         record = await self._record(sandbox_id)
         if record is None:
             return False
-        await self._ports.close(record.id)
-        with suppress(SandboxNotFoundError):
-            await self._manager().pause_sandbox(record.id)
-            return True
-        return False
+        try:
+            with suppress(SandboxNotFoundError):
+                await self._manager().pause_sandbox(record.id)
+                return True
+            return False
+        finally:
+            await self._ports.close(record.id)
 
     async def delete_sandbox(self, sandbox_id: str) -> bool:
         record = await self._record(sandbox_id)
         if record is None:
             return False
-        await self._ports.close(record.id)
-        return await self._manager().delete_sandbox(record.id)
+        try:
+            return await self._manager().delete_sandbox(record.id)
+        finally:
+            await self._ports.close(record.id)
 
     async def aclose(self) -> None:
         """End the service and its sandboxes, unless `config` or the given manager keeps them."""
@@ -275,10 +281,18 @@ class ManagedSandboxService(SandboxService):
             sandbox_spec_id=record.labels.get(_SPEC_LABEL, record.spec.image),
             status=status,
             session_api_key=key if running else None,
-            exposed_urls=await self._ports.urls(sandbox, key) if sandbox is not None and running else None,
+            exposed_urls=await self._urls(sandbox, key) if sandbox is not None and running else None,
             created_at=datetime.fromtimestamp(record.created_at, UTC),
             status_detail=detail if status is SandboxStatus.ERROR else None,
         )
+
+    async def _urls(self, sandbox: ManagedSandbox, key: str) -> list[ExposedUrl] | None:
+        async def runs() -> bool:
+            with suppress(SandboxNotFoundError):
+                return (await self._manager().describe(sandbox.id)).state is State.RUNNING
+            return False
+
+        return await self._ports.urls(sandbox, key, runs)
 
 
 def _key(record: Record) -> str:
