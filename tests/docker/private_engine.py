@@ -18,7 +18,8 @@ import pytest
 
 from atoll.engines.docker.api import endpoint
 from atoll.engines.docker.api.endpoint import Endpoint
-from needs import missing
+from atoll.engines.host.process_ref import descendants
+from needs import missing, not_applicable
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "test-docker"
 DEBIAN, BUSYBOX, STATIC = "atoll-test:debian", "atoll-test:busybox", "atoll-test:static"
@@ -85,7 +86,23 @@ def start_another(options: str = "", disk: str = "") -> tuple[str, str]:
 @contextmanager
 def stopped() -> Iterator[None]:
     """It hangs: its process stands still."""
-    pid = int(Path(_started.folder, "pid").read_text())
+    with _standing(int(Path(_started.folder, "pid").read_text())):
+        yield
+
+
+@contextmanager
+def starting_nothing() -> Iterator[None]:
+    """It answers, but the program that starts processes for it stands still."""
+    if not _started.folder:
+        not_applicable("the processes of this Docker engine are somebody else's")
+    below = descendants(int(Path(_started.folder, "pid").read_text()))
+    (pid,) = [pid for pid in below if Path(f"/proc/{pid}/comm").read_text() == "containerd\n"]
+    with _standing(pid):
+        yield
+
+
+@contextmanager
+def _standing(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

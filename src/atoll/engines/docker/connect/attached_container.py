@@ -29,6 +29,7 @@ from atoll.errors import AgentUnreachableError, EngineError, SandboxGoneError, S
 from atoll.model import Cause, State
 
 _ANSWER_S = 20.0
+_CONNECT_S = 10.0
 _LEAVE_S = 5.0
 _PAUSE_S = 0.01
 _SCRIPT = """mkdir -p "$1" && cd "$1" || { rm -rf "$0"; exit 1; }
@@ -91,12 +92,14 @@ class AttachedContainer:
     async def connect(self) -> socket.socket:
         """A new stream to the agent. Raises AgentUnreachableError, SandboxGoneError."""
         try:
-            with suppress(NotVisibleError):
-                return await self._directly()
-            return await self._bridges.connect(self._target.container_id, *self._paths)
-        except (OSError, RefusedError) as error:
+            async with asyncio.timeout(_CONNECT_S):
+                with suppress(NotVisibleError):
+                    return await self._directly()
+                return await self._bridges.connect(self._target.container_id, *self._paths)
+        except (OSError, RefusedError) as error:  # a timeout is an OSError too
             await self.explain()
-            raise AgentUnreachableError(f"the agent in the container cannot be reached: {error}") from error
+            reason = str(error) or "it does not answer"
+            raise AgentUnreachableError(f"the agent in the container cannot be reached: {reason}") from error
 
     async def explain(self) -> None:
         """Raise SandboxGoneError if the container has ended; otherwise do nothing."""
