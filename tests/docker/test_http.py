@@ -16,12 +16,18 @@ from atoll.errors import EngineUnavailableError
 
 
 @asynccontextmanager
-async def answering(folder: Path, answer: bytes, *, hold: bool = False) -> AsyncIterator[Http]:
-    """A server that reads a request, says this, and hangs up unless it is to hold the line."""
+async def answering(
+    folder: Path, answer: bytes, *, hold: bool = False, before: bytes = b"", until: bytes = b""
+) -> AsyncIterator[Http]:
+    """A server that reads a request, says this, and hangs up unless it is to hold the line. It may say something
+    `before`, and read `until` something comes."""
     held: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        if until:
+            writer.write(before)
+            await reader.readuntil(until)
         writer.write(answer)
         await writer.drain()
         held.append(writer)
@@ -78,6 +84,32 @@ async def test_a_refusal_carries_its_reason_on_one_line(tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as caught:
             await http.call("GET", "/x")
         assert (caught.value.status, caught.value.message) == (404, "no  [31msuch thing")
+
+
+REFUSED = whole(b'{"message": "no space left"}', "500 Internal Server Error")
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b"x" * 65536
+
+
+@pytest.mark.parametrize("until", [b"", b"xxx"], ids=["at once", "in the middle"])
+async def test_a_refused_archive_carries_the_reason(tmp_path: Path, until: bytes) -> None:
+    async with answering(tmp_path, REFUSED, before=CONTINUE, until=until, hold=bool(until)) as http:
+        with pytest.raises(RefusedError, match="no space left"):
+            _ = [line async for line in http.send("/x", {}, endless(), 20)]
+
+
+async def test_an_archive_is_sent_in_chunks(tmp_path: Path) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (b"one", b"", b"two"):
+            yield piece
+
+    sent = b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+    async with answering(tmp_path, whole(b'{"a": 1}\n{"a": 2}\n'), before=CONTINUE, until=sent) as http:
+        assert [line["a"] async for line in http.send("/x", {}, pieces(), 20)] == [1, 2]
 
 
 async def test_lines_come_one_by_one(tmp_path: Path) -> None:

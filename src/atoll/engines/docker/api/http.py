@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 from urllib.parse import urlencode
 
+from atoll.cancellation import ended
 from atoll.engines.docker.api.endpoint import Endpoint
 from atoll.errors import EngineError, EngineUnavailableError
 from atoll.printable import printable
@@ -134,15 +135,12 @@ class Http:
             reader, writer = await self._connect()
             try:
                 headers = {"Connection": "close", "Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
-                lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": "docker", **headers}.items())
+                headers |= {"Host": "docker", "Expect": "100-continue"}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
                 writer.write(f"POST {path}?{urlencode(query)} HTTP/1.1\r\n{lines}\r\n".encode())
-                async for piece in pieces:
-                    if piece:
-                        writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-                        await writer.drain()
-                writer.write(b"0\r\n\r\n")
-                answer = await _head(reader, writer)
-                await _refuse(answer)
+                answer = await _accepted(reader, writer)
+                if answer.status == _CONTINUE:
+                    answer = await _answer_to(pieces, reader, writer)
                 for line in (await answer.body()).split(b"\n"):
                     if line.strip() and isinstance(value := _decoded(line), dict):
                         yield value
@@ -266,6 +264,40 @@ async def _head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, b
     if not version.startswith("HTTP/1."):
         raise BrokenOffError("not HTTP")
     return Answer(int(rest[:3]), headers, reader, writer)
+
+
+async def _accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
+    answer = await _head(reader, writer)
+    await _refuse(answer)
+    return answer
+
+
+async def _answer_to(
+    pieces: AsyncIterator[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> Answer:
+    """Send an archive. An engine that refuses it in the middle answers, and a moment later closes the connection."""
+    sending = asyncio.create_task(_send_all(pieces, writer))
+    answering = asyncio.create_task(_accepted(reader, writer))
+    try:
+        await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            await sending
+        return await answering
+    finally:
+        for task in (sending, answering):
+            task.cancel()
+            await ended(task)
+
+
+async def _send_all(pieces: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+    async for piece in pieces:
+        if piece:
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            try:
+                await writer.drain()
+            except OSError:  # the connection is closed, which the reader of the answer notices too
+                return
+    writer.write(b"0\r\n\r\n")
 
 
 async def _refuse(answer: Answer) -> None:

@@ -115,6 +115,8 @@ def _plain(file: Path, incoming: ImageArchive) -> Iterator[bytes]:
                 raise ImageError(f"'{file}' is damaged: its archive is incomplete")
     except zlib.error as error:
         raise ImageError(f"'{file}' is damaged: {error}") from error
+    except OSError as error:
+        raise ImageError(f"the snapshot '{file}' cannot be read: {error.strerror or error}") from error
 
 
 def _understood(content: IO[bytes], file: Path) -> ImageArchive:
