@@ -15,10 +15,10 @@ from atoll import AsyncSandbox, CheckpointNotFoundError, UnsupportedError
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.docker.engine import DockerEngine
 from atoll.errors import ConflictError, ImageError, SnapshotNotFoundError
-from atoll.model import State
+from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 from docker import private_engine
-from docker.private_engine import DEBIAN
+from docker.private_engine import BUSYBOX, DEBIAN
 
 
 @pytest.fixture
@@ -187,3 +187,82 @@ async def test_killed_while_it_goes_back(kept: DockerEngine, settings: Settings)
             assert (await found.exec("cmp file copy && cat file")).stdout in ("one\n", "two\n")
             assert {each.name for each in await found.checkpoints()} == {"one", "two"}
             await found.detach()
+
+
+async def test_a_state_in_use_outlives_its_sandbox(kept: DockerEngine, settings: Settings, tmp_path: Path) -> None:
+    other = DockerEngine(settings, private_engine.where())
+    handle = await kept.create("one", SandboxSpec(image=BUSYBOX))
+    async with kept._kept(handle, None) as state:
+        await other.delete(handle)
+        await kept._write_tree(state, tmp_path / "tree")
+    assert ours(kept) == []
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "snapshot"])
+async def test_a_state_in_use_that_is_deleted_goes_afterwards(
+    kept: DockerEngine, settings: Settings, tmp_path: Path, kind: str
+) -> None:
+    other = DockerEngine(settings, private_engine.where())
+    handle = await kept.create("one", SandboxSpec(image=BUSYBOX))
+    if kind == "checkpoint":
+        await kept.checkpoint(handle, name="point")
+        using = kept._kept(handle, "point")
+    else:
+        await kept.snapshot(handle, "point")
+        using = kept._held(lambda: kept._snapshot_named("point"))
+    async with using as state:
+        await (other.delete_checkpoint(handle, "point") if kind == "checkpoint" else other.delete_snapshot("point"))
+        await kept._write_tree(state, tmp_path / "tree")
+    assert await kept._commits.all("origin") == []
+    await kept.delete(handle)
+
+
+async def test_a_fork_gets_its_state_whatever_others_remove(kept: DockerEngine, settings: Settings) -> None:
+    other = DockerEngine(settings, private_engine.where())
+    handle = await kept.create("one", SandboxSpec(image=BUSYBOX))
+    forking = asyncio.ensure_future(kept.fork(handle, ["two", "three"]))
+    while not forking.done():
+        await other._sweep()
+    forks = await forking
+    assert len(forks) == 2
+    for each in (handle, *forks):
+        await kept.delete(each)
+    assert ours(kept) == []
+
+
+_USER = """
+import asyncio, sys
+from pathlib import Path
+from atoll.engines.docker.engine import DockerEngine
+from atoll.settings import Settings
+
+async def main():
+    engine = DockerEngine(Settings(Path(sys.argv[1]), Path(sys.argv[2])))
+    (handle,) = await engine.list()
+    async with engine._kept(handle, None):
+        print("kept", flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_process_used_is_swept(kept: DockerEngine, settings: Settings) -> None:
+    handle = await kept.create("one", SandboxSpec(image=BUSYBOX))
+    user = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _USER, str(settings.data_dir), str(settings.run_dir)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "DOCKER_HOST": private_engine.host()},
+    )
+    try:
+        assert user.stdout is not None
+        assert await user.stdout.readline() == b"kept\n"
+        await kept.gc()
+        assert len(await kept._commits.all("origin")) == 1
+    finally:
+        user.kill()
+        await user.communicate()
+    await kept.gc()
+    assert await kept._commits.all("origin") == []
+    assert list(settings.run_dir.glob("docker-states/*")) == []
+    await kept.delete(handle)

@@ -94,7 +94,10 @@ class DockerEngine(DockerSnapshots):
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
-        return await self._make(sandbox_id, spec, None)
+        if (name := snapshot_of(self._image_name(spec.image))) is None:
+            return await self._make(sandbox_id, spec, None)
+        async with self._held(lambda: self._snapshot_named(name)) as saved:
+            return await self._make(sandbox_id, spec, saved.as_image())
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, image: image_pull.Image | None) -> Handle:
         """Create a sandbox from `image`, a saved state, or from the image of its spec."""
@@ -102,9 +105,7 @@ class DockerEngine(DockerSnapshots):
         spec = spec.model_copy(update={"image": self._image_name(spec.image)})
         known = await self._checked(spec)
         prepare = self._freshener(sandbox_id) if image is not None else None
-        if image is None and (name := snapshot_of(spec.image)) is not None:
-            image, prepare = (await self._snapshot_named(name)).as_image(), self._freshener(sandbox_id)
-        elif image is None:
+        if image is None:
             image = await image_pull.ensure(self._http, spec.image)
         if facts.machine(image.architecture) not in ("", known.architecture):
             raise ImageError(

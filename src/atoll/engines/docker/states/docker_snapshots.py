@@ -44,8 +44,7 @@ class DockerSnapshots(DockerStates):
             await finish(self._drop(await self._snapshot_named(name)))
 
     async def export_snapshot(self, name: str, file: Path) -> None:
-        saved = await self._snapshot_named(name)
-        async with self._exported(saved) as pieces:
+        async with self._held(lambda: self._snapshot_named(name)) as saved, self._exported(saved) as pieces:
             await image_archive.write(saved, pieces, file)
 
     async def import_snapshot(

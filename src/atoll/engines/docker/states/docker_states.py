@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from atoll.engines.host import exclusion
 from atoll.engines.host.saved_states import all_or_none, checked_name, fork_specs
 from atoll.errors import (
     CheckpointNotFoundError,
+    ConflictError,
     EngineError,
     EngineUnavailableError,
     SandboxResourceError,
@@ -44,6 +46,7 @@ from atoll.model.checkpoint import Change, Checkpoint
 
 ORIGIN, RESTORED = "atoll.origin", "atoll.restored"
 NEXT = "-next"
+_USES = "docker-states"
 _EXPORT_S = 1800.0
 _AT_ONCE = 4
 _GOING_S, _PAUSE_S = 5.0, 0.05
@@ -104,11 +107,10 @@ class DockerStates(DockerParts, abc.ABC):
         async with self._alone(handle):
             container = await self._container(handle)
             if checkpoint_id is None:
-                target = await self._origin(handle, container)
-            else:
-                target = (await self._find(handle, checkpoint_id)).as_image()
-            async with self._accounts.claimed():
-                await finish(self._replace(handle, container, target))
+                await self._go_to(handle, container, await self._origin(handle, container))
+                return
+            async with self._kept(handle, checkpoint_id) as target:
+                await self._go_to(handle, container, target.as_image())
 
     async def fork(
         self,
@@ -122,27 +124,18 @@ class DockerStates(DockerParts, abc.ABC):
         if memory:
             raise no_memory()
         specs = fork_specs(handle.spec, len(sandbox_ids), labels)
-        try:
-            async with self._alone(handle):
-                container = await self._container(handle)
-                if checkpoint_id is None:
-                    described = await self._described(handle, container, "", "fork")
-                    source = await finish(self._commits.commit(container, described, "origin"))
-                else:
-                    source = await self._find(handle, checkpoint_id)
+        await self._container(handle)
+        self._exclusion.refuse_deleted(handle.sandbox_id)
+        async with self._kept(handle, checkpoint_id, "fork") as source:
             image, wanted = source.as_image(), list(zip(sandbox_ids, specs, strict=True))
             return await all_or_none(wanted, lambda id, spec: self._make(id, spec, image), self.delete, _AT_ONCE)
-        except BaseException:
-            await finish(self._sweep())
-            raise
 
     async def hibernate(self, handle: Handle) -> None:
         raise no_memory()
 
     async def diff(self, handle: Handle, old: str, new: str | None = None, *, text: bool = False) -> Sequence[Change]:
         """List the differences between two states by reading all files of both."""
-        before = await self._find(handle, old)
-        async with self._kept(handle, new) as after:
+        async with self._kept(handle, old) as before, self._kept(handle, new) as after:
             with tempfile.TemporaryDirectory(prefix="atoll-diff-", dir=self._settings.data_dir) as folder:
                 files = [Path(folder, "old"), Path(folder, "new")]
                 for saved, file in zip((before, after), files, strict=True):
@@ -210,6 +203,10 @@ class DockerStates(DockerParts, abc.ABC):
 
     # --- its parts -------------------------------------------------------------------------------------------------
 
+    @functools.cached_property
+    def _uses(self) -> exclusion.Exclusion:
+        return exclusion.Exclusion(lambda name: self._settings.engine_run_dir(_USES) / name, lasting=False)
+
     async def _container(self, handle: Handle) -> dict[str, Any]:
         found = await self._completed(self._who(handle.sandbox_id).container)
         if found is None:
@@ -267,6 +264,10 @@ class DockerStates(DockerParts, abc.ABC):
                     return saved.as_image()
         return await self._base_image(handle.spec, image_id)
 
+    async def _go_to(self, handle: Handle, container: dict[str, Any], image: Image) -> None:
+        async with self._accounts.claimed():
+            await finish(self._replace(handle, container, image))
+
     async def _replace(self, handle: Handle, container: dict[str, Any], image: Image) -> None:
         who = self._who(handle.sandbox_id)
         labels = (container.get("Config") or {}).get("Labels") or {}
@@ -296,40 +297,71 @@ class DockerStates(DockerParts, abc.ABC):
                 raise EngineError(f"the Docker engine could not rename a container: {error.message}") from error
 
     async def _drop(self, saved: SavedState, *, sweep: bool = True) -> None:
-        await self._commits.hide(saved)
+        async with self._in_use(saved.id):  # while it has the tags of both kinds, others may not sweep it
+            await self._commits.hide(saved)
         if sweep:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        """Remove the states that no container needs any more."""
+        """Remove the states that no container needs any more. Whoever uses one without a container says so before it
+        becomes an origin, and until there is a container: hence the order."""
         origins = await self._commits.all("origin")
         if not origins:
             return
+        used = self._used()
         needed: set[str] = set()
         for entry in await self._containers.labelled(f"atoll.installation={self._settings.installation_id()}"):
             needed |= {str(entry.get("ImageID", "")), str((entry.get("Labels") or {}).get(ORIGIN, ""))}
         for saved in origins:
-            if saved.image_id not in needed:
+            if saved.id not in used and saved.image_id not in needed:
                 await self._commits.untag(saved, "origin")
 
     @asynccontextmanager
-    async def _kept(self, handle: Handle, checkpoint: str | None) -> AsyncIterator[SavedState]:
-        """Yield a checkpoint, or the current state, which is then kept until the context ends."""
+    async def _kept(
+        self, handle: Handle, checkpoint: str | None, made_by: str = "snapshot"
+    ) -> AsyncIterator[SavedState]:
+        """Yield a checkpoint, or the current state. Until the context ends it is kept, whatever is deleted."""
         if checkpoint is not None:
-            yield await self._find(handle, checkpoint)
+            async with self._held(lambda: self._find(handle, checkpoint)) as state:
+                yield state
             return
-        async with self._alone(handle):
-            container = await self._container(handle)
-            described = await self._described(handle, container, "", "snapshot")
-            try:
-                state = await finish(self._commits.commit(container, described, "origin"))
-            except BaseException:
-                await finish(self._commits.untag(described, "origin"))
-                raise
         try:
-            yield state
+            async with AsyncExitStack() as use:
+                async with self._alone(handle):
+                    container = await self._container(handle)
+                    described = await self._described(handle, container, "", made_by)
+                    await use.enter_async_context(self._in_use(described.id))
+                    state = await finish(self._commits.commit(container, described, "origin"))
+                yield state
         finally:
-            await finish(self._commits.untag(described, "origin"))
+            await finish(self._sweep())
+
+    @asynccontextmanager
+    async def _held(self, find: Callable[[], Awaitable[SavedState]]) -> AsyncIterator[SavedState]:
+        """Yield an existing state. Until the context ends it is kept, even if it is deleted."""
+        state = await find()
+        try:
+            async with self._in_use(state.id):
+                if (await find()).id != state.id:
+                    raise ConflictError("the state has just been replaced by another one", hint="Try again.")
+                yield state
+        finally:
+            await finish(self._sweep())
+
+    def _in_use(self, state_id: str) -> AbstractAsyncContextManager[None]:
+        """Keep others from sweeping a state until the context ends, or until this process dies."""
+        return self._uses.alone(f"{state_id}.{os.urandom(6).hex()}")
+
+    def _used(self) -> set[str]:
+        """Return the ids of the states that are in use, and forget those whose user died."""
+        used = set()
+        for name in os.listdir(self._settings.engine_run_dir(_USES)):
+            with self._uses.at_once(name) as abandoned:
+                if abandoned:
+                    self._uses.home(name).rmdir()
+                else:
+                    used.add(name.partition(".")[0])
+        return used
 
     @asynccontextmanager
     async def _exported(self, saved: SavedState) -> AsyncIterator[AsyncIterator[bytes]]:
