@@ -48,6 +48,10 @@ class UnsafeEngine(ProcessTreeEngine):
         self._check_image(spec.image)
         if spec.isolation is not None:
             raise UnsupportedError(f"engine '{self.name}' isolates nothing", hint="Choose another engine.")
+        if spec.limits.lifetime_s is not None:
+            raise UnsupportedError(
+                f"engine '{self.name}' cannot enforce a lifetime", hint="Leave it out, or choose another engine."
+            )
         logging.getLogger(__name__).warning(_WARNING)
         warnings.warn(_WARNING, UnsafeWarning, stacklevel=2)
 

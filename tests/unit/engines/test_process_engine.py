@@ -15,7 +15,7 @@ from atoll.engines.host import process_ref
 from atoll.errors import ImageNotFoundError, SandboxGoneError, SpecError, UnsupportedError
 from atoll.model import Cause, SandboxSpec, State
 from atoll.settings import Settings
-from atoll.waiting import Deadline
+from atoll.waiting import Deadline, readable
 from inside import run
 from leftovers import leftovers
 from needs import needs
@@ -128,6 +128,35 @@ async def test_a_volume_cannot_show_other_sandboxes(engine: BubblewrapEngine, se
 async def test_open_files_are_limited(engine: BubblewrapEngine) -> None:
     handle = await engine.create("limits", SandboxSpec.of(limits={"open_files": 77}))
     assert await run(engine, handle, "ulimit -n; ulimit -Hn") == "77\n77\n"
+    await engine.delete(handle)
+
+
+async def test_a_lifetime_ends_it_whether_anybody_watches_or_not(engine: BubblewrapEngine, settings: Settings) -> None:
+    handle = await engine.create("short", SandboxSpec.of(limits={"lifetime_s": 0.3}))
+    record = engine._records.read("short")
+    assert record is not None
+    assert record.init is not None
+    fd = record.init.open()
+    if fd is not None:
+        try:
+            assert await readable({fd}, Deadline.after(20)), "nobody has looked"
+        finally:
+            os.close(fd)
+    seen = await BubblewrapEngine(settings).inspect(handle)
+    assert (seen.state, seen.cause, seen.reason) == (State.STOPPED, Cause.TIMEOUT, "its lifetime of 0.3 s was over")
+    with pytest.raises(SandboxGoneError) as caught:
+        await engine.connect(handle)
+    assert caught.value.cause == Cause.TIMEOUT
+    await engine.delete(handle)
+
+
+async def test_a_lifetime_that_passes_during_a_pause_counts(engine: BubblewrapEngine) -> None:
+    handle = await engine.create("short", SandboxSpec.of(limits={"lifetime_s": 1.5}))
+    await engine.pause(handle)
+    async with asyncio.timeout(20):
+        while (seen := await engine.inspect(handle)).state is State.PAUSED:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert (seen.state, seen.cause) == (State.STOPPED, Cause.TIMEOUT)
     await engine.delete(handle)
 
 

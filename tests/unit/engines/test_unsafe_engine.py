@@ -36,6 +36,11 @@ async def test_it_says_loudly_that_it_isolates_nothing(engine: UnsafeEngine, cap
     await engine.delete(handle)
 
 
+async def test_it_refuses_a_lifetime(engine: UnsafeEngine) -> None:
+    with pytest.raises(UnsupportedError, match="lifetime"):
+        await engine.create("one", SandboxSpec.of(limits={"lifetime_s": 60}))
+
+
 @pytest.mark.filterwarnings("ignore::atoll.engines.unsafe_none.UnsafeWarning")
 async def test_it_runs_commands_in_a_clean_environment(engine: UnsafeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", "tweet")

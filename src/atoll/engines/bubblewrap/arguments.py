@@ -32,6 +32,7 @@ from atoll.model import SandboxSpec
 
 AGENT = "/run/atoll/agent"
 SHM_BYTES = 64 << 20
+_LONGEST_S = 1e9
 _RESERVED = (
     "/proc",
     "/dev",
@@ -96,6 +97,8 @@ def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
     agent = [AGENT, "--listen-fd", str(around.fds.listener), "--work-dir", spec.work_dir]
     if spec.limits.open_files is not None:
         agent += ["--rlimit-nofile", str(spec.limits.open_files)]
+    if spec.limits.lifetime_s is not None:
+        agent += ["--lifetime-ms", str(max(1, round(min(spec.limits.lifetime_s, _LONGEST_S) * 1000)))]
     return [
         *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup"),
         *("--disable-userns", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID)),

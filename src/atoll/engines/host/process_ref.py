@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ class ProcessRef:
         """Whether the process is alive. A zombie is not."""
         fields = _stat_fields(self.pid)
         return fields is not None and int(fields[19]) == self.started and fields[0] not in "ZX"
+
+    def age_s(self) -> float:
+        """How long ago the process was started."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / _TICKS_PER_SECOND
 
     def open(self) -> int | None:
         """Return a pidfd that certainly refers to this process; None if it is gone."""

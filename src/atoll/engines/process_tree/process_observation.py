@@ -11,6 +11,8 @@ from atoll.engines.process_tree.process_record import Record, Records
 from atoll.model import Cause, Observation, State
 from atoll.waiting import Deadline
 
+_LIFETIME_OVER = 75
+_DYING_S = 5.0
 _SIGNAL_BASE = 128
 """A shell, and bubblewrap, report death by signal n as this plus n."""
 
@@ -21,18 +23,21 @@ async def observe(records: Records, sandbox_id: str) -> Observation:
         if records.exists(sandbox_id):
             return Observation(State.STOPPED, Cause.LOST, "its record is missing or damaged")
         return Observation(State.MISSING, Cause.USER, "it was deleted or never existed")
+    over = False
     if record.ended is None and record.is_of_this_boot():
         if record.init is None and record.creator.is_alive():
             return Observation(State.STARTING)
         if record.init is not None and record.init.is_alive():
-            return Observation(State.RUNNING)
-    ended = record.ended or await _ending(record)
+            if not record.is_over_age():
+                return Observation(State.RUNNING)
+            over = await process_ref.kill({record.init}, Deadline.after(_DYING_S))  # a paused agent does not end
+    ended = record.ended or await _ending(record, over)
     if record.ended is None:
         _remember(records, record, ended)
     return Observation(State.STOPPED, ended.cause, ended.reason)
 
 
-async def _ending(record: Record) -> Ended:
+async def _ending(record: Record, over: bool) -> Ended:
     if not record.is_of_this_boot():
         return Ended(cause=Cause.HOST, reason="the machine was restarted")
     if record.monitor is None:
@@ -40,6 +45,9 @@ async def _ending(record: Record) -> Ended:
     # The monitor is a child of this process. It reports how the process inside ended, a moment later.
     await process_ref.wait({record.monitor}, Deadline.after(1))
     status = process_ref.reap(record.monitor.pid)
+    # Code inside cannot make the first process exit with this status.
+    if over or status == _LIFETIME_OVER or (status is None and record.is_over_age()):
+        return Ended(cause=Cause.TIMEOUT, reason=f"its lifetime of {record.spec.limits.lifetime_s:g} s was over")
     if status is None:
         return Ended(cause=Cause.LOST, reason="its agent ended while nobody was watching")
     number = -status if status < 0 else status - _SIGNAL_BASE

@@ -27,6 +27,15 @@ class Record(SandboxRecord):
         """Return the default limits as the details of a handle carry them."""
         return {} if self.left_out is None else limit_details(EffectiveLimits(self.defaults, self.left_out))
 
+    def is_over_age(self) -> bool:
+        """Whether its lifetime is over. It begins with the first process inside."""
+        return (
+            self.spec.limits.lifetime_s is not None
+            and self.init is not None
+            and self.is_of_this_boot()
+            and self.init.age_s() >= self.spec.limits.lifetime_s
+        )
+
     def processes(self) -> set[ProcessRef]:
         """Return the processes that may be running: the first one inside, with which all others inside end, and the one
         outside."""
