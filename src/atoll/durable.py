@@ -84,8 +84,11 @@ def directory_once(path: Path, make: Work, remove: Work = _remove_tree) -> None:
     draft = Path(draft_path(path))
     try:
         make(draft)
-        with suppress(OSError):
+        try:
             draft.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
     finally:
         if draft.exists():
             remove(draft)
