@@ -17,7 +17,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.host_image import host_view
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.engines.linux.runtimes.oci_runtimes import isolation_of, locate

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.engines.host.cgroups.account_groups import ACCOUNT
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.host.process_ref import each_process
 from atoll.settings import Settings
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from atoll.engines.docker.engine import DockerEngine
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import SandboxError
 from atoll.model import SandboxSpec, State

@@ -12,7 +12,7 @@ from atoll.engines.docker import container_plan
 from atoll.engines.docker.api import facts
 from atoll.engines.docker.connect.agent_volume import Agent
 from atoll.engines.docker.engine import DockerEngine
-from atoll.engines.host.cgroups.groups import Hierarchy
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.model import Limits, SandboxSpec
 from atoll.resources import Ceilings, Resources
 from atoll.sandbox.sandbox import AsyncSandbox

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.host.cgroups import groups
+from atoll.engines.host.cgroups import hierarchy
 from atoll.engines.host.cgroups.group_limits import CgroupLimits
-from atoll.engines.host.cgroups.groups import Group, Hierarchy, parse_hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy, parse_hierarchy
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import UnsupportedError
 from atoll.model import Capability, SandboxSpec, State
@@ -32,7 +33,7 @@ def unified() -> Hierarchy:
 async def engine(
     settings: Settings, unified: Hierarchy, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[NativeEngine]:
-    monkeypatch.setattr(groups.Hierarchy, "find", classmethod(lambda cls: unified))
+    monkeypatch.setattr(hierarchy.Hierarchy, "find", classmethod(lambda cls: unified))
     made = NativeEngine(settings)
     yield made
     await made.aclose()
@@ -81,15 +82,15 @@ def test_an_ordinary_user_finds_what_is_delegated_to_it(tmp_path: Path) -> None:
     table = f"35 24 0:30 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
     own = tmp_path / "user.slice" / "me" / "app"
     own.mkdir(parents=True)
-    assert groups.delegated(table, "4:pids:/x\n0::/user.slice/me/app\n") is None
+    assert hierarchy.delegated(table, "4:pids:/x\n0::/user.slice/me/app\n") is None
     for directory, handed in ((own, ""), (own.parent, "memory pids")):
         (directory / "cgroup.procs").write_text("")
         (directory / "cgroup.subtree_control").write_text(handed)
-    found = groups.delegated(table, "0::/user.slice/me/app\n")
+    found = hierarchy.delegated(table, "0::/user.slice/me/app\n")
     assert found is not None
     assert found.controllers == dict.fromkeys(("memory", "pids", "freezer", "cpuacct"), own.parent)
     (own.parent / "cgroup.subtree_control").write_text("")
-    found = groups.delegated(table, "0::/user.slice/me/app\n")
+    found = hierarchy.delegated(table, "0::/user.slice/me/app\n")
     assert found is not None
     assert found.controllers == dict.fromkeys(("freezer", "cpuacct"), own)
-    assert groups.delegated("", "0::/user.slice/me/app\n") is None
+    assert hierarchy.delegated("", "0::/user.slice/me/app\n") is None

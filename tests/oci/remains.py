@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from atoll.engines.host.cgroups.groups import Hierarchy
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.settings import Settings
 from atoll.storage import open_layers
 

@@ -15,7 +15,7 @@ import pytest
 
 from atoll.engines.bubblewrap.engine import BubblewrapEngine
 from atoll.engines.contract import Engine
-from atoll.engines.host.cgroups.groups import Hierarchy
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.host_image import host_view
 from atoll.waiting import Deadline
 

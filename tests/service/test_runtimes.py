@@ -16,7 +16,7 @@ from atoll.server.services import Services, services
 from atoll.server.settings import ServerSettings
 from atoll.service import Caller, ForkStart, Scope
 from atoll.service.failures import SessionNotFoundError
-from atoll.service.models.runtime import RuntimeInfo, RuntimeStart
+from atoll.service.models.openhands_runtime import RuntimeInfo, RuntimeStart
 from atoll.service.runtimes import RuntimeService
 from atoll.settings import Settings
 from needs import needs

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from atoll.model.state import SandboxStatus
 from atoll.service.caller import Caller, Scope
-from atoll.service.models.runtime import PORTS, SERVICES, STATUSES, RuntimeInfo, RuntimeStart
+from atoll.service.models.openhands_runtime import PORTS, SERVICES, STATUSES, RuntimeInfo, RuntimeStart
 from atoll.service.models.sandbox_info import CommandEndInfo, SandboxInfo
 from atoll.service.sandbox_credentials import SandboxCredentials
 

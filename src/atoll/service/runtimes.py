@@ -20,7 +20,7 @@ from atoll.model.network_policy import NetworkPolicy
 from atoll.service.caller import Caller
 from atoll.service.failures import SessionNotFoundError, without_paths
 from atoll.service.models.exposed_port import ExposedPort
-from atoll.service.models.runtime import PORTS, RuntimeInfo, RuntimeStart
+from atoll.service.models.openhands_runtime import PORTS, RuntimeInfo, RuntimeStart
 from atoll.service.models.sandbox_info import SandboxInfo
 from atoll.service.models.sandbox_request import SandboxSettings, SandboxStart
 from atoll.service.runtime_view import UNMADE, RuntimeView, stopped, unmade

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.plan.sandbox_plan import HostFacts, IdRange, Plan, Root, make_plan
 from atoll.model import SandboxSpec
 from needs import missing, need

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.host.cgroups.balance import Balance, weight_of
-from atoll.engines.host.cgroups.groups import Hierarchy
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 
 
 @pytest.mark.parametrize(

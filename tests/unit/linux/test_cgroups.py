@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.contract import LimitEvents
-from atoll.engines.host.cgroups.group_limits import CgroupLimits
-from atoll.engines.host.cgroups.groups import Group, parse_hierarchy, settings
+from atoll.engines.host.cgroups.group_limits import CgroupLimits, settings
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import parse_hierarchy
 from atoll.waiting import Deadline
 
 V1 = """\

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from atoll.engines.host.process_ref import ProcessRef, boot_id
-from atoll.engines.linux.record import Record
+from atoll.engines.linux.linux_record import Record
 from atoll.model import SandboxSpec
 
 

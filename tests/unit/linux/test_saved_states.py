@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.host.process_ref import ProcessRef
-from atoll.engines.linux.record import Base
+from atoll.engines.linux.linux_record import Base
 from atoll.engines.linux.states.saved_state import SavedState, SavedStates
 
 

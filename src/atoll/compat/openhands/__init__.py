@@ -7,8 +7,8 @@ better.
 
 from atoll.compat.openhands.config import SandboxConfig
 from atoll.compat.openhands.from_environment import sandbox_service
+from atoll.compat.openhands.openhands_services import DockerSandboxService, ProcessSandboxService, RemoteSandboxService
 from atoll.compat.openhands.service import PresetSandboxSpecService, SandboxService, SandboxSpecService
-from atoll.compat.openhands.services import DockerSandboxService, ProcessSandboxService, RemoteSandboxService
 from atoll.compat.openhands.values import (
     AGENT_SERVER,
     VSCODE,

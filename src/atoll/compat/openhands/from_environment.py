@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from atoll.compat.openhands.config import SandboxConfig
 from atoll.compat.openhands.managed_service import ManagedSandboxService
-from atoll.compat.openhands.services import (
+from atoll.compat.openhands.openhands_services import (
     DockerSandboxService,
     ProcessSandboxService,
     RemoteSandboxService,

@@ -23,7 +23,8 @@ from atoll.engines.docker.api.endpoint import Endpoint
 from atoll.engines.docker.api.facts import Facts
 from atoll.engines.host.cgroups.account_groups import ACCOUNT, PREFIXES, AccountGroups
 from atoll.engines.host.cgroups.group_lock import GroupLock
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.settings import Settings
 from atoll.waiting import Deadline
 

@@ -28,8 +28,8 @@ from atoll.engines.docker.container_maker import maker_label
 from atoll.engines.docker.container_plan import Identity
 from atoll.engines.docker.container_state import limit_events
 from atoll.engines.docker.states import commits
+from atoll.engines.docker.states.docker_rollback import NEXT, ORIGIN
 from atoll.engines.docker.states.docker_snapshots import DockerSnapshots, snapshot_of
-from atoll.engines.docker.states.docker_states import NEXT, ORIGIN
 from atoll.engines.enforcement import limit_details, refuse_unsupported
 from atoll.errors import (
     AgentUnreachableError,

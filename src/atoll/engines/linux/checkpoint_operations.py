@@ -12,8 +12,8 @@ from atoll.cancellation import finish
 from atoll.engines.host.saved_states import all_or_none, fork_specs
 from atoll.engines.linux.launcher import Launchers
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.observation import Observer
-from atoll.engines.linux.record import Record
 from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.states.checkpoints import Checkpoints, Dump

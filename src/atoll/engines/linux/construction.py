@@ -17,7 +17,7 @@ from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import network_link
 from atoll.engines.linux.launcher import Launcher, Progress
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.record import Record
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.states.checkpoints import Checkpoints
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.teardown import Teardown

@@ -28,8 +28,8 @@ from atoll.engines.linux.checkpoint_operations import CheckpointOperations
 from atoll.engines.linux.construction import Construction, first_record
 from atoll.engines.linux.launcher import Isolation, Launcher, Launchers
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.observation import Observer
-from atoll.engines.linux.record import Record
 from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.states.checkpoints import Checkpoints

@@ -16,7 +16,7 @@ from atoll.engines.contract import ByteStream
 from atoll.engines.host import agent_socket
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.record import Record
+from atoll.engines.linux.linux_record import Record
 from atoll.images import Image
 from atoll.model import Capability, SandboxSpec
 from atoll.waiting import Deadline

@@ -14,11 +14,12 @@ from atoll.claims import Claims
 from atoll.engines.host.cgroups.account_groups import AccountGroups
 from atoll.engines.host.cgroups.group_limits import CgroupLimits
 from atoll.engines.host.cgroups.group_lock import GroupLock
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.host.exclusion import Exclusion
+from atoll.engines.linux.linux_record import Record, Records
 from atoll.engines.linux.plan.id_ranges import IdRanges
 from atoll.engines.linux.plan.sandbox_plan import Bind, Root
-from atoll.engines.linux.record import Record, Records
 from atoll.errors import EngineUnavailableError
 from atoll.images import Images
 from atoll.model import Capability, SandboxSpec

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from atoll.engines.linux.host_image import host_copies, host_view
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.plan.sandbox_plan import HostFacts, IdRange, Plan, Root, make_plan
-from atoll.engines.linux.record import Record
 from atoll.engines.linux.states import identity
 from atoll.images import Image
 from atoll.storage import Layer

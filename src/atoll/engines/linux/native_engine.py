@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll import workers
 from atoll.engines.host import process_ref
-from atoll.engines.host.cgroups.groups import Hierarchy, delegated
+from atoll.engines.host.cgroups.hierarchy import Hierarchy, delegated
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.native import native_probe, rootless

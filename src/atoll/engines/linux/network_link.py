@@ -8,7 +8,7 @@ import socket
 from contextlib import ExitStack
 
 from atoll.engines.host.process_ref import ProcessRef
-from atoll.engines.linux.record import Record
+from atoll.engines.linux.linux_record import Record
 from atoll.errors import SandboxGoneError
 from atoll.network.client import Gateway
 from atoll.network.link import netlink

@@ -13,7 +13,7 @@ from atoll.cancellation import finish
 from atoll.engines.host import exclusion, process_ref
 from atoll.engines.linux.launcher import Launchers
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.record import Record
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.teardown import Teardown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from atoll.engines.host.cgroups.groups import Hierarchy
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.runtimes import oci_runtimes, runtime_launchers

@@ -16,7 +16,7 @@ from atoll.engines.host.sandbox_record import Ended
 from atoll.engines.linux.construction import Construction
 from atoll.engines.linux.launcher import Launcher, Launchers
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.record import Record
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.states.checkpoints import Checkpoints, Dump
 from atoll.engines.linux.teardown import Teardown
 from atoll.errors import CheckpointNotFoundError

@@ -17,7 +17,7 @@ from atoll import workers
 from atoll.engines.host import process_ref
 from atoll.engines.host.sandbox_record import Ended
 from atoll.engines.linux.layout import STARTING, SandboxLayout
-from atoll.engines.linux.record import Record
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.errors import EngineError
 from atoll.model import Cause

@@ -25,7 +25,7 @@ from atoll.server.ports.serving import say, serve
 from atoll.server.services import Services
 from atoll.service import Caller, ForbiddenError, NotAuthenticatedError
 from atoll.service import Scope as Right
-from atoll.service.models.runtime import PORTS, SERVICES
+from atoll.service.models.openhands_runtime import PORTS, SERVICES
 
 _OWN = b"/.atoll/"
 _LINK = re.compile(rb"/\.atoll/~([0-9]{1,12}\.[0-9a-f]{0,32}\.[0-9a-f]{64})(/.*)?")

@@ -18,7 +18,7 @@ from atoll.server.middleware.body_limits import BodyLimits
 from atoll.server.ports.port_request import PortRequest
 from atoll.server.ports.serving import serve
 from atoll.service import Caller
-from atoll.service.models.runtime import PORTS, SERVICES
+from atoll.service.models.openhands_runtime import PORTS, SERVICES
 
 _PATH = re.compile(rb"/([0-9a-f]{24})(?:/(vscode|work-1|work-2)(?=[/?]|$))?(/.*)?", re.DOTALL)
 

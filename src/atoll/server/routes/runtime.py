@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope
-from atoll.service.models.runtime import RuntimeChoice, RuntimeInfo, RuntimeList, RuntimeStart
+from atoll.service.models.openhands_runtime import RuntimeChoice, RuntimeInfo, RuntimeList, RuntimeStart
 
 router = APIRouter(prefix="/runtime", tags=["runtime"])
 SessionId = Annotated[str, Path(max_length=128, description="The id of the session.")]

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from atoll.engines.host.cgroups.balance import Balance
 from atoll.engines.host.cgroups.group_limits import VIRTUAL_KERNEL_THREADS, CgroupLimits
-from atoll.engines.host.cgroups.groups import Group, Hierarchy, hide_names
+from atoll.engines.host.cgroups.groups import Group, hide_names
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.resources import Ceilings, Resources
 
 ACCOUNT = "@"

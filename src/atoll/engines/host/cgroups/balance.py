@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from atoll.engines.host.cgroups.group_limits import CgroupLimits
-from atoll.engines.host.cgroups.groups import Group, Hierarchy
+from atoll.engines.host.cgroups.groups import Group
+from atoll.engines.host.cgroups.hierarchy import Hierarchy
 
 _FREE = 0.1
 """The fraction of the machine that an account may use without losing weight."""

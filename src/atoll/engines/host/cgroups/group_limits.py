@@ -1,10 +1,11 @@
-"""The limits of a control group, as data."""
+"""The limits of a control group, as data and as what is written into its files."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from atoll.engines.host.cgroups.hierarchy import Mode
 from atoll.model import Limits
 
 CPU_PERIOD_US = 100_000
@@ -26,3 +27,31 @@ class CgroupLimits:
     def of(cls, limits: Limits) -> CgroupLimits:
         quota = None if limits.cpus is None else max(1000, math.ceil(limits.cpus * CPU_PERIOD_US))
         return cls(limits.memory_bytes, quota, pids=limits.pids)
+
+
+def settings(mode: Mode, limits: CgroupLimits) -> list[tuple[str, str, str]]:
+    """Return controller, file and value, in the order of writing (on v1 memory comes before memory and swap)."""
+    found: list[tuple[str, str, str]] = []
+    if mode == "v2":
+        if limits.memory_bytes is not None:
+            found += [("memory", "memory.max", str(limits.memory_bytes)), ("memory", "memory.swap.max", "0")]
+        if limits.cpu_quota_us is not None:
+            found.append(("cpu", "cpu.max", f"{limits.cpu_quota_us} {limits.cpu_period_us}"))
+        if limits.cpu_weight is not None:
+            found.append(("cpu", "cpu.weight", str(limits.cpu_weight)))
+    else:
+        if limits.memory_bytes is not None:
+            found += [
+                ("memory", "memory.limit_in_bytes", str(limits.memory_bytes)),
+                ("memory", "memory.memsw.limit_in_bytes", str(limits.memory_bytes)),
+            ]
+        if limits.cpu_quota_us is not None:
+            found += [
+                ("cpu", "cpu.cfs_period_us", str(limits.cpu_period_us)),
+                ("cpu", "cpu.cfs_quota_us", str(limits.cpu_quota_us)),
+            ]
+        if limits.cpu_weight is not None:
+            found.append(("cpu", "cpu.shares", str(max(2, limits.cpu_weight * 1024 // 100))))
+    if limits.pids is not None:
+        found.append(("pids", "pids.max", str(limits.pids)))
+    return found

@@ -23,12 +23,12 @@ from atoll.engines.linux import launcher_protocol
 from atoll.engines.linux.launcher import Isolation, Launcher, Progress, SharedKernelLauncher
 from atoll.engines.linux.launcher_protocol import Joining
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.materials import MaterialStore, plan_for
 from atoll.engines.linux.native import launcher_process, native_probe
 from atoll.engines.linux.native.launcher_process import LauncherPool
 from atoll.engines.linux.native.rootless import UserNamespace
 from atoll.engines.linux.plan.sandbox_plan import HostFacts, Plan, for_rootless
-from atoll.engines.linux.record import Record
 from atoll.engines.linux.volume_guard import supervisor
 from atoll.errors import EngineError, EngineUnavailableError, UnsupportedError
 from atoll.images import Image

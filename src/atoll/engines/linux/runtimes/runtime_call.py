@@ -19,9 +19,9 @@ from atoll.engines.host.confinement.seccomp import Profile
 from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import launcher_protocol
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.materials import MaterialStore, plan_for
 from atoll.engines.linux.plan.sandbox_plan import Bind, HostFacts, Plan
-from atoll.engines.linux.record import Record
 from atoll.engines.linux.runtimes import oci_bundle, oci_runtimes
 from atoll.engines.linux.runtimes.oci_runtimes import Runtime
 from atoll.engines.linux.volume_guard import supervisor

@@ -16,8 +16,8 @@ from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import launcher_protocol
 from atoll.engines.linux.launcher import Progress, SharedKernelLauncher
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.plan.sandbox_plan import Plan
-from atoll.engines.linux.record import Record
 from atoll.engines.linux.runtimes import oci_bundle
 from atoll.engines.linux.runtimes.runtime_call import AGENT, RuntimeCall, memory_file, seccomp_filter
 from atoll.errors import AgentUnreachableError, EngineError

@@ -22,8 +22,8 @@ from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import network_link
 from atoll.engines.linux.launcher import MemorySaving, Progress
 from atoll.engines.linux.layout import SandboxLayout
+from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.plan.sandbox_plan import Plan, for_virtual_kernel
-from atoll.engines.linux.record import Record
 from atoll.engines.linux.runtimes import oci_bundle, oci_runtimes
 from atoll.engines.linux.runtimes.agent_bridges import AgentBridges
 from atoll.engines.linux.runtimes.runtime_call import (

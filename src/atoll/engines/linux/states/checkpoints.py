@@ -19,7 +19,7 @@ from atoll.cancellation import finish
 from atoll.engines.host.saved_states import checked_name
 from atoll.engines.linux.host_image import host_view
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.record import Base, Record
+from atoll.engines.linux.linux_record import Base, Record
 from atoll.engines.linux.states import overlay_diff
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.states.state_storage import StateStorage

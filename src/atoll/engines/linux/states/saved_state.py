@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from atoll.engines.host.process_ref import ProcessRef, this_process
 from atoll.engines.host.saved_states import StateRecord
-from atoll.engines.linux.record import Base
+from atoll.engines.linux.linux_record import Base
 from atoll.errors import SpecError
 from atoll.model.checkpoint import Checkpoint, Snapshot
 

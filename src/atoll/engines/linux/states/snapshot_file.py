@@ -34,7 +34,7 @@ from atoll.archive.extract import extract
 from atoll.archive.root import Root
 from atoll.archive.work import Work
 from atoll.engines.host.saved_states import check_snapshot_digest, check_snapshot_version, read_snapshot_header
-from atoll.engines.linux.record import Base
+from atoll.engines.linux.linux_record import Base
 from atoll.engines.linux.states import overlay_diff
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.errors import EngineError, ImageError

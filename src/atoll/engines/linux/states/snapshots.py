@@ -9,7 +9,7 @@ from atoll import workers
 from atoll.cancellation import finish
 from atoll.engines.host.saved_states import checked_snapshot
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.record import Base, Record
+from atoll.engines.linux.linux_record import Base, Record
 from atoll.engines.linux.states import snapshot_file
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.states.snapshot_file import MemoryFormat

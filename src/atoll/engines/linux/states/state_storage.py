@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from atoll.archive import tree
 from atoll.archive.work import Work
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.record import Base, Record
+from atoll.engines.linux.linux_record import Base, Record
 from atoll.engines.linux.states.saved_state import LEASE, SavedState, SavedStates
 from atoll.errors import ConflictError
 
