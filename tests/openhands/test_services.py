@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from atoll.errors import ConflictError, SandboxError, SpecError
-from atoll.manager import SandboxManager
+from atoll.manager import Record, SandboxManager
 from atoll.openhands import (
     DockerSandboxService,
     ExposedPort,
@@ -198,13 +198,19 @@ async def test_exposed_urls_variables_and_health(make: Make, session_folder: Pat
         await service.wait_for_sandbox_running("it")
 
 
-async def test_closing_waits_for_ports_that_are_being_opened(make: Make) -> None:
-    service = make()
+async def _resumed(service: ProcessSandboxService) -> tuple[SandboxInfo, Record]:
+    """Start a sandbox whose ports are closed, because it was paused, and not opened again yet."""
     started = await service.start_sandbox()
     await service.pause_sandbox(started.id)
     await service.resume_sandbox(started.id)
     record = await service._record(started.id)
     assert record is not None
+    return started, record
+
+
+async def test_closing_waits_for_ports_that_are_being_opened(make: Make) -> None:
+    service = make()
+    started, record = await _resumed(service)
     looking = asyncio.ensure_future(service.get_sandbox(started.id))
     while not service._ports._opening.locked():  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -221,11 +227,7 @@ async def test_closing_waits_for_ports_that_are_being_opened(make: Make) -> None
 @pytest.mark.parametrize("end", ["pause_sandbox", "delete_sandbox"])
 async def test_who_looked_before_the_end_opens_no_port_after_it(make: Make, end: str) -> None:
     service = make()
-    started = await service.start_sandbox()
-    await service.pause_sandbox(started.id)
-    await service.resume_sandbox(started.id)
-    record = await service._record(started.id)
-    assert record is not None
+    started, record = await _resumed(service)
     assert await getattr(service, end)(started.id)
     info = await service._info(record)  # the rest of a `get_sandbox`
     assert not info.exposed_urls

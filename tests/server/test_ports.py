@@ -190,7 +190,9 @@ def test_requests_to_ports_are_bounded_whoever_sends_them(session_folder: Path, 
         address = urlsplit(server.url)
         with socket.create_connection((address.hostname or "", address.port or 0), 30) as first:
             first.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            assert 429 in [_asked(server.url + target, host) for _ in range(5)], "any number of them is taken"
+            # Whichever the server takes up first is served, and the other one is refused.
+            answers = [_asked(server.url + target, host), _asked(server.url + target, host)]
+            assert 429 in answers or b" 429 " in first.recv(99, socket.MSG_DONTWAIT), "any number of them is taken"
         while client.get("/sandboxes/search").status_code == 429:  # until the first one is noticed to be gone
             time.sleep(0.05)
 
