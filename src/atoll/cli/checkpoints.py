@@ -12,10 +12,12 @@ from atoll.model.checkpoint import Checkpoint
 from atoll.sandbox.sandbox import AsyncSandbox
 
 SandboxArgument = Annotated[
-    str, typer.Argument(metavar="SANDBOX", help="The id of the sandbox; `atoll ls` lists them.")
+    str, typer.Argument(metavar="SANDBOX", help="The id, name or task of the sandbox; `atoll ls` lists them.")
 ]
 CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The id or name of the checkpoint.")]
-MemoryOption = Annotated[bool, typer.Option("--memory", help="Also save running processes; needs --isolation gvisor.")]
+MemoryOption = Annotated[
+    bool, typer.Option("--memory", help="Also save running processes; requires a sandbox with gVisor.")
+]
 
 
 def checkpoint(
@@ -23,7 +25,7 @@ def checkpoint(
     name: Annotated[str, typer.Option("--name", help="A name to find the checkpoint by.")] = "",
     memory: MemoryOption = False,
     delete: Annotated[
-        str, typer.Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint instead of listing.")
+        str, typer.Option("--delete", metavar="CHECKPOINT", help="Delete this checkpoint instead of saving one.")
     ] = "",
 ) -> None:
     """Save the state of a sandbox's files. Prints the id of the checkpoint."""

@@ -78,7 +78,7 @@ def remove(
     sandbox_ids: Annotated[
         list[str] | None, typer.Argument(help="The ids, names or tasks of the sandboxes.", metavar="ID...")
     ] = None,
-    all_of_them: Annotated[bool, typer.Option("--all", help="Delete every sandbox of this installation.")] = False,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Delete every sandbox that `atoll ls` lists.")] = False,
     export: Annotated[
         Path | None,
         typer.Option(
@@ -109,7 +109,7 @@ def pause(
     disk: Annotated[
         bool,
         typer.Option(
-            "--disk", help="Save the memory to disk, so that the sandbox uses none; needs --isolation gvisor."
+            "--disk", help="Save the memory to disk, so that the sandbox uses none; requires a sandbox with gVisor."
         ),
     ] = False,
 ) -> None:

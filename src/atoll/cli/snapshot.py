@@ -29,7 +29,7 @@ app = typer.Typer(help="Saved states that new sandboxes can start from: --image 
 @app.command("create")
 def create_snapshot(
     sandbox: SandboxArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the snapshot.")],
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="The checkpoint to save; default: the present state.")
     ] = None,
@@ -75,7 +75,7 @@ def remove_snapshots(
 
 @app.command("export")
 def export_snapshot(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the snapshot.")],
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     engine: EngineOption = "native",
 ) -> None:
@@ -92,7 +92,7 @@ def export_snapshot(
 @app.command("import")
 def import_snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the snapshot.")],
     memory: Annotated[
         bool, typer.Option("--memory", help="Also import its saved memory; only for files that you trust.")
     ] = False,

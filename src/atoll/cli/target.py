@@ -27,7 +27,7 @@ from atoll.settings import Settings
 
 T = TypeVar("T")
 _LISTED = "`atoll ls` lists them."
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 SandboxArgument = Annotated[
     str, typer.Argument(help="The id of the sandbox, its name or its task; `atoll ls` lists them.", metavar="ID")
 ]

@@ -74,7 +74,7 @@ def parse(text: str, recipes: Collection[str] = ()) -> Reference:
         return Reference(Kind.HOST, "host")
     prefix, colon, rest = text.partition(":")
     if colon and prefix == "snapshot":
-        raise SpecError("'snapshot:' is reserved and cannot be used as an image yet", hint=_HINT)
+        raise SpecError("a snapshot cannot be used here; only a new sandbox can start from one", hint=_HINT)
     if colon and prefix == "debian":
         return Reference(Kind.DEBIAN, _suite(rest))
     if colon and prefix == "recipe":

@@ -39,7 +39,7 @@ class ServerSettings(BaseModel):
     )
     ports_domain: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")] = Field(
         "localhost",
-        description="Exposed ports are served at PORT-ID.DOMAIN; another needs a wildcard in DNS, and no other use.",
+        description="Exposed ports are served at PORT-ID.DOMAIN. Any domain but localhost needs a wildcard in DNS.",
     )
     exposed_url_pattern: Annotated[str, AfterValidator(check_pattern)] | None = Field(
         None,
@@ -54,13 +54,14 @@ class ServerSettings(BaseModel):
         "all", description="What runtimes reach: the public network, which an agent server needs, or nothing."
     )
     polling_interval: Annotated[float, Field(gt=0)] = Field(
-        15, description="With the engine remote: ask it so often what happened, where it cannot tell us."
+        15,
+        description="With the engine remote: seconds between polls for events, where webhooks cannot be used.",
     )
     resource_factor: Annotated[float, Field(gt=0)] = Field(
-        1, description="With the engine remote: memory and CPUs there for each that is asked for here."
+        1, description="With the engine remote: factor for the memory and CPUs that are requested there."
     )
     start_timeout: Annotated[float, Field(gt=0)] = Field(
-        120, description="With the engine remote: seconds for the start of a sandbox."
+        120, description="With the engine remote: the most seconds that the start of a sandbox may take."
     )
     webhook_hosts: list[str] = Field([], description="Hosts that events may be posted to even if not public.")
     registries: list[str] = Field(
@@ -92,7 +93,7 @@ class ServerSettings(BaseModel):
         None, description="The most CPUs of one such sandbox; default: those of the machine."
     )
     max_sandbox_pids: Annotated[int, Field(ge=2)] | None = Field(
-        None, description="The most processes of one such sandbox; default: half of what all may have."
+        None, description="The most processes of one such sandbox; default: a quarter of what all may have."
     )
     max_sandbox_disk_bytes: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         None, description="The largest disk of one such sandbox; default: four times the default disk limit."
@@ -120,12 +121,12 @@ class ServerSettings(BaseModel):
         7 * 86400, description="Seconds after which a paused sandbox that nobody used is deleted."
     )
     max_lifetime_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="No sandbox lives longer than so many seconds."
+        None, description="The most seconds that a sandbox may exist."
     )
     keep_sandboxes: bool = Field(True, description="Whether sandboxes outlive the server and are adopted by the next.")
     timeout: Annotated[float, Field(gt=0)] = Field(120, description="Seconds for a command that names none.")
     requests_per_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="For each user who has no rate of their own."
+        None, description="Requests per second of each user who has no rate of their own."
     )
     max_requests: Annotated[int, Field(ge=1)] = Field(
         256, description="The most concurrent requests and WebSockets of one user."
@@ -141,10 +142,14 @@ class ServerSettings(BaseModel):
     )
     slow_s: Annotated[float, Field(gt=0)] = Field(
         30,
-        description="A client that neither sends its request nor takes its answer for so long is given up.",
+        description="Seconds without progress after which a client that sends or receives is disconnected.",
     )
-    drain_s: Annotated[float, Field(ge=0)] = Field(10, description="After SIGTERM what is under way has so long.")
-    jwt_algorithm: Literal["HS256", "RS256", "ES256"] = Field("HS256", description="The one that tokens must have.")
+    drain_s: Annotated[float, Field(ge=0)] = Field(
+        10, description="Seconds that requests in progress have after SIGTERM."
+    )
+    jwt_algorithm: Literal["HS256", "RS256", "ES256"] = Field(
+        "HS256", description="The algorithm that tokens must be signed with."
+    )
     jwt_audience: str = Field("atoll", description="The audience that tokens must name.")
     jwt_issuer: str | None = Field(None, description="The issuer that tokens must name.")
     jwt_public_key_file: Path | None = Field(None, description="With RS256 or ES256: the key, as PEM.")

@@ -1,8 +1,8 @@
-"""A word of your own before a command runs. Off unless you give one.
+"""Command policies: functions of the program that are asked before a command runs. There is none by default.
 
-It does not protect anything: whatever a policy can spell out, a program can do in a way that the policy did not think
-of. What protects is the sandbox itself. A policy is for manners: to keep an agent from wasting its own work, to ask a
-person before something slow or costly, to leave a note.
+A command policy is no protection: a program can do whatever the policy forbids in a way that the policy does not
+recognise. The sandbox is the protection. A policy is useful to keep an agent from destroying its own work, to ask a
+person before something slow or costly, or to log commands.
 """
 
 from __future__ import annotations
