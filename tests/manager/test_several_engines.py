@@ -20,6 +20,7 @@ from atoll.manager.recovery import OrphanCollector
 from atoll.model import EffectiveLimits, Limits, SandboxSpec, State
 from atoll.settings import Settings
 from manager.engines import TroubledEngine, TroubledProcess
+from manager.times import ManualClock
 from needs import not_applicable
 
 Make = Callable[..., SandboxManager]
@@ -130,6 +131,30 @@ async def test_an_engine_that_is_away_at_the_start_harms_only_its_own(
     monkeypatch.setattr(AwayEngine, "away", False)
     assert (await second.describe(special)).state is State.RUNNING
     assert (await (await second.get_sandbox(special)).exec("true")).success
+
+
+async def test_what_is_to_be_paused_is_not_deleted_because_its_engine_was_away_at_the_start(
+    make_manager: Make, engine: TroubledEngine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine.name == "bubblewrap":
+        not_applicable("it is the one that is away")
+    monkeypatch.setitem(registry._ENGINES, "bubblewrap", f"{__name__}:AwayEngine")
+    first = make_manager(clock=clock)
+    ids = [await first.create_sandbox(engine="bubblewrap", on_idle="pause") for _ in range(2)]
+    await first.cleanup(keep=True)
+    monkeypatch.setattr(AwayEngine, "away", True)
+    second = make_manager(idle_timeout=10, max_sandboxes=2, at_cap="pause", clock=clock)
+    await second.start()
+    monkeypatch.setattr(AwayEngine, "away", False)
+    assert [(await second.describe(id)).state for id in ids] == [State.RUNNING] * 2
+    await second.create_sandbox()
+    states = [(await second.describe(id)).state for id in ids]
+    assert sorted(states) == [State.PAUSED, State.RUNNING], "one made room for the third"
+    awake = ids[states.index(State.RUNNING)]
+    for _ in range(2):
+        clock.advance(5.1)
+        await second.cleanup_idle()
+    await second.wait_until(awake, State.PAUSED, timeout=10)
 
 
 async def test_an_image_is_made_ahead_of_the_first_sandbox(

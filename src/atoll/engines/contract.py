@@ -45,6 +45,8 @@ class EngineDescription:
     version: str | None = None
     """The version of the program or service that makes the sandboxes. None: it is part of Atoll, or its version is
     unknown."""
+    is_complete: bool = True
+    """Whether the service behind the engine answered. If not, it may have capabilities that are not listed."""
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 
 from atoll.engines import registry
 from atoll.engines.contract import Balancing, Engine, EngineDescription
@@ -28,7 +29,7 @@ class EngineSet:
         self._by_name: dict[str, Engine] = {default.name: default}
         self.used = {default.name}
         """The names of engines that have, or had, sandboxes of this manager."""
-        self._capabilities: dict[str, frozenset[Capability]] = {}
+        self._described: dict[str, EngineDescription] = {}
 
     def name_for(self, spec: SandboxSpec) -> str:
         """Return the name of the engine for a sandbox that does not ask for one."""
@@ -46,13 +47,22 @@ class EngineSet:
     async def describe(self, name: str) -> EngineDescription:
         """Ask the engine to describe itself. Raises EngineNotFoundError, EngineUnavailableError."""
         description = await self.get(name).describe()
-        self._capabilities[name] = description.capabilities
+        self._described[registry.canonical(name)] = description
         return description
 
+    async def learn(self, name: str) -> None:
+        """Ask the engine to describe itself, if it answers now."""
+        with suppress(SandboxError):
+            await self.describe(name)
+
     def declares(self, name: str, capability: Capability) -> bool:
-        """Whether the engine declared this capability when it last described itself. An engine that never did has no
-        sandboxes of this manager."""
-        return capability in self._capabilities.get(name, ())
+        """Whether the engine declared this capability when it last described itself.
+
+        An engine that has not answered yet may have every capability: it can refuse a pause that it cannot carry out,
+        but a sandbox that was deleted instead of paused is lost.
+        """
+        described = self._described.get(registry.canonical(name))
+        return described is None or not described.is_complete or capability in described.capabilities
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(list(self._by_name.values()))

@@ -149,6 +149,7 @@ class Reaper:
             member.look_again = self._context.clock.now() + _SOON_S
             if not await self._is_silent(member):
                 return
+            await self._context.engines.learn(member.record.engine)
             if self._schedule.is_idle(member):  # no await between this check and the decision
                 await self._end_or_pause(member)
 

@@ -56,7 +56,9 @@ _DELETE_S = 60.0
 _LAST_REQUEST_S = 0.5
 _PATIENCE_S = 2.0
 """How long a deletion waits for an operation in progress before it removes the container anyway."""
-_UNKNOWN = EngineDescription(frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS}), "namespaces")
+_UNKNOWN = EngineDescription(
+    frozenset({Capability.IMAGES, Capability.ISOLATION, Capability.USERS}), "namespaces", is_complete=False
+)
 
 
 class DockerEngine(DockerSnapshots):
