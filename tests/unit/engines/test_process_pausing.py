@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+
+import pytest
 
 from atoll.engines.bubblewrap.engine import BubblewrapEngine
-from atoll.engines.bubblewrap.stopped_processes import runs
+from atoll.engines.bubblewrap.stopped_processes import StoppedProcesses, runs
 from atoll.model import Handle, State
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
@@ -71,6 +74,34 @@ async def test_programs_that_let_each_other_go_on_stand_still_too(engine: Bubble
             before, seen = seen, (await engine.stats(handle)).cpu_s or 0.0
         await engine.resume(handle)
         assert (await sandbox.exec("echo on")).stdout == "on\n"
+
+
+@pytest.mark.parametrize("way", ["a pause is given up", "a look comes before a resume"])
+async def test_nothing_is_stopped_after_it_was_let_go(
+    engine: BubblewrapEngine, settings: Settings, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    begun, go, stop_once = threading.Event(), threading.Event(), StoppedProcesses._stop_once
+
+    def slowly(self: StoppedProcesses) -> bool:
+        begun.set()
+        go.wait(30)
+        return stop_once(self)
+
+    async with AsyncSandbox(engine=engine, settings=settings) as sandbox:
+        handle = await handle_of(engine, sandbox)
+        if way == "a look comes before a resume":
+            await engine.pause(handle)
+        monkeypatch.setattr(StoppedProcesses, "_stop_once", slowly)
+        looking = asyncio.create_task(engine.pause(handle) if "pause" in way else engine.inspect(handle))
+        await asyncio.to_thread(begun.wait, 30)
+        ending = looking if "pause" in way else asyncio.create_task(engine.resume(handle))
+        if ending is looking:
+            looking.cancel()
+        await asyncio.wait({ending}, timeout=0.3)  # it must not be done yet
+        go.set()
+        await asyncio.wait({looking, ending})
+        monkeypatch.undo()
+        assert (await sandbox.exec("echo on", timeout=10)).stdout == "on\n"
 
 
 async def test_a_pause_whose_maker_died_or_gave_up(engine: BubblewrapEngine, settings: Settings) -> None:

@@ -66,10 +66,13 @@ class BubblewrapEngine(ProcessTreeEngine):
         if still is None or not still.is_noted:
             return seen
         now = time.monotonic()
-        late = now >= self._kept.get(handle.sandbox_id, 0.0) + _KEEP_S
-        if late and not self._exclusion.is_busy(handle.sandbox_id):  # otherwise it is being resumed
-            self._kept = {id: at for id, at in self._kept.items() if at + _KEEP_S > now} | {handle.sandbox_id: now}
-            await still.keep()
+        if now >= self._kept.get(handle.sandbox_id, 0.0) + _KEEP_S:
+            # Whoever resumes the sandbox waits, so that nothing is stopped after it.
+            with self._exclusion.at_once(handle.sandbox_id) as alone:
+                if alone and still.is_noted:
+                    self._kept = {id: at for id, at in self._kept.items() if at + _KEEP_S > now}
+                    self._kept[handle.sandbox_id] = now
+                    await still.keep()
         return Observation(State.PAUSED)
 
     async def pause(self, handle: Handle) -> None:

@@ -57,17 +57,24 @@ class StoppedProcesses:
     async def let_go(self) -> None:
         """Continue the processes that ran before. May be repeated."""
         if self.is_noted:
-            await workers.run(workers.ENGINE, self._continue)
+            await finish(workers.run(workers.ENGINE, self._continue))
             self._note.unlink(missing_ok=True)
 
     async def keep(self) -> None:
         """Stop processes that were continued although the sandbox is paused."""
-        await workers.run(workers.ENGINE, self._stop_once)
+        await self._look()
+
+    async def _look(self) -> bool:
+        """Stop every running process. Returns whether there was any.
+
+        A caller who is cancelled waits for the thread: whatever it stopped after they had let go would stay so.
+        """
+        return await finish(workers.run(workers.ENGINE, self._stop_once))
 
     async def _stop_all(self, deadline: Deadline) -> None:
         quiet = 0
         while quiet < _QUIET_LOOKS:
-            quiet = 0 if await workers.run(workers.ENGINE, self._stop_once) else quiet + 1
+            quiet = 0 if await self._look() else quiet + 1
             if quiet < _QUIET_LOOKS and not deadline.left():
                 raise EngineError("the sandbox's processes could not be stopped in time")
             await asyncio.sleep(_RETRY_S)
@@ -78,7 +85,6 @@ class StoppedProcesses:
         return [each for each in found if each is not None]
 
     def _stop_once(self) -> bool:
-        """Stop every running process. Returns whether there was any."""
         running = [each for each in self._everybody() if runs(each.pid)]
         for each in running:
             _send(each, signal.SIGSTOP)
