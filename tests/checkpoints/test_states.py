@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from atoll import AsyncSandbox, CheckpointNotFoundError, Sandbox, SpecError, Undo, UnsupportedError
 from atoll.engines.linux.engine import LinuxEngine
+from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.errors import ConflictError, ImageNotFoundError, SandboxError
 from atoll.model import Capability, State
 from atoll.settings import Settings
@@ -114,6 +116,27 @@ async def test_a_fork_that_fails_leaves_nothing(
             await sandbox.fork(4)
         assert [handle.sandbox_id for handle in await native.list()] == [sandbox.id]
         assert await sandbox.checkpoints() == []
+
+
+async def test_forks_whose_caller_is_cancelled_at_the_last_moment_are_gone(
+    native: LinuxEngine, sandbox_on: MakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sandbox_on(native) as sandbox:
+        begun, go, release = threading.Event(), threading.Event(), StateStorage.release
+
+        def slowly(self: StateStorage, saved_id: str) -> None:
+            begun.set()
+            go.wait(30)
+            release(self, saved_id)
+
+        monkeypatch.setattr(StateStorage, "release", slowly)
+        forking = asyncio.create_task(sandbox.fork(2))
+        await asyncio.to_thread(begun.wait, 30)
+        forking.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await forking
+        assert [handle.sandbox_id for handle in await native.list()] == [sandbox.id]
 
 
 async def test_restart_goes_back_to_the_beginning(engine: LinuxEngine, sandbox_on: MakeSandbox) -> None:

@@ -14,7 +14,7 @@ import pytest
 from atoll import AsyncSandbox, CheckpointNotFoundError, UnsupportedError
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.docker.engine import DockerEngine
-from atoll.errors import ConflictError, ImageError, SnapshotNotFoundError
+from atoll.errors import ConflictError, EngineError, ImageError, SnapshotNotFoundError
 from atoll.model import SandboxSpec, State
 from atoll.settings import Settings
 from docker import private_engine
@@ -33,6 +33,44 @@ async def kept(engine: DockerEngine) -> AsyncIterator[DockerEngine]:
         await engine.delete_snapshot(snapshot.name)
     assert ours(engine) == []
     assert list(engine._settings.data_dir.glob("atoll-diff-*")) == []
+
+
+@pytest.mark.parametrize("way", ["fork", "create"])
+async def test_what_a_state_became_is_gone_if_its_caller_is_cancelled_at_the_last_moment(
+    kept: DockerEngine, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    async with sandbox_on(kept) as sandbox:
+        await sandbox.snapshot("last")
+        begun, go, sweep = asyncio.Event(), asyncio.Event(), kept._sweep
+
+        async def slowly() -> None:
+            begun.set()
+            await go.wait()
+            await sweep()
+
+        monkeypatch.setattr(kept, "_sweep", slowly)
+        other = sandbox_on(kept, image="snapshot:last")
+        making = asyncio.ensure_future(sandbox.fork(2) if way == "fork" else other.create())
+        await begun.wait()
+        making.cancel()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert [handle.sandbox_id for handle in await kept.list()] == [sandbox.id]
+
+
+async def test_what_cannot_be_swept_now_does_not_fail_what_was_done(
+    kept: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse() -> None:
+        raise EngineError("no image can be removed now")
+
+    async with sandbox_on(kept) as sandbox:
+        with monkeypatch.context() as patched:
+            patched.setattr(kept, "_sweep", refuse)
+            (fork,) = await sandbox.fork(1)
+        assert (await fork.exec("echo on")).stdout == "on\n"
+        await fork.cleanup()
 
 
 def ours(engine: DockerEngine) -> list[str]:

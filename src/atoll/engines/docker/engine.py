@@ -31,6 +31,7 @@ from atoll.engines.docker.states import commits
 from atoll.engines.docker.states.docker_rollback import NEXT, ORIGIN
 from atoll.engines.docker.states.docker_snapshots import DockerSnapshots, snapshot_of
 from atoll.engines.enforcement import limit_details, refuse_unsupported
+from atoll.engines.host.saved_states import none_if_failed
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
@@ -98,8 +99,10 @@ class DockerEngine(DockerSnapshots):
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
         if (name := snapshot_of(self._image_name(spec.image))) is None:
             return await self._make(sandbox_id, spec, None)
-        async with self._held(lambda: self._snapshot_named(name)) as saved:
-            return await self._make(sandbox_id, spec, saved.as_image())
+        async with none_if_failed(self.delete) as made:
+            async with self._held(lambda: self._snapshot_named(name)) as saved:
+                made.append(await self._make(sandbox_id, spec, saved.as_image()))
+        return made[0]
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, image: image_pull.Image | None) -> Handle:
         """Create a sandbox from `image`, a saved state, or from the image of its spec."""

@@ -7,7 +7,8 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -154,6 +155,21 @@ async def all_or_none(
     except BaseException:
         for each in making:
             each.cancel()
+        await finish(undo())
+        raise
+
+
+@asynccontextmanager
+async def none_if_failed(delete: Callable[[Handle], Awaitable[None]]) -> AsyncIterator[list[Handle]]:
+    """Delete the sandboxes that the block put into the list, if it fails or is cancelled before it ends."""
+    made: list[Handle] = []
+
+    async def undo() -> None:
+        await asyncio.gather(*(delete(each) for each in made), return_exceptions=True)
+
+    try:
+        yield made
+    except BaseException:
         await finish(undo())
         raise
 

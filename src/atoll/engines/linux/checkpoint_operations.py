@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atoll import workers
 from atoll.cancellation import finish
-from atoll.engines.host.saved_states import all_or_none, fork_specs
+from atoll.engines.host.saved_states import all_or_none, fork_specs, none_if_failed
 from atoll.engines.linux.launcher import Launchers
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.linux_record import Record
@@ -96,7 +96,7 @@ class CheckpointOperations(abc.ABC):
         await self._observer.settle(handle.sandbox_id, memory=memory)
         record = self._observer.record(handle.sandbox_id)
         specs = fork_specs(record.spec, len(sandbox_ids), labels)
-        async with AsyncExitStack() as held:
+        async with none_if_failed(self.delete) as made, AsyncExitStack() as held:
             if checkpoint_id is not None:
                 with self.layout.exclusion.explaining(handle.sandbox_id):
                     source = await workers.run(workers.ENGINE, self._checkpoints.find, handle.sandbox_id, checkpoint_id)
@@ -108,12 +108,13 @@ class CheckpointOperations(abc.ABC):
                     source = await held.enter_async_context(self._checkpoints.branching(record, dump))
             wanted = list(zip(sandbox_ids, specs, strict=True))
             try:
-                return await all_or_none(
+                made += await all_or_none(
                     wanted, lambda id, spec: self._create(id, spec, source), self.delete, _FORKS_AT_ONCE
                 )
             except CheckpointNotFoundError:  # it may have been deleted with the sandbox
                 with self.layout.exclusion.explaining(handle.sandbox_id):
                     raise
+        return made
 
     async def snapshot(
         self, handle: Handle, name: str, checkpoint_id: str | None = None, *, memory: bool = False

@@ -27,7 +27,7 @@ from atoll.engines.docker.states import fresh_identity, image_archive, tree_diff
 from atoll.engines.docker.states.commits import SavedState
 from atoll.engines.docker.states.docker_rollback import ORIGIN, DockerRollback
 from atoll.engines.host import exclusion
-from atoll.engines.host.saved_states import all_or_none, checked_name, fork_specs
+from atoll.engines.host.saved_states import all_or_none, checked_name, fork_specs, none_if_failed
 from atoll.errors import (
     CheckpointNotFoundError,
     ConflictError,
@@ -112,9 +112,10 @@ class DockerStates(DockerRollback, abc.ABC):
         specs = fork_specs(handle.spec, len(sandbox_ids), labels)
         await self._container(handle)
         self._exclusion.refuse_deleted(handle.sandbox_id)
-        async with self._kept(handle, checkpoint_id, "fork") as source:
+        async with none_if_failed(self.delete) as made, self._kept(handle, checkpoint_id, "fork") as source:
             image, wanted = source.as_image(), list(zip(sandbox_ids, specs, strict=True))
-            return await all_or_none(wanted, lambda id, spec: self._make(id, spec, image), self.delete, _AT_ONCE)
+            made += await all_or_none(wanted, lambda id, spec: self._make(id, spec, image), self.delete, _AT_ONCE)
+        return made
 
     async def hibernate(self, handle: Handle) -> None:
         raise no_memory()
@@ -248,28 +249,39 @@ class DockerStates(DockerRollback, abc.ABC):
             async with self._held(lambda: self._find(handle, checkpoint)) as state:
                 yield state
             return
-        try:
-            async with AsyncExitStack() as use:
-                async with self._alone(handle):
-                    container = await self._container(handle)
-                    described = await self._described(handle, container, "", made_by)
-                    await use.enter_async_context(self._in_use(described.id))
-                    state = await finish(self._commits.commit(container, described, "origin"))
-                yield state
-        finally:
-            await finish(self._sweep())
+        async with self._swept(), AsyncExitStack() as use:
+            async with self._alone(handle):
+                container = await self._container(handle)
+                described = await self._described(handle, container, "", made_by)
+                await use.enter_async_context(self._in_use(described.id))
+                state = await finish(self._commits.commit(container, described, "origin"))
+            yield state
 
     @asynccontextmanager
     async def _held(self, find: Callable[[], Awaitable[SavedState]]) -> AsyncIterator[SavedState]:
         """Yield an existing state. Until the context ends it is kept, even if it is deleted."""
         state = await find()
+        async with self._swept(), self._in_use(state.id):
+            if (await find()).id != state.id:
+                raise ConflictError("the state has just been replaced by another one", hint="Try again.")
+            yield state
+
+    @asynccontextmanager
+    async def _swept(self) -> AsyncIterator[None]:
+        """Sweep when the context ends. The block decides whether the operation has failed: what could not be swept is
+        left to the next sweep."""
         try:
-            async with self._in_use(state.id):
-                if (await find()).id != state.id:
-                    raise ConflictError("the state has just been replaced by another one", hint="Try again.")
-                yield state
-        finally:
-            await finish(self._sweep())
+            yield
+        except EngineUnavailableError:
+            raise  # another request would wait for the engine again
+        except BaseException:
+            await finish(self._sweep_if_possible())
+            raise
+        await finish(self._sweep_if_possible())
+
+    async def _sweep_if_possible(self) -> None:
+        with suppress(EngineError, RefusedError):
+            await self._sweep()
 
     def _in_use(self, state_id: str) -> AbstractAsyncContextManager[None]:
         """Keep others from sweeping a state until the context ends, or until this process dies."""
