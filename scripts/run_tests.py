@@ -75,7 +75,7 @@ class Part:
     def arguments(self) -> list[str]:
         paths = [path for path in self.paths if (ROOT / path).exists()]
         ignored = [f"--ignore={path}" for path in self.without]
-        return ["-m", self.marks, "-n", str(self.workers), *paths, *ignored]
+        return ["-m", self.marks, "-n", str(self.workers), "--dist", "worksteal", *paths, *ignored]
 
 
 def parts(marks: str, prefix: str = "") -> list[Part]:

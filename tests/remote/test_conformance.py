@@ -8,11 +8,17 @@ from atoll.conformance import CHECKS, Bench, Check, Outcome, run_one
 from atoll.engines import registry
 from atoll.settings import Settings
 from needs import not_applicable
+from promises import group_of, groups
+
+
+INSIDE = groups("isolation", "process_trees", "shells", "special_files")
+"""What the server's engine and its agent decide, whoever asks them."""
 
 
 def as_parameter(check: Check) -> object:
     marks = [pytest.mark.timeout(900 if check.slow else 90)]
-    return pytest.param(check, id=check.name, marks=[*marks, pytest.mark.slow] if check.slow else marks)
+    marks += [pytest.mark.slow] if check.slow else [pytest.mark.again] if group_of(check) in INSIDE else []
+    return pytest.param(check, id=check.name, marks=marks)
 
 
 @pytest.mark.usefixtures("environment")
