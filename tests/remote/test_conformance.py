@@ -10,7 +10,6 @@ from atoll.settings import Settings
 from needs import not_applicable
 from promises import group_of, groups
 
-
 INSIDE = groups("isolation", "process_trees", "shells", "special_files")
 """What the server's engine and its agent decide, whoever asks them."""
 
