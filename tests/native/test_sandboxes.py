@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.errors import EngineError, UnsupportedError
 from atoll.model import SandboxSpec, State
+from atoll.network.client import Gateway
 from atoll.settings import Settings
 from atoll.waiting import Deadline
 from native.conftest import output
@@ -132,6 +134,27 @@ async def test_cancelling_a_create_leaves_nothing(engine: NativeEngine) -> None:
             await engine.delete(await task)
         assert await engine.list() == []
         assert not engine.layout.group("a").exists()
+
+
+async def test_a_policy_is_recorded_as_it_is_whoever_is_cancelled(
+    engine: NativeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await engine.create("a", SandboxSpec())
+    begun, go = threading.Event(), threading.Event()
+
+    def slowly(self: Gateway, sandbox_id: str, policy: object) -> bool:
+        begun.set()
+        return go.wait(30)
+
+    monkeypatch.setattr(Gateway, "change", slowly)
+    changing = asyncio.create_task(engine.set_network(handle, "all"))
+    await asyncio.to_thread(begun.wait, 30)
+    changing.cancel()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await changing
+    (found,) = await engine.list()
+    assert found.spec.network == "all", "the gateway has it"
 
 
 async def test_a_launcher_that_waited_and_died_is_replaced(engine: NativeEngine) -> None:

@@ -189,13 +189,15 @@ class LinuxEngine(CheckpointOperations):
             spec = record.spec.model_copy(update={"network": policy})
             self._check(spec, self._launchers.named(record.runtime))
             self.layout.gateway.need_authority(handle.sandbox_id, policy)
-            changed = record.model_copy(update={"spec": spec})
-            self.layout.records.write(changed)
-            try:
-                await finish(self._change_network(changed, policy))
-            except BaseException:
-                self.layout.records.write(record)
-                raise
+            await finish(self._replace_network(record, record.model_copy(update={"spec": spec}), policy))
+
+    async def _replace_network(self, record: Record, changed: Record, policy: NetworkPolicy) -> None:
+        self.layout.records.write(changed)
+        try:
+            await self._change_network(changed, policy)
+        except BaseException:
+            self.layout.records.write(record)
+            raise
 
     async def _change_network(self, record: Record, policy: NetworkPolicy) -> None:
         if await workers.run(workers.ENGINE, self.layout.gateway.change, record.sandbox_id, policy):
