@@ -395,14 +395,15 @@ async def test_a_supervisor_ends_with_its_sandbox_however_that_ends(target: Targ
 
 
 def supervisors(sandbox_id: str) -> list[int]:
-    """They are in a control group of their sandbox."""
-    found = []
+    """They are in a control group of their sandbox. Each has a child for the moment in which it carries out a call."""
+    found: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
             groups = (path / "cgroup").read_text()
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
         if words[1:2] == [b"supervise"] and sandbox_id in groups:
-            found.append(int(path.name))
-    return found
+            found[int(path.name)] = parent
+    return [pid for pid, parent in found.items() if parent not in found]
