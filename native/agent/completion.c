@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,13 +29,26 @@ static bool take_output_before_status(struct process *process)
     return true;
 }
 
+/* How much status to read: what is there now, or the end of the file if nothing is. */
+static size_t waiting_status(const struct channel *channel)
+{
+    int waiting = 0;
+    ioctl(channel->source.fd, FIONREAD, &waiting);
+    return waiting > 0 && waiting < CHUNK ? (size_t)waiting : CHUNK;
+}
+
 void channel_ready(struct source *source, uint32_t events)
 {
     struct channel *channel = (struct channel *)((char *)source - offsetof(struct channel, source));
     struct process *process = channel->process;
     (void)events;
-    bool wait = channel->index == 2 && !process->complete && !take_output_before_status(process);
-    ssize_t got = wait ? -2 : channel_fill(channel, CHUNK);
+    size_t most = CHUNK;
+    bool wait = false;
+    if (channel->index == 2 && !process->complete) {
+        most = waiting_status(channel); /* more may come while output is read, and after more output */
+        wait = !take_output_before_status(process);
+    }
+    ssize_t got = wait ? -2 : channel_fill(channel, most);
     if (got == 0)
         source_close(source);
     else if (got == -2)

@@ -359,6 +359,17 @@ def test_a_status_comes_after_the_output_before_it(host: Connection) -> None:
     assert answer.status.split() == [str(n).encode() for n in range(1, 201)]
 
 
+def test_a_status_that_comes_while_another_is_read_overtakes_no_output(host: Connection) -> None:
+    program = "import os\nfor i in range(1, 30001): os.write(1, b'x'); os.write(9, b'%d\\n' % i)"
+    stream = host.start("a", f'exec python3 -c "{program}"', flags=STATUS)
+    answer = Answer()
+    while not answer.frames or answer.last.type is not FrameType.END:
+        answer.add(host.next(stream))
+        complete = answer.status.rpartition(b"\n")[0].rpartition(b"\n")[2] if answer.last.channel == 3 else b"0"
+        assert len(answer.stdout) >= int(complete or 0)
+    assert answer.status.endswith(b"\n30000\n")
+
+
 def test_a_status_is_not_held_back_by_a_flood(agent: Agent) -> None:
     host = agent.connect(grant=False)
     stream = host.start("a", "cat /dev/zero & sleep 0.2; echo now >&9; sleep 100", flags=STATUS)
