@@ -26,6 +26,8 @@ from atoll.guest.frames import (
 
 FieldList = Iterable[tuple[Tag, int | bytes | str]]
 PATIENCE_S = 20.0
+EXIT, SIGNAL, TIMEOUT, KILLED, LOST = 1, 2, 3, 4, 5
+"""How a process ended."""
 
 
 class ClosedError(Exception):

@@ -12,14 +12,13 @@ import struct
 
 import pytest
 
-from agent.client import Answer, Connection, eventually, open_bytes
+from agent.client import EXIT, SIGNAL, Answer, Connection, eventually
 from agent.conftest import Agent, Compile, wait_until_alone
-from atoll.guest.frames import EventKind, FrameType, Op, StartFlag, Tag, Verb, encode_fields
+from atoll.guest.frames import EventKind, Op, StartFlag, Tag, encode_fields
 from needs import needs
 
 STDIN, PTY, MERGE, STATUS = StartFlag.STDIN, StartFlag.PTY, StartFlag.MERGE, StartFlag.STATUS
 STARTED, DETACH, FORGET = StartFlag.STARTED, StartFlag.DETACH, StartFlag.FORGET
-EXIT, SIGNAL, TIMEOUT, KILLED, LOST = 1, 2, 3, 4, 5
 needs_root = needs("root")
 
 
@@ -295,162 +294,6 @@ def test_releasing_a_process_ends_its_stream(agent: Agent) -> None:
     eventually(lambda: listed(host) == {b"a": False})
     assert release(host, "a").end is not None
     assert slow.finish(stream).errno == errno.ESTALE
-
-
-# --- terminals
-
-
-def test_a_terminal(host: Connection) -> None:
-    stream = host.start("a", "tty; stty size; read line; echo got $line; stty size", flags=PTY, rows=11, cols=22)
-    host.until(stream, b"11 22")
-    host.control(stream, Verb.RESIZE, [(Tag.ROWS, 33), (Tag.COLS, 44)])
-    host.data(stream, b"typed\n")
-    answer = host.finish(stream)
-    assert b"got typed\r\n33 44\r\n" in answer.stdout
-    assert answer.exit_code == 0
-
-
-def test_the_end_of_input_on_a_terminal(host: Connection) -> None:
-    stream = host.start("a", "cat; echo over", flags=PTY)
-    host.data(stream, b"line\n")
-    host.end(stream)
-    assert b"over\r\n" in host.finish(stream).stdout
-
-
-def test_all_output_of_a_terminal_comes(host: Connection) -> None:
-    answer = host.run("a", "for i in $(seq 5000); do echo line $i; done", flags=PTY)
-    assert answer.stdout.splitlines()[-1] == b"line 5000"
-    assert len(answer.stdout.splitlines()) == 5000
-
-
-def test_a_terminal_that_somebody_holds_open_does_not_delay_for_ever(host: Connection) -> None:
-    answer = host.run("a", "setsid sleep 100 & echo done", flags=PTY)
-    assert answer.stdout == b"done\r\n"
-    host.kill("a")
-
-
-@needs_root
-def test_a_terminal_belongs_to_its_user(host: Connection) -> None:
-    answer = host.run("a", "stat -c %u $(tty)", flags=PTY, user="12345", cwd="/")
-    assert answer.stdout.strip() == b"12345"
-
-
-def test_interrupting_from_the_keyboard(host: Connection) -> None:
-    stream = host.start("a", "echo ready; sleep 100", flags=PTY)
-    host.until(stream, b"ready")
-    host.data(stream, b"\3")
-    assert host.finish(stream).end.int(Tag.TERM_SIGNAL) == signal.SIGINT
-
-
-# --- the status channel
-
-
-def test_a_status_comes_after_the_output_before_it(host: Connection) -> None:
-    stream = host.start("a", "for i in $(seq 200); do head -c 3000 /dev/zero; echo $i >&9; done", flags=STATUS)
-    seen = 0
-    answer = Answer()
-    while not answer.frames or answer.last.type is not FrameType.END:
-        frame = host.next(stream)
-        answer.add(frame)
-        for line in answer.status.split()[seen:] if frame.channel == 3 else []:
-            seen += 1
-            if answer.status.endswith(b"\n"):
-                assert len(answer.stdout) >= int(line) * 3000
-    assert answer.status.split() == [str(n).encode() for n in range(1, 201)]
-
-
-def test_a_status_that_comes_while_another_is_read_overtakes_no_output(host: Connection) -> None:
-    program = "import os\nfor i in range(1, 30001): os.write(1, b'x'); os.write(9, b'%d\\n' % i)"
-    stream = host.start("a", f'exec python3 -c "{program}"', flags=STATUS)
-    answer = Answer()
-    while not answer.frames or answer.last.type is not FrameType.END:
-        answer.add(host.next(stream))
-        complete = answer.status.rpartition(b"\n")[0].rpartition(b"\n")[2] if answer.last.channel == 3 else b"0"
-        assert len(answer.stdout) >= int(complete or 0)
-    assert answer.status.endswith(b"\n30000\n")
-
-
-def test_a_status_is_not_held_back_by_a_flood(agent: Agent) -> None:
-    host = agent.connect(grant=False)
-    stream = host.start("a", "cat /dev/zero & sleep 0.2; echo now >&9; sleep 100", flags=STATUS)
-    frames = 0
-    while (frame := host.next(stream)).channel != 3:
-        host.give_credit(stream, len(frame.payload))
-        frames += 1
-    assert frame.payload == b"now\n"
-    agent.connect().kill("a")
-
-
-def test_a_status_while_nobody_listens_to_a_flood(agent: Agent) -> None:
-    host = agent.connect()
-    host.run("a", "cat /dev/zero & for i in $(seq 50); do echo $i >&9; sleep 0.01; done", flags=STATUS | DETACH)
-    for _ in range(50):
-        host.hello()
-    attached = host.open(Op.ATTACH, [(Tag.ID, "a"), (Tag.OFFSET_1, 1 << 60)])
-    host.until(attached, b"50\n", channel=3)
-    host.kill("a")
-
-
-# --- deadlines and signals
-
-
-def test_the_deadline_kills(host: Connection) -> None:
-    answer = host.run("a", "echo before; trap '' TERM; sleep 100; echo after", deadline_ms=200)
-    assert (answer.cause, answer.stdout, answer.end.int(Tag.TERM_SIGNAL)) == (TIMEOUT, b"before\n", 9)
-
-
-def test_the_deadline_with_grace_asks_first(host: Connection) -> None:
-    polite = "trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.01; done"
-    answer = host.run("a", polite, deadline_ms=200, grace_ms=5000)
-    assert (answer.cause, answer.stdout, answer.exit_code) == (TIMEOUT, b"up\nbye\n", 5)
-    stubborn = host.run("b", "trap '' TERM; while :; do sleep 0.01; done", deadline_ms=100, grace_ms=100)
-    assert (stubborn.cause, stubborn.end.int(Tag.TERM_SIGNAL)) == (TIMEOUT, 9)
-
-
-def test_grace_does_not_spare_what_the_process_leaves(agent: Agent, host: Connection) -> None:
-    command = "setsid sleep 100 & trap 'exit 0' TERM; while :; do sleep 0.01; done"
-    assert host.run("a", command, deadline_ms=100, grace_ms=5000).cause == TIMEOUT
-    assert agent.others() == []
-
-
-def test_signals(host: Connection) -> None:
-    stream = host.start("a", "trap 'echo usr1' USR1; echo up; while :; do sleep 0.01; done")
-    host.until(stream, b"up\n")
-    assert host.kill("a", signal.SIGUSR1).end is not None
-    host.until(stream, b"usr1\n")
-    host.control(stream, Verb.SIGNAL, [(Tag.SIGNAL, signal.SIGUSR1)])
-    host.until(stream, b"usr1\n")
-    assert host.kill("a", 65).errno == errno.EINVAL
-    assert host.kill("nobody").errno == errno.ENOENT
-    assert host.kill("a", signal.SIGTERM).end is not None
-    assert host.finish(stream).end.int(Tag.TERM_SIGNAL) == signal.SIGTERM
-    assert host.kill("a", signal.SIGTERM).errno == errno.ESRCH
-    eventually(lambda: host.kill("a").last.type is FrameType.ERROR)
-    assert host.kill("a").errno == errno.ESRCH
-
-
-def test_sparing_kills_only_what_the_process_started(host: Connection) -> None:
-    command = 'sleep 100 & setsid sh -c "sleep 100 & sleep 100" & echo up; wait; echo alone; read x; echo $x'
-    stream = host.start("a", command, flags=STDIN)
-    host.until(stream, b"up\n")
-    seen = b""
-    while b"alone" not in seen:
-        assert host.kill("a", 9, flags=1).end is not None
-        host.hello()
-        frame = host.next(stream)
-        seen += frame.payload
-    host.data(stream, b"still here\n")
-    assert host.finish(stream).stdout == b"still here\n"
-
-
-def test_many_wait_for_one_kill(host: Connection) -> None:
-    stream = host.start("a", "sleep 100", flags=STARTED)
-    host.event(stream, EventKind.STARTED)
-    kill = encode_fields([(Tag.ID, "a"), (Tag.SIGNAL, 9)])
-    host.sock.sendall(b"".join(open_bytes(10 + n, Op.KILL, kill) for n in range(12)))
-    ends = [host.finish(10 + n).last.type for n in range(12)]
-    assert ends.count(FrameType.END) >= 8
-    assert host.finish(stream).cause == KILLED
 
 
 # --- many

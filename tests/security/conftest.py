@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.oci_engine import OciEngine
 from atoll.engines.linux.runtimes.oci_runtimes import locate
+from atoll.errors import SandboxError
 from atoll.model import ExecutionResult
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
@@ -29,6 +32,8 @@ from security.canaries import Canaries, WatchedSandbox
 from security.weak import Weak
 
 PIDS = 256
+REFUSED = (OSError, ValueError, SandboxError)
+"""How a call on files may be refused."""
 """Every sandbox whose processes are the host's has a limit. Nothing that forks without end is run without one."""
 
 _GVISOR, _SLOW_CRUN = (pytest.param(name, marks=pytest.mark.slow) for name in ("runsc", "crun"))
@@ -94,6 +99,15 @@ def folder(session_folder: Path) -> Path:
     path = session_folder / "s"
     path.mkdir(mode=0o755)
     return path
+
+
+@pytest.fixture
+def place(folder: Path) -> Iterator[Path]:
+    """A directory of the host for one test, that everybody can reach."""
+    path = Path(tempfile.mkdtemp(dir=folder))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture(scope="session")

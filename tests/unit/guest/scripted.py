@@ -153,3 +153,9 @@ class ScriptedAgent:
             await script(peer)
         finally:
             peer.close()
+
+
+async def hold(peer: Peer) -> None:
+    """Greets, and then only listens."""
+    await peer.greet()
+    await peer.until_closed()

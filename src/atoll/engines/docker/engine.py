@@ -99,9 +99,8 @@ class DockerEngine(DockerSnapshots):
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
         if (name := snapshot_of(self._image_name(spec.image))) is None:
             return await self._make(sandbox_id, spec, None)
-        async with none_if_failed(self.delete) as made:
-            async with self._held(lambda: self._snapshot_named(name)) as saved:
-                made.append(await self._make(sandbox_id, spec, saved.as_image()))
+        async with none_if_failed(self.delete) as made, self._held(lambda: self._snapshot_named(name)) as saved:
+            made.append(await self._make(sandbox_id, spec, saved.as_image()))
         return made[0]
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, image: image_pull.Image | None) -> Handle:
@@ -267,8 +266,7 @@ class DockerEngine(DockerSnapshots):
         await image_pull.pull(self._http, image, on_progress)
 
     async def can(self, capability: Capability) -> bool:
-        """Return whether the Docker engine has a capability now. Raises EngineUnavailableError if it does not
-        answer."""
+        """Return whether the Docker engine has a capability now. Raises EngineUnavailableError."""
         return capability in self._description_from(await facts.learn(self._http)).capabilities
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
