@@ -17,7 +17,7 @@ import pytest
 
 from atoll.settings import Settings
 from needs import not_applicable
-from server.running import everything, running_server
+from server.running import everything, new_folder, running_server
 from server.test_runtime import ECHO
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -51,7 +51,7 @@ def said(
     if not python:
         not_applicable("ATOLL_TEST_OPENHANDS names no Python that has openhands-ai")
     need_engine("native", session_settings)
-    with running_server(session_folder / "openhands", "native", ATOLL_RUNTIME_NETWORK="none") as server:
+    with running_server(new_folder(session_folder, "openhands"), "native", ATOLL_RUNTIME_NETWORK="none") as server:
         assert server.key is not None
         with server.client() as admin:
             assert admin.post("/users", json={"id": "openhands"}).status_code == 201

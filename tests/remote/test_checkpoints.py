@@ -20,7 +20,7 @@ from atoll.errors import ConflictError, ImageError, SnapshotNotFoundError, Unsup
 from atoll.model import UndoRule
 from atoll.settings import Settings
 from server.conftest import Person, new_user
-from server.running import RunningServer, running_server
+from server.running import RunningServer, new_folder, running_server
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def native_server(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> Iterator[RunningServer]:
     need_engine("native", session_settings)
-    with running_server(session_folder / "undo", "native") as running:
+    with running_server(new_folder(session_folder, "undo"), "native") as running:
         yield running
         with running.client() as admin:
             for found in admin.get("/snapshots").json():

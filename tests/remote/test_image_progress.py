@@ -14,7 +14,7 @@ import pytest
 
 from atoll.settings import Settings
 from needs import needs
-from server.running import RunningServer, running_server
+from server.running import RunningServer, new_folder, running_server
 from unit.images.archives import file, small_root, tar
 from unit.images.registries import Front, Pusher, registry
 
@@ -28,7 +28,7 @@ def native_server(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> Iterator[RunningServer]:
     need_engine("native", session_settings)
-    with running_server(session_folder / "images", "native") as running:
+    with running_server(new_folder(session_folder, "images"), "native") as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from atoll.model import State
 from atoll.settings import Settings
 from checkpoints.test_memory import COUNTER, counting
 from needs import missing
-from server.running import RunningServer, running_server
+from server.running import RunningServer, new_folder, running_server
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def oci_server(
     need_engine("oci", session_settings)
     if locate("runsc", Path("/nonexistent")) is None:
         missing("needs runsc: run 'make setup-test'")
-    with running_server(session_folder / "memory", "oci") as running:
+    with running_server(new_folder(session_folder, "memory"), "oci") as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from atoll.settings import Settings
 from atoll.signature import HEADER, SignatureError, Verifier
 from remote.receiving import Receiver
 from server.conftest import new_user
-from server.running import RunningServer, everything, running_server
+from server.running import RunningServer, everything, new_folder, running_server
 from server.test_kill import free_port
 
 PATIENCE_S = 20.0
@@ -28,7 +28,7 @@ def back(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> Iterator[RunningServer]:
     need_engine("bubblewrap", session_settings)
-    with running_server(session_folder / "told", "bubblewrap", ATOLL_WEBHOOK_HOSTS="127.0.0.1") as running:
+    with running_server(new_folder(session_folder, "told"), "bubblewrap", ATOLL_WEBHOOK_HOSTS="127.0.0.1") as running:
         yield running
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -103,6 +104,11 @@ def everything(client: httpx.Client, limit: int = 100) -> list[dict[str, Any]]:
         page = client.get("/sandboxes/search", params=query).json()
         found += page["items"]
     return found
+
+
+def new_folder(session_folder: Path, name: str) -> Path:
+    """Return a folder for a server of one module, whose tests may run in several pieces, each with its own server."""
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=session_folder))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.settings import Settings
 from server.conftest import new_user
-from server.running import RunningServer, running_server
+from server.running import RunningServer, new_folder, running_server
 
 LONG = "u" * 230
 
@@ -25,7 +25,7 @@ def small(
     """A server that remembers little."""
     need_engine("bubblewrap", session_settings)
     variables = {"ATOLL_MAX_SPECS": "3", "ATOLL_MAX_KEYS": "4", "ATOLL_MAX_ENDED_RECORDS": "5"}
-    with running_server(session_folder / "small", "bubblewrap", **variables) as server:
+    with running_server(new_folder(session_folder, "small"), "bubblewrap", **variables) as server:
         yield server
 
 

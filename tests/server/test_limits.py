@@ -12,7 +12,7 @@ import pytest
 from atoll.settings import Settings
 from needs import need
 from server.conftest import new_user
-from server.running import RunningServer, running_server
+from server.running import RunningServer, new_folder, running_server
 
 MIB = 1 << 20
 CEILINGS = {
@@ -41,7 +41,7 @@ def limited(
 ) -> Iterator[RunningServer]:
     need("root")
     need_engine("native", session_settings)
-    with running_server(session_folder / "limited", "native", **CEILINGS) as running:
+    with running_server(new_folder(session_folder, "limited"), "native", **CEILINGS) as running:
         yield running
 
 

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,12 +110,14 @@ def expired_key(server: RunningServer, admin: httpx.Client) -> str:
 
 @pytest.fixture(scope="module")
 def scene(server: RunningServer, admin: httpx.Client, ann: Person) -> Iterator[Scene]:
-    bob = new_user(admin, "bob-of-the-matrix")
+    bob = new_user(admin, f"bob-of-the-matrix-{uuid.uuid4().hex}")
     with server.client(ann.key) as hers:
         spec = {"id": "matrix-of-ann", "exposed_ports": [{"name": "WEB", "port": 8000}]}
         assert hers.post("/sandbox-specs", json=spec).status_code == 201
         mine = hers.post("/sandboxes", json={"sandbox_spec_id": spec["id"]}).json()
         other = admin.post("/sandboxes").json()
+        listed = key_of(admin, "ann", ["read"])
+        lacking = {scope: key_of(admin, "ann", [each for each in SCOPES if each != scope]) for scope in SCOPES}
         yield Scene(
             server,
             ann,
@@ -124,12 +127,14 @@ def scene(server: RunningServer, admin: httpx.Client, ann: Person) -> Iterator[S
             mine["session_api_key"],
             other["session_api_key"],
             "matrix-of-ann",
-            key_of(admin, "ann", ["read"])["id"],
-            {scope: key_of(admin, "ann", [each for each in SCOPES if each != scope])["key"] for scope in SCOPES},
+            listed["id"],
+            {scope: made["key"] for scope, made in lacking.items()},
             expired_key(server, admin),
         )
         for path in (f"/sandboxes/{mine['id']}", f"/sandboxes/{other['id']}", f"/sandbox-specs/{spec['id']}"):
             assert admin.delete(path).status_code == 200
+        for made in (listed, *lacking.values()):
+            assert admin.delete(f"/keys/{made['id']}").status_code == 200
 
 
 @pytest.fixture(scope="module")

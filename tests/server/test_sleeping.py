@@ -13,7 +13,7 @@ import pytest
 
 from atoll import Sandbox, SandboxPausedError
 from atoll.settings import Settings
-from server.running import RunningServer, running_server, start_server
+from server.running import RunningServer, new_folder, running_server, start_server
 
 
 def _until(ask: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -30,7 +30,7 @@ def native(
 ) -> Iterator[RunningServer]:
     """One that pauses what nobody used for a moment."""
     need_engine("native", session_settings)
-    folder = session_folder / "sleeping"
+    folder = new_folder(session_folder, "sleeping")
     with running_server(folder, "native", ATOLL_CLOSE_DELAY="2", ATOLL_ON_IDLE="pause") as server:
         yield server
 
