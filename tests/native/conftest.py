@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import leftovers
-from atoll.engines.host import process_ref
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.guest import Guest, StartRequest
 from atoll.model import Handle
 from atoll.settings import Settings
+from native import launchers
+from native.launchers import left_behind
 from needs import need
 
 
@@ -36,30 +37,9 @@ async def engine(settings: Settings) -> AsyncIterator[NativeEngine]:
     assert left_behind(made) == []
 
 
-def left_behind(engine: NativeEngine) -> list[str]:
-    """Processes, mounts, control groups and files that only a sandbox or its making has."""
-    return leftovers.left_behind(engine) + [f"launcher {pid}" for pid in launchers() - _OF_OTHERS]
-
-
-_OF_OTHERS: set[int] = set()
-"""Launchers that other tests of this process keep waiting."""
-
-
 @pytest.fixture(autouse=True)
 def launchers_of_others() -> None:
-    _OF_OTHERS.clear()
-    _OF_OTHERS.update(launchers())
-
-
-def launchers() -> set[int]:
-    return {pid for pid in process_ref.descendants(os.getpid()) if _is_launcher(pid)}
-
-
-def _is_launcher(pid: int) -> bool:
-    try:
-        return "atoll-native" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    except OSError:
-        return False
+    launchers.note_those_of_others()
 
 
 async def output(engine: NativeEngine, handle: Handle, command: str, user: str | None = None) -> str:

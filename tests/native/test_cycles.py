@@ -10,7 +10,7 @@ import pytest
 from atoll import AsyncSandbox
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.settings import Settings
-from native.conftest import left_behind
+from native.launchers import left_behind
 
 AT_ONCE = 16
 

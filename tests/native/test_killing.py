@@ -19,7 +19,8 @@ from atoll.errors import SandboxError
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
 from native import killing
-from native.conftest import left_behind, output
+from native.conftest import output
+from native.launchers import left_behind
 
 
 @pytest.mark.parametrize(

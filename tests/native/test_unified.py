@@ -16,7 +16,8 @@ from atoll.engines.linux.native_engine import NativeEngine
 from atoll.errors import UnsupportedError
 from atoll.model import Capability, SandboxSpec, State
 from atoll.settings import Settings
-from native.conftest import left_behind, output
+from native.conftest import output
+from native.launchers import left_behind
 from needs import missing
 
 
