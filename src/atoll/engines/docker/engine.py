@@ -167,13 +167,6 @@ class DockerEngine(DockerSnapshots):
         parent = self._accounts.parent(known, spec.account)
         return container_plan.container(who, spec, known, image, agent, created_at, trusted, labels, defaults, parent)
 
-    async def _size_of_base(self, spec: SandboxSpec, saved: image_pull.Image) -> int:
-        """Return the size of the image that a saved state was made from: all later writes count against the limit
-        again."""
-        name = spec.image if snapshot_of(spec.image) is None else saved.id
-        base = await image_pull.find(self._http, name) or await image_pull.find(self._http, saved.id)
-        return base.size_bytes if base is not None else 0
-
     async def connect(self, handle: Handle) -> ByteStream:
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -333,11 +326,17 @@ class DockerEngine(DockerSnapshots):
                 pass  # the container has ended or was never visible from here; the Docker engine knows which
             else:
                 return await self._linked(handle, noted, stream)
-        found = await self._completed(self._who(handle.sandbox_id).container)
-        if found is None or not found["State"]["Running"]:
-            raise AgentUnreachableError("its container is not running")
-        target = Target.of(found)
-        return await self._linked(handle, target, await self._streams.open(target))
+        name = self._who(handle.sandbox_id).container
+        found = await self._completed(name)
+        while found is not None and found["State"]["Running"]:
+            target = Target.of(found)
+            try:
+                return await self._linked(handle, target, await self._streams.open(target))
+            except (OSError, RefusedError, AgentUnreachableError):
+                # The Docker engine may have just removed it for a rollback that a dead process began.
+                if (found := await self._completed(name)) is None or found["Id"] == target.container_id:
+                    raise
+        raise AgentUnreachableError("its container is not running")
 
     async def _linked(self, handle: Handle, target: Target, stream: ByteStream) -> ByteStream:
         try:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from atoll import workers
 from atoll.cancellation import finish
+from atoll.engines.docker.api import image_pull
 from atoll.engines.docker.states import image_archive
 from atoll.engines.docker.states.commits import SavedState
 from atoll.engines.docker.states.docker_states import DockerStates, no_memory
 from atoll.engines.host.saved_states import checked_snapshot
 from atoll.errors import ConflictError, SnapshotNotFoundError, SpecError
-from atoll.model import Handle
+from atoll.model import Handle, SandboxSpec
 from atoll.model.checkpoint import Snapshot
 
 SNAPSHOT = "snapshot:"
@@ -62,6 +63,13 @@ class DockerSnapshots(DockerStates):
             if saved.name == name:
                 return saved
         raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="'atoll snapshot ls' lists them.")
+
+    async def _size_of_base(self, spec: SandboxSpec, saved: image_pull.Image) -> int:
+        """Return the size of the image that a saved state was made from: all later writes count against the limit
+        again."""
+        name = spec.image if snapshot_of(spec.image) is None else saved.id
+        base = await image_pull.find(self._http, name) or await image_pull.find(self._http, saved.id)
+        return base.size_bytes if base is not None else 0
 
     async def _refuse_taken(self, name: str) -> None:
         if any(saved.name == name for saved in await self._commits.all("snapshot")):
