@@ -27,6 +27,7 @@ from atoll.storage.storage_pool import StoragePool, can_make_pool, existing
 _NEARLY_FULL = 0.98
 _ROOM_TO_START = 4 << 20
 _ACCOUNT = ".account"
+_KEPT = ".kept"
 
 
 def open_layers(data_dir: Path) -> Layers:
@@ -100,8 +101,11 @@ class BtrfsLayers:
 
     def save(self, layer_id: str, saved_id: str) -> None:
         with self._pool.opened() as directory:
-            (directory / f".{checked(layer_id)}.kept").touch()
-            self._keep(directory / layer_id, saved_id, self._account(directory, layer_id))
+            (directory / f".{checked(layer_id)}{_KEPT}").touch()
+            try:
+                self._keep(directory / layer_id, saved_id, self._account(directory, layer_id))
+            finally:
+                self._forget_kept(directory, layer_id)  # if another process has deleted the layer meanwhile
 
     def copy_saved(self, saved_id: str, new_id: str) -> None:
         with self._pool.opened():
@@ -192,7 +196,11 @@ class BtrfsLayers:
             btrfs.forget_empty_quotas(directory)
             # List the accounts before their names: the name of an account is created before the account.
             there = btrfs.accounts(directory)
-            names = [name for name in os.listdir(directory) if name.startswith(".") and name.endswith(_ACCOUNT)]
+            hidden = [name for name in os.listdir(directory) if name.startswith(".")]
+            for name in hidden:
+                if name.endswith(_KEPT):
+                    self._forget_kept(directory, name[1 : -len(_KEPT)])
+            names = [name for name in hidden if name.endswith(_ACCOUNT)]
             named = {self._account(directory, name[1 : -len(_ACCOUNT)]) for name in names}
             for number in there:
                 if number not in named:
@@ -252,7 +260,7 @@ class BtrfsLayers:
 
     def _adopt(self, directory: Path, layer_id: str, disk_bytes: int) -> int:
         """Open an account for an existing layer that has none, and count the layer's content in it."""
-        (directory / f".{layer_id}.kept").touch()
+        (directory / f".{layer_id}{_KEPT}").touch()
         number = self._open_account(directory, layer_id, disk_bytes)
         btrfs.assign(directory / layer_id, number, counted=True)
         return number
@@ -267,10 +275,16 @@ class BtrfsLayers:
         """Remove the layer's account. If data still counts in it, because forks use it or the kernel has not freed it
         yet, `sweep` removes the account later."""
         account = self._account(directory, layer_id)
-        for name in (_ACCOUNT, ".kept"):
+        for name in (_ACCOUNT, _KEPT):
             (directory / f".{layer_id}{name}").unlink(missing_ok=True)
         if account is not None:
             btrfs.remove_account(directory, account)
+
+    @staticmethod
+    def _forget_kept(directory: Path, layer_id: str) -> None:
+        """Forget that states of a layer were saved, if there is no such layer."""
+        if not (directory / layer_id).exists():
+            (directory / f".{layer_id}{_KEPT}").unlink(missing_ok=True)
 
     def _discard(self, directory: Path, layer_id: str, old: Path) -> None:
         """Remove the former content of a layer.
@@ -278,7 +292,7 @@ class BtrfsLayers:
         If no state of it was saved, it stops counting immediately, although the kernel frees the space later. Otherwise
         it counts until the kernel has freed what no saved state uses.
         """
-        account, kept = self._account(directory, layer_id), directory / f".{layer_id}.kept"
+        account, kept = self._account(directory, layer_id), directory / f".{layer_id}{_KEPT}"
         if account is not None and not kept.exists():
             btrfs.assign(old, account, counted=False)
         self._remove(old)

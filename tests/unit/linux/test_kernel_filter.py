@@ -37,7 +37,9 @@ def inside(body: str) -> subprocess.CompletedProcess[str]:
 def test_ordinary_programs_run() -> None:
     done = inside("""
         lock()
-        threading.Thread(target=print, args=("thread",)).start()
+        thread = threading.Thread(target=print, args=("thread",))
+        thread.start()
+        thread.join()
         pid = os.fork()
         if pid == 0:
             os._exit(7)

@@ -121,6 +121,22 @@ def test_what_cannot_be_filled_is_not_kept(layers: BtrfsLayers) -> None:
     assert read(layers, "kept", saved=True) == "whole"
 
 
+@needs_pool
+def test_a_layer_that_is_deleted_while_it_is_saved_leaves_nothing(layers: BtrfsLayers) -> None:
+    layers.create_layer("one", None)
+    layers.save("one", "kept")
+    place = layers.open_layer("one").path.parent
+    layers.delete_layer("one")
+    with pytest.raises(EngineError):
+        layers.save("one", "late")
+    assert [name for name in os.listdir(place) if "one" in name] == []
+    (place / ".one.kept").touch()  # as a process that was killed in the middle of it leaves it
+    layers.create_layer("two", None)
+    layers.save("two", "other")
+    layers.sweep()
+    assert [name for name in os.listdir(place) if name.endswith(".kept")] == [".two.kept"]
+
+
 def test_plain_directories_say_what_is_missing(tmp_path: Path) -> None:
     layers = PlainLayers(tmp_path)
     layers.create_layer("one", None)
