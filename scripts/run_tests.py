@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -37,6 +38,7 @@ MANY = 3
 """Processes for parts whose tests wait most of the time. Other parts have two."""
 MAX_RETRIED = 3
 MAX_REASON_LINES = 12
+PLACE = re.compile(r"[^\s:]+\.py:\d+: ")
 SILENCE_S = 420.0
 """Longer than any test may take that is not slow."""
 DUMP_S = 3.0
@@ -349,11 +351,12 @@ def _set_up(version: str) -> str | None:
 
 
 def _reason(text: str) -> str:
-    """Return what pytest marks as the error, and its place; the last line if nothing is marked."""
-    lines = text.partition("\n--- ")[0].splitlines()
+    """Return what pytest marks as the error, and the places that led to it; the last lines if nothing is marked, as in
+    groups of errors."""
+    lines = [line for line in text.partition("\n--- ")[0].splitlines() if line.strip()]
     marked = [line for line in lines if line.startswith("E  ")][:MAX_REASON_LINES]
-    place = next((line for line in reversed(lines) if line and not line.startswith(("E  ", " "))), "")
-    return "\n".join([*marked, place])
+    places = [line for line in lines if PLACE.match(line)]
+    return "\n".join([*marked, *places] if marked else lines[-MAX_REASON_LINES:])
 
 
 def _indented(text: str) -> str:

@@ -57,8 +57,14 @@ def test_race():
         mark.touch()
         assert mark.name == "the first reason"
 
-def test_bad():
+def fail():
     raise ValueError("the second reason")
+
+def test_bad():
+    fail()
+
+def test_group():
+    raise ExceptionGroup("together", [ValueError("the third reason")])
 """
 
 
@@ -83,11 +89,11 @@ def test_what_was_tried_twice_is_listed_with_its_first_reason(tmp_path: Path) ->
     assert "FAILED: tests/test_small.py::test_bad\n" in failed
     assert "FAILED: tests/test_small.py::test_race\n" not in failed
     assert re.search(r"::test_race: passed the second time\n +E .*assert 'mark' == 'the first reason'", listed)
-    assert re.search(
-        r"::test_bad: failed again\n +E +ValueError: the second reason\n +tests/test_small.py:\d+:", listed
-    )
+    places = r"\n +tests/test_small.py:\d+: \n +tests/test_small.py:\d+: ValueError\n"
+    assert re.search(r"::test_bad: failed again\n +E +ValueError: the second reason" + places, listed)
+    assert re.search(r"::test_group: failed again\n(.*\n)+? +\| ValueError: the third reason\n", listed)
     assert "test_good" not in listed
-    assert "1 failed, 2 passed in 0:" in listed
+    assert "2 failed, 2 passed in 0:" in listed
 
 
 def test_what_the_time_was_too_short_for_is_named(tmp_path: Path) -> None:
