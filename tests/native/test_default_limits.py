@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -301,6 +302,7 @@ async def test_a_sandbox_is_made_while_the_groups_above_it_are_removed(engines: 
     def tidy() -> None:
         while going:
             engine.layout.accounts.remove_empty()
+            time.sleep(0.001)  # without it, making all groups in between would be a matter of luck
 
     tidying = asyncio.create_task(asyncio.to_thread(tidy))
     try:

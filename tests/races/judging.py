@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ _EXPECTED = {
 }
 _CONNECTED = "another client is connected"
 """Why memory is not saved just now."""
+_DYING_S = 10.0
 _LATER = 10
 """The lines after an answer in which a kill may be logged that came before it."""
 
@@ -133,7 +135,10 @@ def _on_the_machine(engine: LinuxEngine, known: set[str], alive: set[str]) -> li
     groups = {name.removeprefix(STARTING) for name in places.accounts.names()}
     layers, ids = set(places.layers.list()), set(places.ids.owners().values())
     saved = {state.sandbox_id for state in engine._storage.records.all() if state.sandbox_id}
-    running = {id for id in known if places.group(id).pids()}
+    running, deadline = {id for id in known if places.group(id).pids()}, time.monotonic() + _DYING_S
+    while running - alive and time.monotonic() < deadline:
+        # The kernel takes a moment to kill the rest of a sandbox whose first process has ended.
+        running = {id for id in running if places.group(id).pids()}
     faults = [
         f"{what} of {id}, which is nobody" for what, found in _named(groups, layers, ids, saved) for id in found - known
     ]
