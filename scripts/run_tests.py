@@ -356,7 +356,7 @@ def _reason(text: str) -> str:
     lines = [line for line in text.partition("\n--- ")[0].splitlines() if line.strip()]
     marked = [line for line in lines if line.startswith("E  ")][:MAX_REASON_LINES]
     places = [line for line in lines if PLACE.match(line)]
-    return "\n".join([*marked, *places] if marked else lines[-MAX_REASON_LINES:])
+    return "\n".join([*marked, *places[-MAX_REASON_LINES:]] if marked else lines[-MAX_REASON_LINES:])
 
 
 def _indented(text: str) -> str:

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.docker.engine import DockerEngine
-from atoll.errors import (
-    AgentUnreachableError,
-    SpecError,
-    UnsupportedError,
-)
+from atoll.errors import AgentUnreachableError, SpecError, UnsupportedError
 from atoll.settings import Settings
 from docker.containers import handle_of, new
 from docker.private_engine import where
