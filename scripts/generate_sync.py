@@ -7,6 +7,7 @@ two cannot diverge. With --check nothing is written, and a difference is an erro
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,8 @@ SOURCES = {
     "src/atoll/sandbox/command.py": {"AsyncCommand": "Command"},
     "src/atoll/sandbox/terminal.py": {"AsyncTerminal": "Terminal"},
     "src/atoll/sandbox/shell.py": {"AsyncShell": "Shell"},
-    "src/atoll/guest/file_watch.py": {"Watch": "FileWatch"},
-    "src/atoll/guest/port_streams.py": {"PortStream": "Port"},
+    "src/atoll/guest/file_watch.py": {"AsyncWatch": "Watch"},
+    "src/atoll/guest/port_streams.py": {"AsyncPortStream": "PortStream"},
     "src/atoll/sandbox/port_forward.py": {"AsyncForward": "Forward"},
     "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
 }
@@ -40,6 +41,7 @@ HEADER = '''"""The synchronous classes. Generated from the asynchronous ones by 
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -53,11 +55,12 @@ from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.guest.files import FileInfo
 from atoll.guest.socket_tables import ListeningPort
-from atoll.guest.port_streams import PortStream
-from atoll.guest.file_watch import FileEvent, Watch
-from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats
+from atoll.guest.port_streams import AsyncPortStream
+from atoll.guest.file_watch import AsyncWatch, FileEvent
+from atoll.model import ExecutionResult, ListedSandbox, Observation, SandboxDetails, SandboxSpec, Stats, UndoRule
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
+from atoll.sandbox.on_class import on_class_too_sync
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
@@ -89,8 +92,9 @@ def sync_type(annotation: ast.expr | None) -> str:
         "AsyncGenerator": "Iterator",
         **CLASSES,
     }.items():
-        text = text.replace(old, new) if old not in ("Watch", "PortStream") else (new if text == old else text)
-    return text
+        text = text.replace(old, new)
+    # Inside the class, `list` is its method.
+    return re.sub(r"(?<![.\w])list\[", "builtins.list[", text)
 
 
 def docstring(node: ast.AST, indent: str) -> str:
@@ -115,12 +119,8 @@ def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, st
     return ast.unparse(parts), ", ".join([*positional, *star, *keywords, *rest])
 
 
-def is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(isinstance(item, ast.Name) and item.id == "property" for item in function.decorator_list)
-
-
-def is_classmethod(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any(isinstance(item, ast.Name) and item.id == "classmethod" for item in function.decorator_list)
+def is_decorated(function: ast.FunctionDef | ast.AsyncFunctionDef, decorator: str) -> bool:
+    return any(isinstance(item, ast.Name) and item.id == decorator for item in function.decorator_list)
 
 
 def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
@@ -128,13 +128,17 @@ def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
     parameters, passed = arguments(function)
     returned = sync_type(function.returns)
     text = docstring(function, " " * 8)
-    if is_property(function):
+    if is_decorated(function, "property"):
         return (
             f"\n    @property\n    def {name}(self) -> {returned}:\n{text}        return self._async.{function.name}\n"
         )
     head = f"\n    def {name}({parameters}) -> {returned}:\n{text}"
-    if is_classmethod(function):
+    if is_decorated(function, "on_class_too"):
+        head = f"\n    @on_class_too_sync{head}"
+    if is_decorated(function, "classmethod"):
         call = f"portal().call({owner}.{function.name}({passed}))"
+        if returned != "Self":
+            return f"\n    @classmethod{head}        {'' if returned == 'None' else 'return '}{call}\n"
         return (
             f"\n    @classmethod\n    def {name}({parameters}) -> {returned}:\n{text}"
             f"        sandbox = cls.__new__(cls)\n        sandbox._async = {call}\n"
@@ -158,7 +162,7 @@ def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
         return f"{head}        return {returned}({call}, self._portal)\n"
     if returned == "Self":
         return f"{head}        {call}\n        return self\n"
-    if returned == "list[Self]":
+    if returned == "builtins.list[Self]":
         return f"{head}        return [self._twin(each) for each in {call}]\n"
     return f"{head}        {'' if returned == 'None' else 'return '}{call}\n"
 

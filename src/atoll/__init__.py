@@ -8,7 +8,7 @@ imported when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from atoll._sync import Command, FileWatch, Port, Sandbox, Shell, Terminal
+from atoll._sync import Command, PortStream, Sandbox, Shell, Terminal, Watch
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
@@ -106,7 +106,6 @@ __all__ = [
     "FileEventKind",
     "FileInfo",
     "FileOperator",
-    "FileWatch",
     "ImageError",
     "ImageNotFoundError",
     "LimitReachedError",
@@ -120,7 +119,7 @@ __all__ = [
     "Output",
     "Policy",
     "PoolSettings",
-    "Port",
+    "PortStream",
     "ProtocolError",
     "Sandbox",
     "SandboxDetails",
@@ -149,6 +148,7 @@ __all__ = [
     "UnsupportedError",
     "Verdict",
     "Volume",
+    "Watch",
     "ask",
     "create_sandbox_client",
     "refuse",

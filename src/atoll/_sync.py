@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
 from atoll.engines.contract import Engine
-from atoll.guest.file_watch import FileEvent, Watch
+from atoll.guest.file_watch import AsyncWatch, FileEvent
 from atoll.guest.files import FileInfo
-from atoll.guest.port_streams import PortStream
+from atoll.guest.port_streams import AsyncPortStream
 from atoll.guest.socket_tables import ListeningPort
-from atoll.model import ExecutionResult, Observation, SandboxDetails, SandboxSpec, Stats, manus_names
+from atoll.model import (
+    ExecutionResult,
+    ListedSandbox,
+    Observation,
+    SandboxDetails,
+    SandboxSpec,
+    Stats,
+    UndoRule,
+    manus_names,
+)
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.export import Export
+from atoll.sandbox.on_class import on_class_too_sync
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
@@ -146,13 +157,13 @@ class Shell:
         self._portal.call(self._async.close())
 
 
-class FileWatch:
+class Watch:
     """A watch: `with files.watch(path) as events: for event in events: ...`.
 
     It runs until it is closed or its `with` block ends.
     """
 
-    def __init__(self, original: Watch, portal: Portal) -> None:
+    def __init__(self, original: AsyncWatch, portal: Portal) -> None:
         self._async = original
         self._portal = portal
 
@@ -178,10 +189,10 @@ class FileWatch:
         self._portal.call(self._async.aclose())
 
 
-class Port:
+class PortStream:
     """A connected byte stream. Reading and writing may happen at the same time."""
 
-    def __init__(self, original: PortStream, portal: Portal) -> None:
+    def __init__(self, original: AsyncPortStream, portal: Portal) -> None:
         self._async = original
         self._portal = portal
 
@@ -264,31 +275,36 @@ class Sandbox:
         server: str | None = None,
         api_key: str | None = None,
         image: str | None = None,
+        isolation: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
         pids: int | None = None,
         disk: str | int | None = None,
+        inodes: int | None = None,
+        open_files: int | None = None,
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        hostname: str | None = None,
         network: str | Mapping[str, object] | NetworkRules | None = None,
-        isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         lifetime: float | None = None,
         setup: Sequence[str] | None = None,
         setup_timeout: float | None = None,
+        undo: bool | Undo | UndoRule = False,
+        name: str | None = None,
         task_id: str | None = None,
         labels: Mapping[str, str] | None = None,
         ports: Mapping[str, int] | None = None,
-        undo: bool | Undo = False,
         settings: Settings | None = None,
         **names: Unpack[manus_names.SandboxNames],
     ) -> None:
-        """Describe a sandbox, without creating it yet.
+        """Describe a sandbox, without creating it yet. All times are in seconds.
 
         `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
-        where `timeout` is the lifetime of the sandbox. As a keyword, `timeout` is how long a command may take, and
-        `lifetime` how long the sandbox may exist. `setup` holds command lines that run before `create` returns.
+        where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a keyword, `timeout` is
+        how long a command may take, and `lifetime` how long the sandbox may exist. `setup` holds command lines that run
+        before `create` returns. `atoll.sandbox.options.SpecOptions` explains each option.
         """
         self._async = AsyncSandbox(
             spec,
@@ -296,23 +312,27 @@ class Sandbox:
             server=server,
             api_key=api_key,
             image=image,
+            isolation=isolation,
             memory=memory,
             cpus=cpus,
             pids=pids,
             disk=disk,
+            inodes=inodes,
+            open_files=open_files,
             env=env,
             volumes=volumes,
             work_dir=work_dir,
+            hostname=hostname,
             network=network,
-            isolation=isolation,
             timeout=timeout,
             lifetime=lifetime,
             setup=setup,
             setup_timeout=setup_timeout,
+            undo=undo,
+            name=name,
             task_id=task_id,
             labels=labels,
             ports=ports,
-            undo=undo,
             settings=settings,
             **names,
         )
@@ -342,9 +362,13 @@ class Sandbox:
         """The name of the engine that the sandbox runs on."""
         return self._async.engine_name
 
+    @on_class_too_sync
     def create(self) -> Self:
         """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
-        behind."""
+        behind.
+
+        On the class, `create` takes the options of a sandbox: `await AsyncSandbox.create(image="host")`.
+        """
         self._portal.call(self._async.create())
         return self
 
@@ -359,7 +383,10 @@ class Sandbox:
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
-        """Find an existing sandbox, which another process may have created. Raises SandboxNotFoundError."""
+        """Find an existing sandbox by its id or name, whichever program created it. Raises SandboxNotFoundError.
+
+        `auto` looks at every engine of this machine.
+        """
         sandbox = cls.__new__(cls)
         sandbox._async = portal().call(
             AsyncSandbox.attach(
@@ -408,7 +435,7 @@ class Sandbox:
         *,
         memory: bool = False,
         drop_connections: bool = False,
-    ) -> list[Self]:
+    ) -> builtins.list[Self]:
         """Create sandboxes that start with the files of this one, as they are now or were at a checkpoint.
 
         With `memory` (or from a checkpoint with saved memory) its processes continue in each of them. The rules for
@@ -510,7 +537,7 @@ class Sandbox:
             self._portal,
         )
 
-    def commands(self) -> list[str]:
+    def commands(self) -> builtins.list[str]:
         """Return the ids of all commands that are running or whose output is kept."""
         return self._portal.call(self._async.commands())
 
@@ -570,7 +597,7 @@ class Sandbox:
         """Append to a file, which is created if missing."""
         self._portal.call(self._async.append_file(path, content))
 
-    def list_files(self, path: str = ".") -> list[FileInfo]:
+    def list_files(self, path: str = ".") -> builtins.list[FileInfo]:
         """Return the entries of a directory, sorted by name."""
         return self._portal.call(self._async.list_files(path))
 
@@ -602,9 +629,9 @@ class Sandbox:
         """Change the permissions of a file."""
         self._portal.call(self._async.chmod(path, mode))
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> FileWatch:
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
         """Watch a directory for changes: `with sandbox.watch() as events`, then iterate."""
-        return FileWatch(self._async.watch(path, recursive=recursive), self._portal)
+        return Watch(self._async.watch(path, recursive=recursive), self._portal)
 
     def copy_to(self, source: str | Path, target: str) -> None:
         """Copy a file or a tree from the host into the sandbox.
@@ -651,7 +678,7 @@ class Sandbox:
         """Let a paused sandbox continue. May be repeated."""
         self._portal.call(self._async.resume())
 
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> builtins.list[Checkpoint]:
         """Return all checkpoints of this sandbox, oldest first. Their `parent` fields form a tree."""
         return self._portal.call(self._async.checkpoints())
 
@@ -659,7 +686,9 @@ class Sandbox:
         """Delete a checkpoint; others are not affected. May be repeated."""
         self._portal.call(self._async.delete_checkpoint(checkpoint))
 
-    def diff(self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False) -> list[Change]:
+    def diff(
+        self, old: Checkpoint | str, new: Checkpoint | str | None = None, *, text: bool = False
+    ) -> builtins.list[Change]:
         """Return the files added, changed and removed between two checkpoints, or since one (`new` None).
 
         `text` adds unified diffs.
@@ -703,18 +732,18 @@ class Sandbox:
         """
         self._portal.call(self._async.set_network(policy))
 
-    def network_log(self) -> list[Refusal]:
+    def network_log(self) -> builtins.list[Refusal]:
         """Return the refusals, oldest first: time, destination, host name, and the rule that refused."""
         return self._portal.call(self._async.network_log())
 
-    def open_connections(self) -> list[str]:
+    def open_connections(self) -> builtins.list[str]:
         """Return the remote ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside.
 
         Saved memory cannot include these connections.
         """
         return self._portal.call(self._async.open_connections())
 
-    def ports(self) -> list[ListeningPort]:
+    def ports(self) -> builtins.list[ListeningPort]:
         """Return the TCP ports that processes in the sandbox listen on, with the process of each, sorted by port."""
         return self._portal.call(self._async.ports())
 
@@ -729,10 +758,95 @@ class Sandbox:
         """Forward a local port (0: any free one) to a port in the sandbox. This works with the network off."""
         return Forward(self._portal.call(self._async.expose(port, local_port, host=host)), self._portal)
 
-    def connect_port(self, port: int) -> Port:
+    def connect_port(self, port: int) -> PortStream:
         """Connect to a TCP port that a process in the sandbox listens on. This works with the network off."""
-        return Port(self._portal.call(self._async.connect_port(port)), self._portal)
+        return PortStream(self._portal.call(self._async.connect_port(port)), self._portal)
 
-    def connect_socket(self, path: str) -> Port:
+    def connect_socket(self, path: str) -> PortStream:
         """Connect to a Unix socket in the sandbox."""
-        return Port(self._portal.call(self._async.connect_socket(path)), self._portal)
+        return PortStream(self._portal.call(self._async.connect_socket(path)), self._portal)
+
+    @classmethod
+    def snapshots(
+        cls,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> builtins.list[Snapshot]:
+        """Return all snapshots, which `snapshot` of a sandbox makes. New sandboxes start from one with
+        `image="snapshot:NAME"`."""
+        return portal().call(AsyncSandbox.snapshots(engine=engine, server=server, api_key=api_key, settings=settings))
+
+    @classmethod
+    def delete_snapshot(
+        cls,
+        name: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Delete a snapshot. Sandboxes that were made from it are not affected."""
+        portal().call(
+            AsyncSandbox.delete_snapshot(name, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def export_snapshot(
+        cls,
+        name: str,
+        path: str | Path,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Write a snapshot to a file of this machine, for another machine."""
+        portal().call(
+            AsyncSandbox.export_snapshot(name, path, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def import_snapshot(
+        cls,
+        path: str | Path,
+        name: str,
+        *,
+        memory: bool = False,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> Snapshot:
+        """Take over a file that `export_snapshot` wrote, under this name. The file is checked first.
+
+        With `memory`, also take over its saved memory; do that only with files that you trust.
+        """
+        return portal().call(
+            AsyncSandbox.import_snapshot(
+                path, name, memory=memory, engine=engine, server=server, api_key=api_key, settings=settings
+            )
+        )
+
+    @classmethod
+    def list(
+        cls,
+        *,
+        labels: Mapping[str, str] | None = None,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> builtins.list[ListedSandbox]:
+        """Return the sandboxes of this machine, or those of the caller on a server, oldest first; with `labels`, only
+        those that have them.
+
+        `auto` stands for all engines that work on this machine.
+        """
+        return portal().call(
+            AsyncSandbox.list(labels=labels, engine=engine, server=server, api_key=api_key, settings=settings)
+        )

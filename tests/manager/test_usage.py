@@ -62,8 +62,8 @@ def test_everything_that_can_be_done_with_a_sandbox_is_counted() -> None:
         "delete",  # by `copy_from` and `cleanup`
     }
     for name, value in inspect.getmembers(AsyncSandbox):
-        if name.startswith("_") or name in not_a_use:
-            continue
+        if name.startswith("_") or name in not_a_use or inspect.ismethod(value):
+            continue  # methods of the class itself use no sandbox
         if inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value):
             assert name in vars(ManagedSandbox), f"{name} is not counted"
 

@@ -41,8 +41,8 @@ from atoll.settings import Settings
         ({"env": {"A": "\0"}}, "invalid name or value"),
         ({"env": {"": "x"}}, "invalid name or value"),
         ({"isolation": "wishful"}, "isolation"),
-        ({"spec": SandboxSpec(), "memory": "1g"}, "either a spec or memory"),
-        ({"spec": SandboxSpec(), "env": {"A": "1"}}, "either a spec or env"),
+        ({"spec": SandboxSpec(), "memory": "1g"}, "'spec' and 'memory' both"),
+        ({"spec": SandboxSpec(), "env": {"A": "1"}}, "'spec' and 'env' both"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_a_spec_error(arguments: dict[str, Any], says: str) -> None:

@@ -50,7 +50,7 @@ def test_a_description_is_taken_as_an_object_or_as_keywords(settings: Settings) 
     two = Sandbox(cpu=2, lifetime=60, allowOutbound=True, engine=ENGINE, settings=settings, timeout=5)
     assert one.spec == two.spec
     assert (one.timeout_s, two.timeout_s) == (300, 5)
-    with pytest.raises(SpecError, match="give either a spec or image"):
+    with pytest.raises(SpecError, match="'spec' and 'image' both describe"):
         Sandbox({"cpu": 2}, image="host", engine=ENGINE, settings=settings)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from atoll.conformance.bench import Bench
 from atoll.conformance.check import SkippedError, check, must, must_equal, refusal
-from atoll.guest.port_streams import PortStream
+from atoll.guest.port_streams import AsyncPortStream
 from atoll.sandbox.sandbox import AsyncSandbox
 
 # Echoes until the end of its input, then says goodbye. The address to listen on is its argument.
@@ -44,7 +44,7 @@ async def _echo(bench: Bench, sandbox: AsyncSandbox, where: str) -> str:
     raise AssertionError(f"the server did not start: {(await command.wait()).stderr}")
 
 
-async def _talk(connect: Callable[[], Awaitable[PortStream]]) -> None:
+async def _talk(connect: Callable[[], Awaitable[AsyncPortStream]]) -> None:
     async with await connect() as stream, asyncio.timeout(20):
         await stream.write(b"hello \xff")
         must_equal(await _read(stream, 7), b"hello \xff", "the echo")
@@ -53,7 +53,7 @@ async def _talk(connect: Callable[[], Awaitable[PortStream]]) -> None:
         must_equal(await stream.read(), b"", "the end of the other side")
 
 
-async def _read(stream: PortStream, count: int) -> bytes:
+async def _read(stream: AsyncPortStream, count: int) -> bytes:
     data = b""
     while len(data) < count and (piece := await stream.read(count - len(data))):
         data += piece

@@ -6,10 +6,10 @@ import asyncio
 
 from atoll.conformance.bench import Bench
 from atoll.conformance.check import check, must, must_equal
-from atoll.guest.files import FileEvent, FileEventKind, Watch
+from atoll.guest.files import AsyncWatch, FileEvent, FileEventKind
 
 
-async def _until(events: Watch, *wanted: tuple[FileEventKind, str]) -> list[FileEvent]:
+async def _until(events: AsyncWatch, *wanted: tuple[FileEventKind, str]) -> list[FileEvent]:
     """Read events until all of these were seen."""
     missing, seen = set(wanted), []
     try:

@@ -22,6 +22,7 @@ from atoll.model import (
     Handle,
     ImageProgress,
     Limits,
+    ListedSandbox,
     Observation,
     SandboxSpec,
     Stats,
@@ -274,6 +275,14 @@ class Balancing(Protocol):
 
         A manager calls this about twice a second.
         """
+
+
+@runtime_checkable
+class Listing(Protocol):
+    """An engine that knows of sandboxes of its user that other programs made, and lists those too."""
+
+    async def listing(self) -> Sequence[ListedSandbox]:
+        """Return all sandboxes of the user. May be repeated."""
 
 
 @runtime_checkable

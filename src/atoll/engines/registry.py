@@ -81,11 +81,6 @@ def auto_for(isolation: str | None) -> str:
     return _BY_ISOLATION.get(isolation or "", "auto")
 
 
-def auto_names() -> list[str]:
-    """Return the names of the engines that sandboxes created with `auto` may be on, at any isolation level."""
-    return ["auto", *dict.fromkeys(_BY_ISOLATION.values())]
-
-
 def auto(settings: Settings, *, thorough: bool = False) -> tuple[Engine, list[str]]:
     """Return the strongest engine that works here, and the reasons why it was chosen and others were not. It always
     isolates."""

@@ -5,9 +5,9 @@ that comes from inside the sandbox is trusted.
 """
 
 from atoll.guest.connection import Connect, Connection
-from atoll.guest.files import FileEvent, FileEventKind, FileInfo, Files, Watch
+from atoll.guest.files import AsyncWatch, FileEvent, FileEventKind, FileInfo, Files
 from atoll.guest.guest import AgentStats, Guest, Hello
-from atoll.guest.port_streams import Ports, PortStream
+from atoll.guest.port_streams import AsyncPortStream, Ports
 from atoll.guest.processes import (
     Capture,
     CompletedProcess,
@@ -21,6 +21,8 @@ from atoll.guest.processes import (
 
 __all__ = [
     "AgentStats",
+    "AsyncPortStream",
+    "AsyncWatch",
     "Capture",
     "CompletedProcess",
     "Connect",
@@ -33,11 +35,9 @@ __all__ = [
     "Guest",
     "Hello",
     "OutputPiece",
-    "PortStream",
     "Ports",
     "ProcessExit",
     "ProcessInfo",
     "Processes",
     "StartRequest",
-    "Watch",
 ]

@@ -41,7 +41,7 @@ class FileEvent:
     is_dir: bool
 
 
-class Watch:
+class AsyncWatch:
     """A watch: `async with files.watch(path) as events: async for event in events: ...`.
 
     It runs until it is closed or its `async with` block ends.
@@ -55,7 +55,7 @@ class Watch:
         self._rest = b""
         self._events: deque[FileEvent] = deque()
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> AsyncWatch:
         """Start the watch. All changes made after this returns are reported."""
         if self._inbox is not None:
             return self
@@ -76,7 +76,7 @@ class Watch:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> Watch:
+    def __aiter__(self) -> AsyncWatch:
         return self
 
     async def __anext__(self) -> FileEvent:

@@ -13,7 +13,7 @@ from atoll.errors import ProtocolError, SandboxResourceError
 from atoll.guest.connection import Connection
 from atoll.guest.file_contents import fits, read_pieces, write_pieces, write_whole
 from atoll.guest.file_records import ERROR, KINDS, LINK, FileInfo, FileRecord, FileRecordParser, Kind, check_relative
-from atoll.guest.file_watch import FileEvent, FileEventKind, Watch
+from atoll.guest.file_watch import AsyncWatch, FileEvent, FileEventKind
 from atoll.guest.frames import Fields, Op, Tag, decode_text, encode_fields
 from atoll.guest.inbox import Inbox
 from atoll.guest.sandbox_paths import GuestPath, check_path, naming, os_error, text
@@ -21,7 +21,7 @@ from atoll.guest.sandbox_paths import GuestPath, check_path, naming, os_error, t
 if TYPE_CHECKING:
     from atoll.guest.guest import Guest
 
-__all__ = ["FileEvent", "FileEventKind", "FileInfo", "Files", "Kind", "Watch"]
+__all__ = ["AsyncWatch", "FileEvent", "FileEventKind", "FileInfo", "Files", "Kind"]
 
 _READ_LIMIT = 1 << 30
 _LIST_LIMIT = 100_000
@@ -165,8 +165,8 @@ class Files:
         fields = self._write_fields(path, options)
         return await write_pieces(await self._guest.connection(), fields, path, pieces)
 
-    def watch(self, path: GuestPath, recursive: bool = True) -> Watch:
-        return Watch(self._guest, self._fields(path, (Tag.FLAGS, _RECURSIVE if recursive else 0)), text(path))
+    def watch(self, path: GuestPath, recursive: bool = True) -> AsyncWatch:
+        return AsyncWatch(self._guest, self._fields(path, (Tag.FLAGS, _RECURSIVE if recursive else 0)), text(path))
 
     def _fields(self, path: GuestPath, *more: tuple[Tag, int | bytes | str]) -> bytes:
         check_path(path)

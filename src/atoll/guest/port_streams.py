@@ -20,7 +20,7 @@ class Ports:
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
 
-    async def connect(self, port: int | None = None, path: str | None = None) -> PortStream:
+    async def connect(self, port: int | None = None, path: str | None = None) -> AsyncPortStream:
         """Connect to a TCP port on the sandbox's loopback or to a Unix socket. Raises ConnectionRefusedError."""
         if (port is None) == (path is None):
             raise ValueError("give either a port or a path")
@@ -40,12 +40,12 @@ class Ports:
         inbox.stream.live = True
         return self.new_stream(inbox)
 
-    def new_stream(self, inbox: Inbox) -> PortStream:
+    def new_stream(self, inbox: Inbox) -> AsyncPortStream:
         """Create the stream that `connect` returns. Subclasses that count the uses of a sandbox override this."""
-        return PortStream(inbox)
+        return AsyncPortStream(inbox)
 
 
-class PortStream:
+class AsyncPortStream:
     """A connected byte stream. Reading and writing may happen at the same time."""
 
     def __init__(self, inbox: Inbox) -> None:
@@ -72,7 +72,7 @@ class PortStream:
         """Close the connection. May be repeated."""
         self._inbox.close()
 
-    async def __aenter__(self) -> PortStream:
+    async def __aenter__(self) -> AsyncPortStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -84,7 +84,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r|\n)")
 
 
 class PortConnection(Protocol):
-    """The part of a `PortStream` that `http_status` uses."""
+    """The part of a `AsyncPortStream` that `http_status` uses."""
 
     async def read(self, size: int, /) -> bytes: ...
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from atoll.engines import registry
 from atoll.errors import SpecError
 from atoll.manager.context import ManagerContext
 from atoll.manager.record import OnIdle, Operation, Record, fingerprint
-from atoll.model import SandboxSpec, Volume
-from atoll.model.manus_names import TASK_LABEL
-from atoll.model.manus_names import task_id as checked_task_id
+from atoll.model import MANAGER_LABEL, NAME_LABEL, OWN_LABELS, SandboxSpec
+from atoll.model.spelling import renamed
+from atoll.sandbox.options import SpecOptions, checked_name, spec_of, volumes_of
 from atoll.sandbox.sandbox_access import new_sandbox_id
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MAX_CHARACTERS = 512
-_OWN = "atoll."
-_PLAIN = SandboxSpec()
-MANAGER_LABEL = f"{_OWN}manager"
-"""The label by which a manager recognizes its own sandboxes. This one and the following describe a sandbox if the
-journal is lost."""
-NAME_LABEL = f"{_OWN}name"
-OWNER_LABEL = f"{_OWN}owner"
-LIFETIME_LABEL = f"{_OWN}lifetime"
+# With MANAGER_LABEL and NAME_LABEL, these labels describe a sandbox if the journal is lost.
+OWNER_LABEL = f"{OWN_LABELS}owner"
+LIFETIME_LABEL = f"{OWN_LABELS}lifetime"
 
 
 @runtime_checkable
@@ -38,13 +31,10 @@ class SpecSource(Protocol):
     def spec(self) -> SandboxSpec: ...
 
 
-class SharedOptions(TypedDict, total=False):
-    """Options besides the spec that also make sense if the sandbox may exist already. All times are in seconds."""
+class SharedOptions(SpecOptions, total=False):
+    """Options of a sandbox that may exist already: those that describe it, and these."""
 
     owner: str | None
-    labels: Mapping[str, str] | None
-    env: Mapping[str, str] | None
-    lifetime: float | None
     timeout: float | None
     """Default timeout of commands."""
     engine: str | None
@@ -52,7 +42,7 @@ class SharedOptions(TypedDict, total=False):
 
 
 class SandboxOptions(SharedOptions, total=False):
-    """Options for a new sandbox besides the spec."""
+    """Options of a new sandbox: those that describe it, and these."""
 
     name: str | None
     """Unique among the owner's sandboxes."""
@@ -64,14 +54,12 @@ class SandboxOptions(SharedOptions, total=False):
     """The default is the manager's."""
     services: Sequence[int]
     """Ports. While something listens on one of them, the sandbox is not ended for being idle."""
-    ports: Mapping[str, int] | None
-    """Services by name. Each is also an environment variable inside: `NAME=PORT`."""
-    task_id: str | None
-    """The task that the sandbox is for. The sandbox can be found by it as by a name."""
-    setup: Sequence[str] | None
-    """Command lines that run before the sandbox is given out."""
 
 
+_MANAGED = ("owner", "timeout", "engine", "key", "idle_timeout", "on_idle", "services")
+"""The options that do not describe the sandbox."""
+_WITH_CONFIG = ("labels", "env", "lifetime", "name", "task_id", "setup", "ports")
+"""The options that add to a config. Others cannot be given beside one."""
 Config = SandboxSpec | SpecSource | Mapping[str, object] | None
 
 
@@ -97,11 +85,8 @@ class Request:
     """Hash of everything that was requested, or empty without a key."""
 
     def __post_init__(self) -> None:
-        if self.name is not None and not _NAME.fullmatch(self.name):
-            raise SpecError(
-                f"{self.name[:80]!r} is not a valid name",
-                hint="Use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
-            )
+        if self.name is not None:
+            checked_name(self.name)
         for what, text in (("owner", self.owner), ("key", self.key)):
             if text is not None and not 0 < len(text) <= _MAX_CHARACTERS:
                 raise SpecError(f"the {what} must have 1 to {_MAX_CHARACTERS} characters")
@@ -110,8 +95,8 @@ class Request:
                 raise SpecError(
                     f"the label {label[:80]!r} must have 1 to {_MAX_CHARACTERS} characters, and its value at most that"
                 )
-            if label.startswith(_OWN):
-                raise SpecError(f"labels that begin with '{_OWN}' are reserved for Atoll: {label!r}")
+            if label.startswith(OWN_LABELS):
+                raise SpecError(f"labels that begin with '{OWN_LABELS}' are reserved for Atoll: {label!r}")
         times = {"lifetime": self.lifetime_s, "timeout": self.timeout_s, "idle timeout": self.idle_timeout_s}
         for what, seconds in times.items():
             if seconds is not None and not seconds > 0:
@@ -134,58 +119,34 @@ class Request:
         cls,
         config: Config = None,
         volume_bindings: Mapping[str, str] | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        env: Mapping[str, str] | None = None,
-        name: str | None = None,
-        owner: str | None = None,
-        key: str | None = None,
-        lifetime: float | None = None,
-        timeout: float | None = None,
-        engine: str | None = None,
-        idle_timeout: float | None = None,
-        on_idle: OnIdle | None = None,
-        services: Sequence[int] = (),
-        task_id: str | None = None,
-        setup: Sequence[str] | None = None,
-        ports: Mapping[str, int] | None = None,
+        **options: Unpack[SandboxOptions],
     ) -> Request:
-        """The request for these options, which `SandboxOptions` describes. Raises SpecError for invalid ones."""
-        if ports:
-            env = {**{variable: str(port) for variable, port in ports.items()}, **(env or {})}
-            services = (*services, *ports.values())
-        if isinstance(config, SandboxSpec):
-            spec = config
-        elif not isinstance(config, SpecSource):
-            spec = SandboxSpec.described(config) if config is not None else _PLAIN
-        else:
-            spec = config.spec()
-            timeout = config.timeout if timeout is None else timeout
-        if task_id is not None:
-            labels = {**(labels or {}), TASK_LABEL: checked_task_id(task_id)}
-        if volume_bindings or labels or env or setup is not None:
-            volumes = tuple(Volume.parse(f"{host}:{path}") for host, path in (volume_bindings or {}).items())
-            values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
-            values["volumes"] = (*spec.volumes, *volumes)
-            values["labels"] = {**spec.labels, **(labels or {})}
-            values["env"] = {**spec.env, **(env or {})}
-            if setup is not None:
-                if spec.setup:
-                    raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
-                values["setup"] = setup
-            spec = SandboxSpec.of(**values)
-        seconds = spec.limits.lifetime_s if lifetime is None else lifetime
+        """The request for these options. Raises SpecError for invalid ones."""
+        given = renamed(options, SandboxOptions.__optional_keys__, of="create_sandbox")
+        managed = {option: given.pop(option) for option in _MANAGED if option in given}
+        given = {option: value for option, value in given.items() if value is not None}
+        ports: Mapping[str, int] = given.get("ports", {})
+        name, lifetime_s = given.pop("name", None), given.pop("lifetime", None)
+        timeout_s, engine = managed.get("timeout"), managed.get("engine")
+        if timeout_s is None and isinstance(config, SpecSource):
+            timeout_s = config.timeout
+        spec = spec_of(given) if config is None else _extended(config, given)
+        if volume_bindings:
+            spec = spec.model_copy(update={"volumes": (*spec.volumes, *volumes_of(volume_bindings))})
+        if (own := spec.labels.get(NAME_LABEL)) is not None and MANAGER_LABEL not in spec.labels:
+            labels = {label: value for label, value in spec.labels.items() if label != NAME_LABEL}
+            name, spec = name or own, spec.model_copy(update={"labels": labels})
         return cls(
             spec,
             name,
-            owner,
-            key,
-            seconds,
-            timeout_s=timeout,
+            managed.get("owner"),
+            managed.get("key"),
+            spec.limits.lifetime_s if lifetime_s is None else lifetime_s,
+            timeout_s=timeout_s,
             engine=registry.canonical(engine) if engine is not None else None,
-            idle_timeout_s=idle_timeout,
-            on_idle=on_idle,
-            services=tuple(services),
+            idle_timeout_s=managed.get("idle_timeout"),
+            on_idle=managed.get("on_idle"),
+            services=(*managed.get("services", ()), *ports.values()),
         )
 
     @classmethod
@@ -267,6 +228,29 @@ class Request:
             "created_at": context.clock.wall(),
             **context.expiry(context.shortened(self.lifetime_s)),
         }
+
+
+def _extended(config: SandboxSpec | SpecSource | Mapping[str, object], given: Mapping[str, Any]) -> SandboxSpec:
+    """Return the spec of a config and of the options beside it. Raises SpecError for options that exclude one
+    another."""
+    if others := [option for option in given if option not in _WITH_CONFIG]:
+        raise SpecError(
+            f"'config' and {', '.join(map(repr, others))} both describe the sandbox", hint="Give only one of them."
+        )
+    if isinstance(config, SandboxSpec):
+        spec = config
+    else:
+        spec = config.spec() if isinstance(config, SpecSource) else spec_of(config)
+    if not given:
+        return spec
+    if "setup" in given and spec.setup:
+        raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
+    added = spec_of(given)
+    values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
+    values["labels"] = {**spec.labels, **added.labels}
+    values["env"] = {**spec.env, **added.env}
+    values["setup"] = added.setup or spec.setup
+    return SandboxSpec.of(**values)
 
 
 def fork_key(key: str, number: int) -> str:

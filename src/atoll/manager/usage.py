@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from atoll.guest.guest import Guest
 from atoll.guest.inbox import Inbox
-from atoll.guest.port_streams import Ports, PortStream
+from atoll.guest.port_streams import AsyncPortStream, Ports
 from atoll.model import ExecutionResult
 from atoll.sandbox.command import AsyncCommand, Output
 from atoll.sandbox.shell import AsyncShell
@@ -160,7 +160,7 @@ class InUseTerminal(InUse, AsyncTerminal):
             await super().resize(rows, columns)
 
 
-class InUsePort(InUse, PortStream):
+class InUsePort(InUse, AsyncPortStream):
     async def write(self, data: bytes) -> None:
         async with self._use():
             await super().write(data)
@@ -171,7 +171,7 @@ class InUsePorts(Ports):
         super().__init__(guest)
         self._use = use
 
-    def new_stream(self, inbox: Inbox) -> PortStream:
+    def new_stream(self, inbox: Inbox) -> AsyncPortStream:
         return InUsePort(self._use, inbox)
 
 

@@ -3,7 +3,18 @@
 Pure: nothing here touches the machine.
 """
 
-from atoll.model.handle import DEFAULTS, LEFT_OUT, EffectiveLimits, Handle, SandboxDetails, effective_limits
+from atoll.model.handle import (
+    DEFAULTS,
+    LEFT_OUT,
+    MANAGER_LABEL,
+    NAME_LABEL,
+    OWN_LABELS,
+    EffectiveLimits,
+    Handle,
+    ListedSandbox,
+    SandboxDetails,
+    effective_limits,
+)
 from atoll.model.result import ExecutionResult
 from atoll.model.spec import (
     Limits,
@@ -21,6 +32,9 @@ from atoll.model.state import Capability, Cause, ImageProgress, Observation, Sta
 __all__ = [
     "DEFAULTS",
     "LEFT_OUT",
+    "MANAGER_LABEL",
+    "NAME_LABEL",
+    "OWN_LABELS",
     "Capability",
     "Cause",
     "EffectiveLimits",
@@ -28,6 +42,7 @@ __all__ = [
     "Handle",
     "ImageProgress",
     "Limits",
+    "ListedSandbox",
     "Observation",
     "SandboxDetails",
     "SandboxSpec",

@@ -6,6 +6,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from atoll.model.spec import Limits, SandboxSpec
+from atoll.model.state import Cause, Observation, State
+
+OWN_LABELS = "atoll."
+"""What labels begin with that belong to Atoll. Users cannot set them."""
+NAME_LABEL = "atoll.name"
+"""The label that holds the name of a sandbox."""
+MANAGER_LABEL = "atoll.manager"
+"""The label that says which manager a sandbox belongs to. Names of such sandboxes are their manager's matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +25,11 @@ class Handle:
     spec: SandboxSpec
     created_at: float
     details: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str | None:
+        """The name that was chosen for the sandbox."""
+        return self.spec.labels.get(NAME_LABEL)
 
     def limits(self) -> EffectiveLimits:
         """The limits that hold, whether they were asked for or are the engine's defaults."""
@@ -58,3 +71,38 @@ class SandboxDetails:
     """The limits that are enforced, whether they were asked for or are the engine's defaults."""
     limits_left_out: tuple[str, ...] = ()
     """The names of default limits that cannot be enforced here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSandbox:
+    """A sandbox in a list: how to find it, and how it is."""
+
+    id: str
+    """The id by which `attach` finds it."""
+    engine: str
+    image: str
+    state: State
+    cause: Cause | None
+    """Why it ended, if it has."""
+    reason: str
+    """The cause in words."""
+    created_at: float
+    """When it was created, in seconds since 1970."""
+    name: str | None
+    labels: dict[str, str]
+
+    @classmethod
+    def of(cls, handle: Handle, seen: Observation) -> ListedSandbox:
+        # Atoll's own labels are shown only as what they mean.
+        labels = {name: value for name, value in handle.spec.labels.items() if not name.startswith(OWN_LABELS)}
+        return cls(
+            handle.sandbox_id,
+            handle.engine,
+            handle.spec.image,
+            seen.state,
+            seen.cause,
+            seen.reason,
+            handle.created_at,
+            handle.name,
+            labels,
+        )

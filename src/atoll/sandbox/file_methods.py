@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from pathlib import Path
 
 from atoll.guest import tree_copy
-from atoll.guest.files import FileInfo, Watch
+from atoll.guest.files import AsyncWatch, FileInfo
 from atoll.sandbox.sandbox_access import SandboxAccess
 
 
@@ -86,7 +86,7 @@ class FileMethods:
         """Change the permissions of a file."""
         await self.access.files().chmod(self.access.path(path), mode)
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
+    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncWatch:
         """Watch a directory for changes: `async with sandbox.watch() as events`, then iterate."""
         return self.access.files().watch(self.access.path(path), recursive=recursive)
 

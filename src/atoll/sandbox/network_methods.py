@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from atoll.engines.contract import NetworkPolicies, PortExposing, supporting
 from atoll.errors import UnsupportedError
-from atoll.guest.port_streams import PortStream
+from atoll.guest.port_streams import AsyncPortStream
 from atoll.guest.socket_tables import ListeningPort, listening_ports
 from atoll.model import SandboxSpec
 from atoll.model.network_policy import NetworkRules
@@ -62,12 +62,12 @@ class NetworkMethods:
         forward = AsyncForward(functools.partial(self.connect_port, port), port)
         return await forward.listen(local_port, host)
 
-    async def connect_port(self, port: int) -> PortStream:
+    async def connect_port(self, port: int) -> AsyncPortStream:
         """Connect to a TCP port that a process in the sandbox listens on. This works with the network off."""
         self.access.handle()
         return await self.access.guest.ports.connect(port=port)
 
-    async def connect_socket(self, path: str) -> PortStream:
+    async def connect_socket(self, path: str) -> AsyncPortStream:
         """Connect to a Unix socket in the sandbox."""
         self.access.handle()
         return await self.access.guest.ports.connect(path=self.access.path(path))

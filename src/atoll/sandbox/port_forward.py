@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from atoll.errors import SandboxError
-from atoll.guest.port_streams import PortStream
+from atoll.guest.port_streams import AsyncPortStream
 from atoll.two_way_copy import StreamEnd, copy_until_both_end
 
 _MAX_CONNECTIONS = 256
 
-Connect = Callable[[], Awaitable[PortStream]]
+Connect = Callable[[], Awaitable[AsyncPortStream]]
 
 
 class AsyncForward:

@@ -10,16 +10,20 @@ from typing import Self, Unpack
 
 from atoll.cancellation import finish
 from atoll.engines.contract import Engine, Leasing, PortExposing
-from atoll.errors import SandboxError, SandboxNotFoundError, SpecError
-from atoll.model import Observation, SandboxDetails, SandboxSpec, Stats, Volume, manus_names
+from atoll.errors import EngineUnavailableError, SandboxNotFoundError, SpecError
+from atoll.model import NAME_LABEL, Observation, SandboxDetails, SandboxSpec, Stats, UndoRule, manus_names
 from atoll.model.checkpoint import Checkpoint, Undo
 from atoll.model.network_policy import NetworkRules
+from atoll.sandbox import naming
 from atoll.sandbox import setup as setup_commands
+from atoll.sandbox.class_methods import ClassMethods
 from atoll.sandbox.command_methods import CommandMethods
 from atoll.sandbox.execution import valid_timeout_s
 from atoll.sandbox.export import Export
 from atoll.sandbox.file_methods import FileMethods
 from atoll.sandbox.network_methods import NetworkMethods
+from atoll.sandbox.on_class import on_class_too
+from atoll.sandbox.options import spec_of
 from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess, new_sandbox_id
 from atoll.sandbox.saved_state_methods import SavedStateMethods, UndoHistory, id_of
 from atoll.settings import Settings
@@ -27,9 +31,11 @@ from atoll.settings import Settings
 DEFAULT_TIMEOUT_S = 300.0
 MAX_LEASE_S = 86400.0
 """The maximum length of a lease, so that a forgotten lease ends within a day. Leases can be renewed."""
+_WITH_SPEC = ("ports", "undo")
+"""What may be given beside a spec."""
 
 
-class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods):
+class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods, ClassMethods):
     """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
 
     `exec` runs one process and returns its result; `run_command` types into a persistent shell. A command that fails
@@ -47,60 +53,77 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         server: str | None = None,
         api_key: str | None = None,
         image: str | None = None,
+        isolation: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
         pids: int | None = None,
         disk: str | int | None = None,
+        inodes: int | None = None,
+        open_files: int | None = None,
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        hostname: str | None = None,
         network: str | Mapping[str, object] | NetworkRules | None = None,
-        isolation: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         lifetime: float | None = None,
         setup: Sequence[str] | None = None,
         setup_timeout: float | None = None,
+        undo: bool | Undo | UndoRule = False,
+        name: str | None = None,
         task_id: str | None = None,
         labels: Mapping[str, str] | None = None,
         ports: Mapping[str, int] | None = None,
-        undo: bool | Undo = False,
         settings: Settings | None = None,
         **names: Unpack[manus_names.SandboxNames],
     ) -> None:
-        """Describe a sandbox, without creating it yet.
+        """Describe a sandbox, without creating it yet. All times are in seconds.
 
         `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
-        where `timeout` is the lifetime of the sandbox. As a keyword, `timeout` is how long a command may take, and
-        `lifetime` how long the sandbox may exist. `setup` holds command lines that run before `create` returns.
+        where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a keyword, `timeout` is
+        how long a command may take, and `lifetime` how long the sandbox may exist. `setup` holds command lines that run
+        before `create` returns. `atoll.sandbox.options.SpecOptions` explains each option.
         """
-        wanted: dict[str, object] = {
+        options: dict[str, object] = {
             "image": image,
-            "env": {**{name: str(port) for name, port in (ports or {}).items()}, **(env or {})} or None,
-            "volumes": _volumes(volumes),
-            "work_dir": work_dir,
-            "network": dict(network) if isinstance(network, Mapping) else network,
             "isolation": isolation,
-            "labels": dict(labels) if labels else None,
-            "setup": setup,
-            "setup_timeout_s": setup_timeout,
-            "task_id": task_id,
             "memory": memory,
             "cpus": cpus,
             "pids": pids,
             "disk": disk,
+            "inodes": inodes,
+            "open_files": open_files,
+            "env": env,
+            "volumes": volumes,
+            "work_dir": work_dir,
+            "hostname": hostname,
+            "network": network,
             "lifetime": lifetime,
+            "setup": setup,
+            "setup_timeout": setup_timeout,
+            "undo": None if isinstance(undo, Undo) and undo.risky is not None else undo or None,
+            "name": name,
+            "task_id": task_id,
+            "labels": labels or None,
+            "ports": ports,
+            **names,
         }
-        given = {name: value for name, value in wanted.items() if value is not None}
-        given |= {name: value for name, value in names.items() if value is not None}
-        if spec is not None and given:
-            raise SpecError(f"give either a spec or {', '.join(given)}, not both")
-        described = given if spec is None else spec
-        wanted_spec = described if isinstance(described, SandboxSpec) else SandboxSpec.described(described)
+        if spec is None:
+            wanted = spec_of(options)
+        elif given := [option for option, value in options.items() if value is not None and option not in _WITH_SPEC]:
+            raise SpecError(
+                f"'spec' and {', '.join(map(repr, given))} both describe the sandbox", hint="Give only one of them."
+            )
+        else:
+            wanted = spec if isinstance(spec, SandboxSpec) else spec_of(spec)
+            beside = spec_of({option: options[option] for option in _WITH_SPEC})
+            changes = {"undo": beside.undo or wanted.undo, "env": {**beside.env, **wanted.env}}
+            wanted = wanted.model_copy(update=changes)
         self.timeout_s = valid_timeout_s(timeout)
-        self._undo = UndoHistory(undo if isinstance(undo, Undo) else Undo() if undo else _undo_of(wanted_spec))
+        self._undo = UndoHistory(undo if isinstance(undo, Undo) else _undo_of(wanted))
         self._named_ports = dict(ports or {})
         choice = EngineChoice(engine, server, api_key, settings or Settings.load())
-        self.access = SandboxAccess(new_sandbox_id(), wanted_spec, choice)
+        self.access = SandboxAccess(new_sandbox_id(), wanted, choice)
 
     @property
     def id(self) -> str:
@@ -117,14 +140,20 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         """The name of the engine that the sandbox runs on."""
         return self.access.choice.engine_name(self.spec.isolation)
 
+    @on_class_too
     async def create(self) -> Self:
         """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
-        behind."""
+        behind.
+
+        On the class, `create` takes the options of a sandbox: `await AsyncSandbox.create(image="host")`.
+        """
         if self.access.exists:
-            raise SandboxError("this sandbox was already created")
+            raise self.access.created_before()
         try:
-            handle = await (await self.access.engine()).create(self.id, self.spec)
-            self.access.made(handle)
+            engine = await self.access.engine()
+            async with naming.reserved(self.spec, engine, self.access.choice.settings):
+                handle = await engine.create(self.id, self.spec)
+                self.access.made(handle)
             self.access.spec = self.spec.model_copy(update={"image": handle.spec.image})
             await self.access.guest.connection()
             await self._expose_named()
@@ -145,15 +174,22 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         timeout: float = DEFAULT_TIMEOUT_S,
         settings: Settings | None = None,
     ) -> Self:
-        """Find an existing sandbox, which another process may have created. Raises SandboxNotFoundError."""
+        """Find an existing sandbox by its id or name, whichever program created it. Raises SandboxNotFoundError.
+
+        `auto` looks at every engine of this machine.
+        """
         sandbox = cls(engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings)
-        for choice in sandbox.access.choice.candidates():
+        for number, choice in enumerate(sandbox.access.choice.candidates()):
             sandbox.access.choice = choice
-            if await sandbox.access.find(sandbox_id):
-                sandbox._undo = UndoHistory(_undo_of(sandbox.spec))
-                return sandbox
+            try:
+                if await sandbox.access.find(sandbox_id):
+                    sandbox._undo = UndoHistory(_undo_of(sandbox.spec))
+                    return sandbox
+            except EngineUnavailableError:
+                if number == 0:  # the others are tried because the sandbox might be there
+                    raise
             choice.release()
-        raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found")
+        raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", hint="Sandbox.list() returns those there are.")
 
     async def cleanup(self) -> None:
         """Delete the sandbox and everything in it. May be repeated."""
@@ -171,7 +207,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
     async def detach(self) -> None:
         """Close the connection and leave the sandbox running. `attach` finds it again."""
         await self.access.let_go()
-        self.access.deleted = True
+        self.access.detached = True
         self.access.choice.release()
 
     async def inspect(self) -> Observation:
@@ -221,9 +257,11 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             raise ValueError(f"count must be at least 1, not {count}")
         await self.access.engine()
         choice = self.access.choice
+        labels = {label: value for label, value in self.spec.labels.items() if label != NAME_LABEL}
+        spec = self.spec.model_copy(update={"labels": labels})  # a name belongs to one sandbox only
         twins = [
             type(self)(
-                self.spec,
+                spec,
                 engine=choice.shared(),
                 server=choice.server,
                 api_key=choice.api_key,
@@ -237,7 +275,9 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         if memory:
             await self.access.let_go_of_all(drop_connections)
         ids = [twin.id for twin in twins]
-        handles = await (await self.access.checkpointing()).fork(self.access.handle(), ids, source, memory=memory)
+        handles = await (await self.access.checkpointing()).fork(
+            self.access.handle(), ids, source, memory=memory, labels=[labels] * count
+        )
         for twin, handle in zip(twins, handles, strict=True):
             twin.access.made(handle)
         return twins
@@ -253,7 +293,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
 
     def __del__(self) -> None:
         access = getattr(self, "access", None)
-        if access is not None and access.exists and not access.deleted:
+        if access is not None and access.exists and not (access.deleted or access.detached):
             warnings.warn(f"sandbox {self.id} was not cleaned up", ResourceWarning, stacklevel=2)
 
     async def _expose_named(self) -> None:
@@ -272,11 +312,3 @@ def lease_seconds(seconds: float) -> float:
     if not 0 < seconds <= MAX_LEASE_S:
         raise ValueError(f"a lease must be more than 0 and at most {MAX_LEASE_S:g} seconds, not {seconds!r}")
     return float(seconds)
-
-
-def _volumes(volumes: Mapping[str, str] | Sequence[str] | None) -> tuple[Volume, ...] | None:
-    """Parse volumes written as `{"/host": "/inside"}`, `{"/host": "/inside:ro"}` or `["/host:/inside:ro"]`."""
-    if not volumes:
-        return None
-    texts = [f"{host}:{path}" for host, path in volumes.items()] if isinstance(volumes, Mapping) else volumes
-    return tuple(Volume.parse(text) for text in texts)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 
 from atoll.engines import leases, registry
 from atoll.engines.checkpointing import Checkpointing
-from atoll.engines.contract import ByteStream, Engine, Lookup, checkpointing
+from atoll.engines.contract import ByteStream, Engine, Listing, Lookup, checkpointing
 from atoll.errors import (
     AgentUnreachableError,
     EngineError,
@@ -33,6 +33,7 @@ from atoll.guest.processes import FollowedProcess
 from atoll.guest.socket_tables import MAX_TABLE_BYTES, TCP_TABLES, established
 from atoll.model import Cause, Handle, Observation, SandboxSpec, State
 from atoll.model.network_policy import NetworkPolicy
+from atoll.sandbox import naming
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
@@ -42,6 +43,7 @@ _INSPECT_S = 5.0
 _DYING_S = (0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 _MAX_NAMED = 10
 """How many open connections an error message names."""
+_MAKE_ANOTHER = "Make another sandbox."
 
 
 def new_sandbox_id() -> str:
@@ -83,10 +85,14 @@ class EngineChoice:
         return registry.auto(self.settings)[0].name if name == "auto" else name
 
     def candidates(self) -> list[EngineChoice]:
-        """Return the engines that may have an existing sandbox."""
+        """Return the engines that may have an existing sandbox, the likeliest first."""
+        return [self] if self.name != "auto" else [self, *self.everywhere()]
+
+    def everywhere(self) -> list[EngineChoice]:
+        """Return this engine or, for `auto`, every engine that sandboxes of this machine may be on."""
         if self.name != "auto":
             return [self]
-        return [EngineChoice(name, self.server, self.api_key, self.settings) for name in registry.auto_names()]
+        return [EngineChoice(name, None, None, self.settings) for name in registry.names()]
 
     def shared(self) -> str | Engine:
         """Return the engine, or its name, for another sandbox on the same engine."""
@@ -117,7 +123,8 @@ class SandboxAccess:
         self.guest = self.new_guest()
         self.shells: dict[str, AsyncShell] = {}
         self.deleted = False
-        """Whether the sandbox was deleted or this object detached from it."""
+        self.detached = False
+        """Whether this object has let the sandbox go, which continues."""
         self._handle: Handle | None = None
 
     # --- the engine, and the handle there -----------------------------------------------------------------------------
@@ -134,9 +141,24 @@ class SandboxAccess:
         """Return the engine's handle. Raises SandboxError before creation and SandboxGoneError after deletion."""
         if self._handle is None:
             raise SandboxError("Sandbox not initialized", hint="Use it in a `with` block, or call create() first.")
+        if self.detached:
+            raise SandboxError(
+                f"this object was detached from sandbox {self.sandbox_id}, which goes on without it",
+                hint=f"Sandbox.attach({self.sandbox_id!r}) gives another object for it.",
+            )
         if self.deleted:
-            raise SandboxGoneError(f"sandbox {self.sandbox_id} was cleaned up", cause=Cause.USER)
+            raise SandboxGoneError(f"sandbox {self.sandbox_id} was cleaned up", cause=Cause.USER, hint=_MAKE_ANOTHER)
         return self._handle
+
+    def created_before(self) -> SandboxError:
+        """Return the error for creating the sandbox once more."""
+        if self.deleted:
+            return SandboxGoneError(
+                f"sandbox {self.sandbox_id} was cleaned up and cannot be created again",
+                cause=Cause.USER,
+                hint=_MAKE_ANOTHER,
+            )
+        return SandboxError("this sandbox was already created", hint="Use it as it is, or make another one.")
 
     def adopt(self, handle: Handle) -> None:
         """Use this existing sandbox from now on, with the spec that its engine knows."""
@@ -156,18 +178,22 @@ class SandboxAccess:
         return self.handle().details.get("remote_id", self.sandbox_id)
 
     async def find(self, sandbox_id: str) -> bool:
-        """Adopt the sandbox with this id if the engine has it, and return whether it does."""
+        """Adopt the sandbox with this id or name if the engine has it, and return whether it does."""
         engine = await self.engine()
-        found = [await engine.find(sandbox_id)] if isinstance(engine, Lookup) else await engine.list()
-        handle = next((handle for handle in found if handle is not None and handle.sandbox_id == sandbox_id), None)
+        if isinstance(engine, Lookup):
+            handle = await engine.find(sandbox_id)
+        else:
+            handle = next((each for each in await engine.list() if each.sandbox_id == sandbox_id), None)
+        if handle is None and not isinstance(engine, Listing):  # which finds sandboxes by name itself
+            handle = await naming.called(sandbox_id, engine)
         if handle is not None:
             self.sandbox_id = handle.sandbox_id
             self.adopt(handle)
         return handle is not None
 
     async def delete(self) -> None:
-        """Delete the sandbox if there is one. May be repeated."""
-        if self._handle is not None and not self.deleted:
+        """Delete the sandbox if there is one and this object still has it. May be repeated."""
+        if self._handle is not None and not self.deleted and not self.detached:
             await (await self.engine()).delete(self._handle)
             self.deleted = True
 

@@ -8,6 +8,7 @@ installation distinguishes its sandboxes from those that others created with the
 from __future__ import annotations
 
 import asyncio
+import builtins
 import dataclasses
 import os
 import secrets
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
 from atoll.engines.remote.remote_events import RemoteEvents
-from atoll.engines.remote.remote_states import MARK, RemoteStates, handle_of, labels_of
+from atoll.engines.remote.remote_states import ID_MARK, MARK, RemoteStates, handle_of, id_of, labels_of, listed
 from atoll.engines.remote.rest_client import Server
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
@@ -28,7 +29,19 @@ from atoll.errors import (
     SandboxNotFoundError,
     SpecError,
 )
-from atoll.model import Capability, Cause, Handle, Observation, SandboxSpec, State, Stats, manus_names
+from atoll.model import (
+    MANAGER_LABEL,
+    NAME_LABEL,
+    Capability,
+    Cause,
+    Handle,
+    ListedSandbox,
+    Observation,
+    SandboxSpec,
+    State,
+    Stats,
+    manus_names,
+)
 from atoll.model.network_policy import NetworkPolicy
 from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
@@ -169,17 +182,7 @@ class RemoteEngine(RemoteStates):
         return Observation(State(info["state"]), _cause(info["cause"]), str(info["reason"]), wakes)
 
     async def list(self) -> list[Handle]:
-        found: list[dict[str, Any]] = []
-        page: str | None = None
-        while True:
-            query = {"limit": "100", "label": f"{MARK}={self._settings.installation_id()}"}
-            answer = await self._server.call(
-                "GET", "/sandboxes/search", params=query | ({"page_id": page} if page else {})
-            )
-            found += answer["items"]
-            page = answer["next_page_id"]
-            if page is None:
-                break
+        found = await self._search(label=f"{MARK}={self._settings.installation_id()}")
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def whole(info: dict[str, Any]) -> Handle | None:
@@ -188,20 +191,33 @@ class RemoteEngine(RemoteStates):
                     settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
                 except (SandboxNotFoundError, SandboxGoneError):
                     return None  # it ended after it was listed
-            return self._handle(info, str(info["name"]), SandboxSpec.of(**settings, labels=labels_of(info)))
+            return self._handle(info, id_of(info), SandboxSpec.of(**settings, labels=labels_of(info)))
 
         handles = await asyncio.gather(*(whole(info) for info in found))
         return [handle for handle in handles if handle is not None]
 
+    async def listing(self) -> Sequence[ListedSandbox]:
+        return [listed(info) for info in await self._search()]
+
     async def find(self, sandbox_id: str) -> Handle | None:
-        """Find a sandbox of the caller on the server, by its id here or there, whichever program created it."""
-        page = await self._server.call("GET", "/sandboxes/search", params={"name": sandbox_id, "limit": "1"})
+        """Find a sandbox of the caller on the server, by its name or its id here or there, whichever program created
+        it."""
         try:
-            info = page["items"][0] if page["items"] else await self._server.call("GET", f"/sandboxes/{sandbox_id}")
+            info = await self._first(name=sandbox_id) or await self._there(sandbox_id)
+            info = info or await self._first(label=f"{ID_MARK}={sandbox_id}")
+            if info is None:
+                return None
             settings = await self._server.call("GET", f"/sandboxes/{info['id']}/settings")
         except (SandboxNotFoundError, SandboxGoneError, SpecError):
             return None
-        return self._handle(info, sandbox_id, SandboxSpec.of(**settings, labels=labels_of(info)))
+        known = sandbox_id if sandbox_id == info["id"] else id_of(info)
+        return self._handle(info, known, SandboxSpec.of(**settings, labels=labels_of(info)))
+
+    async def _there(self, remote_id: str) -> dict[str, Any] | None:
+        try:
+            return dict(await self._server.call("GET", f"/sandboxes/{remote_id}"))
+        except (SandboxNotFoundError, SandboxGoneError):
+            return None
 
     async def stats(self, handle: Handle) -> Stats:
         try:
@@ -263,11 +279,11 @@ class RemoteEngine(RemoteStates):
             value = settings["limits"][limit]
             if value is not None:
                 settings["limits"][limit] = type(value)(value * self._factor)
-        body = {
-            "name": sandbox_id,
-            "settings": settings,
-            "labels": self._marked(spec.labels),
-        }
+        labels = dict(spec.labels)
+        # A manager has names for each of its owners, which mean nothing on another server.
+        name = labels.pop(NAME_LABEL, None) if MANAGER_LABEL not in labels else None
+        marks = {ID_MARK: sandbox_id} if name is not None else {}
+        body = {"name": name or sandbox_id, "settings": settings, "labels": {**self._marked(labels), **marks}}
         if manus_names.is_plain(task := spec.labels.get(manus_names.TASK_LABEL, "")):
             body["task_id"] = task
         info = await self._server.call(
@@ -299,10 +315,27 @@ class RemoteEngine(RemoteStates):
         if known is not None:
             self._ours[known] = handle.sandbox_id
             return known
-        page = await self._server.call("GET", "/sandboxes/search", params={"name": handle.sandbox_id, "limit": "1"})
-        if not page["items"]:
-            raise SandboxNotFoundError(f"Sandbox {handle.sandbox_id} not found")
-        return str(page["items"][0]["id"])
+        id = handle.sandbox_id
+        found = await self._first(name=id) or await self._first(label=f"{ID_MARK}={id}")
+        if found is None:
+            raise SandboxNotFoundError(f"Sandbox {id} not found")
+        return str(found["id"])
+
+    async def _first(self, **query: str) -> dict[str, Any] | None:
+        """Return a sandbox of the caller that matches."""
+        page = await self._server.call("GET", "/sandboxes/search", params={**query, "limit": "1"})
+        return dict(page["items"][0]) if page["items"] else None
+
+    async def _search(self, **query: str) -> builtins.list[dict[str, Any]]:
+        """Return all sandboxes of the caller that match."""
+        found: builtins.list[dict[str, Any]] = []
+        query["limit"] = "100"
+        while True:
+            page = await self._server.call("GET", "/sandboxes/search", params=query)
+            found += page["items"]
+            if page["next_page_id"] is None:
+                return found
+            query["page_id"] = page["next_page_id"]
 
 
 def _cause(text: object) -> Cause | None:

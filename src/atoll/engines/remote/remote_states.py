@@ -14,11 +14,23 @@ from typing import Any
 from atoll.engines.enforcement import limit_details
 from atoll.engines.remote.rest_client import Server
 from atoll.errors import CheckpointNotFoundError, SnapshotNotFoundError, UnsupportedError
-from atoll.model import EffectiveLimits, Handle, Limits, SandboxSpec
+from atoll.model import (
+    NAME_LABEL,
+    OWN_LABELS,
+    Cause,
+    EffectiveLimits,
+    Handle,
+    Limits,
+    ListedSandbox,
+    SandboxSpec,
+    State,
+)
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
 from atoll.settings import Settings
 
 MARK = "atoll-client"
+ID_MARK = "atoll-client-id"
+"""The label with the id that a sandbox has here, if its name on the server is one that its user chose."""
 _LABEL = "client."
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MEMORY_S = 300.0
@@ -158,7 +170,7 @@ class RemoteStates(abc.ABC):
     def _marked(self, labels: Mapping[str, str]) -> dict[str, str]:
         return {
             MARK: self._settings.installation_id(),
-            **{f"{_LABEL}{name}": value for name, value in labels.items()},
+            **{f"{_LABEL}{label}": value for label, value in labels.items()},
         }
 
 
@@ -172,7 +184,34 @@ def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Ha
 
 
 def labels_of(info: Mapping[str, Any]) -> dict[str, str]:
-    return {name.removeprefix(_LABEL): value for name, value in info["labels"].items() if name.startswith(_LABEL)}
+    """Return the labels that the sandbox has here."""
+    found: Mapping[str, str] = info["labels"]
+    named = {NAME_LABEL: str(info["name"])} if ID_MARK in found else {}
+    return {label.removeprefix(_LABEL): value for label, value in found.items() if label.startswith(_LABEL)} | named
+
+
+def id_of(info: Mapping[str, Any]) -> str:
+    """Return the id that the sandbox has here."""
+    return str(info["labels"].get(ID_MARK) or info["name"] or info["id"])
+
+
+def listed(info: Mapping[str, Any]) -> ListedSandbox:
+    """Return a sandbox of the server as it is listed. Labels that this engine added are not shown."""
+    has_own_id = info["labels"].get(MARK) is not None
+    shown = {label: value for label, value in info["labels"].items() if not label.startswith((MARK, _LABEL))}
+    own = {label: value for label, value in labels_of(info).items() if not label.startswith(OWN_LABELS)}
+    name = info["name"] if not has_own_id or ID_MARK in info["labels"] else None
+    return ListedSandbox(
+        str(info["id"]),
+        str(info["engine"]),
+        str(info["image"]),
+        State(info["state"]),
+        Cause(info["cause"]) if info["cause"] else None,
+        str(info["reason"]),
+        datetime.fromisoformat(info["created_at"]).timestamp(),
+        name,
+        {**shown, **own},
+    )
 
 
 def _checked(name: str) -> str:

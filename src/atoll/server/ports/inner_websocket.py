@@ -19,7 +19,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
 from atoll.errors import SandboxError
-from atoll.guest.port_streams import PortStream
+from atoll.guest.port_streams import AsyncPortStream
 from atoll.server.middleware.auth import BEARER, subprotocol
 from atoll.server.ports.port_request import PortRequest
 from atoll.server.problems import respond
@@ -115,7 +115,7 @@ async def _inwards(websocket: WebSocket, inside: Inside) -> None:
 class Inside:
     """The client's side of a WebSocket to a port inside."""
 
-    def __init__(self, stream: PortStream, wanted: PortRequest, websocket: WebSocket) -> None:
+    def __init__(self, stream: AsyncPortStream, wanted: PortRequest, websocket: WebSocket) -> None:
         self._stream = stream
         path, _, query = wanted.target.decode("latin-1").partition("?")
         offered = [name for name in websocket.scope.get("subprotocols", []) if not name.startswith(BEARER)]

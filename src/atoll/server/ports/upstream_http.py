@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.errors import SandboxError
-from atoll.guest.port_streams import PortStream
+from atoll.guest.port_streams import AsyncPortStream
 from atoll.server.connections.streaming import while_there
 from atoll.server.ports.pages import page
 from atoll.server.ports.port_request import PortRequest
@@ -54,7 +54,7 @@ def closed(request: Request, wanted: PortRequest, error: OSError) -> Response:
 
 
 class UpstreamHttp:
-    def __init__(self, stream: PortStream) -> None:
+    def __init__(self, stream: AsyncPortStream) -> None:
         self._stream = stream
         self._http = h11.Connection(h11.CLIENT)
 

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from atoll.guest.files import FileInfo, Watch
+from atoll.guest.files import AsyncWatch, FileInfo
 from atoll.server.connections import large_results
 from atoll.server.connections.streaming import Download, EventStream, Happening, while_connected
 from atoll.server.middleware.auth import AppServices, SandboxReadScope, SandboxUseScope
@@ -263,7 +263,7 @@ async def watch(
     return EventStream(request, changes(), on_close=lambda: _end(watching))
 
 
-async def _end(watching: Watch) -> None:
+async def _end(watching: AsyncWatch) -> None:
     await watching.aclose()
 
 

@@ -1,0 +1,119 @@
+"""The options that describe a sandbox: the same for `Sandbox` and for `create_sandbox` of a manager, in requests to a
+server, and as flags of the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atoll.errors import SpecError
+from atoll.model import NAME_LABEL, OWN_LABELS, SandboxSpec, UndoRule, Volume
+from atoll.model.checkpoint import Undo
+from atoll.model.manus_names import SandboxNames
+from atoll.model.network_policy import NetworkRules
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class SpecOptions(SandboxNames, total=False):
+    """The description of a sandbox. None stands for the default. All times are in seconds."""
+
+    image: str | None
+    """The root file system. The default is `host`, this machine's own programs."""
+    isolation: str | None
+    """`namespaces` or `gvisor`; the default is what the engine has."""
+    memory: str | int | None
+    """The limit of memory, in bytes or as text such as `512m`."""
+    cpus: float | None
+    pids: int | None
+    """The limit of processes and threads."""
+    disk: str | int | None
+    """The limit of disk space, in bytes or as text such as `2g`."""
+    inodes: int | None
+    """The limit of files and directories."""
+    open_files: int | None
+    """The limit of open files of each process."""
+    env: Mapping[str, str] | None
+    """Environment variables of all commands."""
+    volumes: Mapping[str, str] | Sequence[str] | None
+    """Directories of the host: `{"/host": "/inside:ro"}` or `["/host:/inside:ro"]`."""
+    work_dir: str | None
+    """The directory where commands and relative paths start. The default is `/workspace`."""
+    hostname: str | None
+    network: str | Mapping[str, object] | NetworkRules | None
+    """What the sandbox may reach: `none` (the default), `all` or rules."""
+    lifetime: float | None
+    """How long the sandbox may exist."""
+    setup: Sequence[str] | None
+    """Command lines that run before anybody gets the sandbox."""
+    setup_timeout: float | None
+    """How long all setup commands may take together."""
+    undo: bool | Undo | UndoRule | None
+    """Whether, how often and before which commands to save the state, so that commands can be undone."""
+    task_id: str | None
+    """The task that the sandbox is for. The sandbox can be found by it as by a name."""
+    labels: Mapping[str, str] | None
+    ports: Mapping[str, int] | None
+    """Ports by name. Each sets a variable inside, `NAME=PORT`, and a server exposes it."""
+
+
+def spec_of(options: object) -> SandboxSpec:
+    """Return the spec that these options describe, which may also have the names of a spec or of the Manus example.
+
+    None stands for an option that is not given. Raises SpecError, which suggests the right name for one that does not
+    exist.
+    """
+    if not isinstance(options, Mapping):
+        return SandboxSpec.described(options)
+    given: dict[Any, Any] = {name: value for name, value in options.items() if value is not None}
+    ports, name, undo = given.pop("ports", None), given.pop("name", None), given.pop("undo", None)
+    if ports:
+        given["env"] = {**{variable: str(port) for variable, port in ports.items()}, **given.get("env", {})}
+    if "volumes" in given:
+        given["volumes"] = volumes_of(given["volumes"])
+    if isinstance(given.get("network"), Mapping):
+        given["network"] = dict(given["network"])
+    if (rule := _rule(undo)) is not None:
+        given["undo"] = rule
+    if "labels" in given or name is not None:
+        given["labels"] = {**own_labels(given.get("labels", {})), **({NAME_LABEL: checked_name(name)} if name else {})}
+    return SandboxSpec.described(given)
+
+
+def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels. Raises SpecError if one is reserved."""
+    for label in labels:
+        if isinstance(label, str) and label.startswith(OWN_LABELS):
+            raise SpecError(f"labels that begin with '{OWN_LABELS}' are reserved for Atoll: {label[:80]!r}")
+    return dict(labels)
+
+
+def checked_name(name: object) -> str:
+    """Return the name of a sandbox. Raises SpecError if it is none."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise SpecError(
+            f"{str(name)[:80]!r} is not a valid name",
+            hint="Use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit.",
+        )
+    return name
+
+
+def volumes_of(volumes: Mapping[str, str] | Sequence[str | Volume]) -> tuple[Volume, ...]:
+    """Parse volumes. Raises SpecError."""
+    texts = [f"{host}:{path}" for host, path in volumes.items()] if isinstance(volumes, Mapping) else volumes
+    return tuple(each if isinstance(each, Volume) else Volume.parse(each) for each in texts)
+
+
+def _rule(undo: object) -> object:
+    """Return what a spec can hold of an undo option. Raises SpecError for a function, which cannot be written down."""
+    if isinstance(undo, bool):
+        return UndoRule() if undo else None
+    if isinstance(undo, Undo):
+        if undo.risky is not None:
+            raise SpecError(
+                "'undo' with a function cannot be kept with the sandbox",
+                hint="Name the commands by patterns: undo=UndoRule(only=('*rm *',)).",
+            )
+        return UndoRule(keep=undo.keep)
+    return undo
