@@ -1,167 +1,106 @@
 """Isolated Linux sandboxes for AI agents.
 
 Most programs need only `Sandbox` or `AsyncSandbox`, and `SandboxManager` for many sandboxes; the other names are types
-of their arguments and results. The manager and the classes of OpenManus's sandbox (`DockerSandbox` and so on) are
-imported when they are first used.
+of their arguments and results. Each is imported when it is first used, so that a program waits only for what it uses.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
 
-from atoll._sync import Command, FileWatch, Port, Sandbox, Shell, Terminal
-from atoll.errors import (
-    AgentError,
-    AgentUnreachableError,
-    CheckpointNotFoundError,
-    ConflictError,
-    EngineError,
-    EngineNotFoundError,
-    EngineUnavailableError,
-    ImageError,
-    ImageNotFoundError,
-    LimitReachedError,
-    ManagerClosedError,
-    ProtocolError,
-    SandboxError,
-    SandboxGoneError,
-    SandboxNotFoundError,
-    SandboxPausedError,
-    SandboxResourceError,
-    SandboxTimeoutError,
-    SetupError,
-    SpecError,
-    StateError,
-    StateInUseError,
-    UnsupportedError,
-)
-from atoll.guest.files import FileEvent, FileEventKind, FileInfo
-from atoll.guest.socket_tables import ListeningPort
-from atoll.model import (
-    Cause,
-    ExecutionResult,
-    Limits,
-    Observation,
-    SandboxDetails,
-    SandboxSpec,
-    State,
-    Stats,
-    Volume,
-)
-from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Snapshot, Undo
-from atoll.sandbox.command import AsyncCommand, Output
-from atoll.sandbox.export import Export
-from atoll.sandbox.sandbox import AsyncSandbox
-from atoll.sandbox.shell import AsyncShell
-from atoll.sandbox.terminal import AsyncTerminal
+EXPORTS = {
+    "ALLOW": "atoll.openmanus",
+    "SANDBOX_CLIENT": "atoll.openmanus",
+    "AgentError": "atoll.errors",
+    "AgentUnreachableError": "atoll.errors",
+    "AsyncCommand": "atoll.sandbox.command",
+    "AsyncDockerizedTerminal": "atoll.openmanus",
+    "AsyncSandbox": "atoll.sandbox.sandbox",
+    "AsyncShell": "atoll.sandbox.shell",
+    "AsyncTerminal": "atoll.sandbox.terminal",
+    "BaseSandboxClient": "atoll.openmanus",
+    "Cause": "atoll.model",
+    "Change": "atoll.model.checkpoint",
+    "ChangeKind": "atoll.model.checkpoint",
+    "Checkpoint": "atoll.model.checkpoint",
+    "CheckpointNotFoundError": "atoll.errors",
+    "Command": "atoll._sync",
+    "CommandRefusedError": "atoll.openmanus",
+    "ConflictError": "atoll.errors",
+    "DockerSandbox": "atoll.openmanus",
+    "EngineError": "atoll.errors",
+    "EngineNotFoundError": "atoll.errors",
+    "EngineUnavailableError": "atoll.errors",
+    "ExecutionResult": "atoll.model",
+    "Export": "atoll.sandbox.export",
+    "FileEvent": "atoll.guest.files",
+    "FileEventKind": "atoll.guest.files",
+    "FileInfo": "atoll.guest.files",
+    "FileOperator": "atoll.openmanus",
+    "FileWatch": "atoll._sync",
+    "ImageError": "atoll.errors",
+    "ImageNotFoundError": "atoll.errors",
+    "LimitReachedError": "atoll.errors",
+    "Limits": "atoll.model",
+    "ListeningPort": "atoll.guest.socket_tables",
+    "LocalSandboxClient": "atoll.openmanus",
+    "ManagedSandbox": "atoll.manager",
+    "ManagerClosedError": "atoll.errors",
+    "Observation": "atoll.model",
+    "OperationError": "atoll.openmanus",
+    "Output": "atoll.sandbox.command",
+    "Policy": "atoll.openmanus",
+    "PoolSettings": "atoll.manager",
+    "Port": "atoll._sync",
+    "ProtocolError": "atoll.errors",
+    "Sandbox": "atoll._sync",
+    "SandboxDetails": "atoll.model",
+    "SandboxError": "atoll.errors",
+    "SandboxFileOperations": "atoll.openmanus",
+    "SandboxFileOperator": "atoll.openmanus",
+    "SandboxGoneError": "atoll.errors",
+    "SandboxManager": "atoll.manager",
+    "SandboxNotFoundError": "atoll.errors",
+    "SandboxPausedError": "atoll.errors",
+    "SandboxResourceError": "atoll.errors",
+    "SandboxSettings": "atoll.openmanus",
+    "SandboxSpec": "atoll.model",
+    "SandboxTimeoutError": "atoll.errors",
+    "SetupError": "atoll.errors",
+    "Shell": "atoll._sync",
+    "Snapshot": "atoll.model.checkpoint",
+    "SpecError": "atoll.errors",
+    "State": "atoll.model",
+    "StateError": "atoll.errors",
+    "StateInUseError": "atoll.errors",
+    "Stats": "atoll.model",
+    "Terminal": "atoll._sync",
+    "ToolError": "atoll.openmanus",
+    "Undo": "atoll.model.checkpoint",
+    "UnsupportedError": "atoll.errors",
+    "Verdict": "atoll.openmanus",
+    "Volume": "atoll.model",
+    "ask": "atoll.openmanus",
+    "create_sandbox_client": "atoll.openmanus",
+    "refuse": "atoll.openmanus",
+}
+"""The module of each public name. `make generate` writes `__init__.pyi` from it, which tells type checkers the same."""
 
-if TYPE_CHECKING:
-    from atoll.compat.openmanus import (
-        ALLOW,
-        SANDBOX_CLIENT,
-        AsyncDockerizedTerminal,
-        BaseSandboxClient,
-        CommandRefusedError,
-        DockerSandbox,
-        FileOperator,
-        LocalSandboxClient,
-        OperationError,
-        Policy,
-        SandboxFileOperations,
-        SandboxFileOperator,
-        SandboxSettings,
-        ToolError,
-        Verdict,
-        ask,
-        create_sandbox_client,
-        refuse,
-    )
-    from atoll.manager import ManagedSandbox, PoolSettings, SandboxManager
-
-__all__ = [
-    "ALLOW",
-    "SANDBOX_CLIENT",
-    "AgentError",
-    "AgentUnreachableError",
-    "AsyncCommand",
-    "AsyncDockerizedTerminal",
-    "AsyncSandbox",
-    "AsyncShell",
-    "AsyncTerminal",
-    "BaseSandboxClient",
-    "Cause",
-    "Change",
-    "ChangeKind",
-    "Checkpoint",
-    "CheckpointNotFoundError",
-    "Command",
-    "CommandRefusedError",
-    "ConflictError",
-    "DockerSandbox",
-    "EngineError",
-    "EngineNotFoundError",
-    "EngineUnavailableError",
-    "ExecutionResult",
-    "Export",
-    "FileEvent",
-    "FileEventKind",
-    "FileInfo",
-    "FileOperator",
-    "FileWatch",
-    "ImageError",
-    "ImageNotFoundError",
-    "LimitReachedError",
-    "Limits",
-    "ListeningPort",
-    "LocalSandboxClient",
-    "ManagedSandbox",
-    "ManagerClosedError",
-    "Observation",
-    "OperationError",
-    "Output",
-    "Policy",
-    "PoolSettings",
-    "Port",
-    "ProtocolError",
-    "Sandbox",
-    "SandboxDetails",
-    "SandboxError",
-    "SandboxFileOperations",
-    "SandboxFileOperator",
-    "SandboxGoneError",
-    "SandboxManager",
-    "SandboxNotFoundError",
-    "SandboxPausedError",
-    "SandboxResourceError",
-    "SandboxSettings",
-    "SandboxSpec",
-    "SandboxTimeoutError",
-    "SetupError",
-    "Shell",
-    "Snapshot",
-    "SpecError",
-    "State",
-    "StateError",
-    "StateInUseError",
-    "Stats",
-    "Terminal",
-    "ToolError",
-    "Undo",
-    "UnsupportedError",
-    "Verdict",
-    "Volume",
-    "ask",
-    "create_sandbox_client",
-    "refuse",
-]
-
-_LATER = frozenset(__all__) - frozenset(globals())
-_OF_THE_MANAGER = frozenset({"ManagedSandbox", "PoolSettings", "SandboxManager"})
+__all__ = list(EXPORTS)
 
 
-if not TYPE_CHECKING:  # hidden from type checkers, which know all names and would otherwise accept misspelt ones
+def __getattr__(name: str) -> object:
+    """Import a public name, or a submodule such as `atoll.errors`, when it is first used (PEP 562)."""
+    if name in EXPORTS:
+        value = getattr(import_module(EXPORTS[name]), name)
+        globals()[name] = value  # so that the next use finds it without this function
+        return value
+    submodule = f"{__name__}.{name}"
+    try:
+        return import_module(submodule)
+    except ModuleNotFoundError as error:
+        if error.name != submodule:  # the submodule exists and lacks something
+            raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    def __getattr__(name: str) -> Any:
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = "atoll.manager" if name in _OF_THE_MANAGER else "atoll.openmanus"
-        return getattr(importlib.import_module(module), name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
