@@ -55,6 +55,7 @@ check: setup ## format, lint, types, layers, generated files, docs
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python scripts/generate_exports.py --check
 	@$(BIN)/python scripts/generate_sync.py --check
 	@$(BIN)/python scripts/generate_openapi.py --check
 	@$(BIN)/python scripts/check_docs.py
@@ -67,6 +68,7 @@ format: setup ## let ruff fix and format everything
 	@$(BIN)/ruff format .
 
 generate: setup ## write the generated files again
+	@$(BIN)/python scripts/generate_exports.py
 	@$(BIN)/python scripts/generate_sync.py
 	@$(BIN)/python scripts/generate_openapi.py
 

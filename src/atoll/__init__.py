@@ -1,167 +1,144 @@
 """Isolated Linux sandboxes for AI agents.
 
 Most programs need only `Sandbox` or `AsyncSandbox`, and `SandboxManager` for many sandboxes; the other names are types
-of their arguments and results. The manager and the classes of OpenManus's sandbox (`DockerSandbox` and so on) are
-imported when they are first used.
+of their arguments and results. Each is imported when it is first used, so that a program waits only for what it uses.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
 
-from atoll._sync import Command, PortStream, Sandbox, Shell, Terminal, Watch
-from atoll.errors import (
-    AgentError,
-    AgentUnreachableError,
-    CheckpointNotFoundError,
-    ConflictError,
-    EngineError,
-    EngineNotFoundError,
-    EngineUnavailableError,
-    ImageError,
-    ImageNotFoundError,
-    LimitReachedError,
-    ManagerClosedError,
-    ProtocolError,
-    SandboxError,
-    SandboxGoneError,
-    SandboxNotFoundError,
-    SandboxPausedError,
-    SandboxResourceError,
-    SandboxTimeoutError,
-    SetupError,
-    SpecError,
-    StateError,
-    StateInUseError,
-    UnsupportedError,
-)
-from atoll.guest.files import FileEvent, FileEventKind, FileInfo
-from atoll.guest.socket_tables import ListeningPort
-from atoll.model import (
-    Cause,
-    ExecutionResult,
-    Limits,
-    Observation,
-    SandboxDetails,
-    SandboxSpec,
-    State,
-    Stats,
-    Volume,
-)
-from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Snapshot, Undo
-from atoll.sandbox.command import AsyncCommand, Output
-from atoll.sandbox.export import Export
-from atoll.sandbox.sandbox import AsyncSandbox
-from atoll.sandbox.shell import AsyncShell
-from atoll.sandbox.terminal import AsyncTerminal
+EXPORTS = {
+    "ALLOW": "atoll.openmanus",
+    "AgentError": "atoll.errors",
+    "AgentUnreachableError": "atoll.errors",
+    "Answer": "atoll.compat.openmanus.policy",
+    "AsyncCommand": "atoll.sandbox.command",
+    "AsyncDockerizedTerminal": "atoll.openmanus",
+    "AsyncForward": "atoll.sandbox.port_forward",
+    "AsyncPortStream": "atoll.guest.port_streams",
+    "AsyncSandbox": "atoll.sandbox.sandbox",
+    "AsyncShell": "atoll.sandbox.shell",
+    "AsyncTerminal": "atoll.sandbox.terminal",
+    "AsyncWatch": "atoll.guest.file_watch",
+    "BaseSandboxClient": "atoll.openmanus",
+    "Capability": "atoll.model",
+    "Ceilings": "atoll.resources",
+    "Cause": "atoll.model",
+    "Change": "atoll.model.checkpoint",
+    "ChangeKind": "atoll.model.checkpoint",
+    "Checkpoint": "atoll.model.checkpoint",
+    "CheckpointNotFoundError": "atoll.errors",
+    "Checkpointing": "atoll.engines.checkpointing",
+    "Command": "atoll._sync",
+    "CommandEnd": "atoll.manager",
+    "CommandRefusedError": "atoll.openmanus",
+    "ConflictError": "atoll.errors",
+    "DockerSandbox": "atoll.openmanus",
+    "EffectiveLimits": "atoll.model",
+    "Engine": "atoll.engines.contract",
+    "EngineDescription": "atoll.engines.contract",
+    "EngineError": "atoll.errors",
+    "EngineNotFoundError": "atoll.errors",
+    "EngineUnavailableError": "atoll.errors",
+    "Event": "atoll.manager",
+    "ExecutionResult": "atoll.model",
+    "Export": "atoll.sandbox.export",
+    "FileEvent": "atoll.guest.files",
+    "FileEventKind": "atoll.guest.files",
+    "FileInfo": "atoll.guest.files",
+    "FileOperator": "atoll.openmanus",
+    "Forward": "atoll._sync",
+    "Handle": "atoll.model",
+    "ImageError": "atoll.errors",
+    "ImageNotFoundError": "atoll.errors",
+    "Injection": "atoll.model.network_policy",
+    "LimitReachedError": "atoll.errors",
+    "Limits": "atoll.model",
+    "ListedSandbox": "atoll.model",
+    "ListeningPort": "atoll.guest.socket_tables",
+    "LocalSandboxClient": "atoll.openmanus",
+    "ManagedSandbox": "atoll.manager",
+    "ManagerClosedError": "atoll.errors",
+    "NetworkRules": "atoll.model.network_policy",
+    "Observation": "atoll.model",
+    "Omitted": "atoll.model.checkpoint",
+    "Operation": "atoll.manager",
+    "OperationError": "atoll.openmanus",
+    "Output": "atoll.sandbox.command",
+    "PausedBy": "atoll.manager",
+    "Policy": "atoll.openmanus",
+    "PoolSettings": "atoll.manager",
+    "PortStream": "atoll._sync",
+    "ProtocolError": "atoll.errors",
+    "Record": "atoll.manager",
+    "Recovered": "atoll.manager",
+    "Refusal": "atoll.network.refusals",
+    "Resources": "atoll.resources",
+    "Retention": "atoll.manager",
+    "Rule": "atoll.model.network_policy",
+    "SANDBOX_CLIENT": "atoll.openmanus",
+    "Sandbox": "atoll._sync",
+    "SandboxDetails": "atoll.model",
+    "SandboxError": "atoll.errors",
+    "SandboxFileOperations": "atoll.openmanus",
+    "SandboxFileOperator": "atoll.openmanus",
+    "SandboxGoneError": "atoll.errors",
+    "SandboxManager": "atoll.manager",
+    "SandboxNotFoundError": "atoll.errors",
+    "SandboxPausedError": "atoll.errors",
+    "SandboxResourceError": "atoll.errors",
+    "SandboxSettings": "atoll.openmanus",
+    "SandboxSpec": "atoll.model",
+    "SandboxTimeoutError": "atoll.errors",
+    "Settings": "atoll.settings",
+    "SetupError": "atoll.errors",
+    "Shell": "atoll._sync",
+    "Shutdown": "atoll.manager",
+    "Snapshot": "atoll.model.checkpoint",
+    "SnapshotNotFoundError": "atoll.errors",
+    "SpecError": "atoll.errors",
+    "State": "atoll.model",
+    "StateError": "atoll.errors",
+    "StateInUseError": "atoll.errors",
+    "Stats": "atoll.model",
+    "Terminal": "atoll._sync",
+    "ToolError": "atoll.openmanus",
+    "Undo": "atoll.model.checkpoint",
+    "UndoRule": "atoll.model",
+    "UnsupportedError": "atoll.errors",
+    "Verdict": "atoll.openmanus",
+    "Volume": "atoll.model",
+    "Watch": "atoll._sync",
+    "ask": "atoll.openmanus",
+    "create_sandbox_client": "atoll.openmanus",
+    "refuse": "atoll.openmanus",
+}
+"""The module of each public name. `make generate` writes `__init__.pyi` from it, which tells type checkers the same."""
 
-if TYPE_CHECKING:
-    from atoll.compat.openmanus import (
-        ALLOW,
-        SANDBOX_CLIENT,
-        AsyncDockerizedTerminal,
-        BaseSandboxClient,
-        CommandRefusedError,
-        DockerSandbox,
-        FileOperator,
-        LocalSandboxClient,
-        OperationError,
-        Policy,
-        SandboxFileOperations,
-        SandboxFileOperator,
-        SandboxSettings,
-        ToolError,
-        Verdict,
-        ask,
-        create_sandbox_client,
-        refuse,
-    )
-    from atoll.manager import ManagedSandbox, PoolSettings, SandboxManager
+RETIRED = {"FileWatch": "Watch", "Port": "PortStream"}
+"""Earlier public names and those that have taken their place. They go on working, with a warning."""
 
-__all__ = [
-    "ALLOW",
-    "SANDBOX_CLIENT",
-    "AgentError",
-    "AgentUnreachableError",
-    "AsyncCommand",
-    "AsyncDockerizedTerminal",
-    "AsyncSandbox",
-    "AsyncShell",
-    "AsyncTerminal",
-    "BaseSandboxClient",
-    "Cause",
-    "Change",
-    "ChangeKind",
-    "Checkpoint",
-    "CheckpointNotFoundError",
-    "Command",
-    "CommandRefusedError",
-    "ConflictError",
-    "DockerSandbox",
-    "EngineError",
-    "EngineNotFoundError",
-    "EngineUnavailableError",
-    "ExecutionResult",
-    "Export",
-    "FileEvent",
-    "FileEventKind",
-    "FileInfo",
-    "FileOperator",
-    "ImageError",
-    "ImageNotFoundError",
-    "LimitReachedError",
-    "Limits",
-    "ListeningPort",
-    "LocalSandboxClient",
-    "ManagedSandbox",
-    "ManagerClosedError",
-    "Observation",
-    "OperationError",
-    "Output",
-    "Policy",
-    "PoolSettings",
-    "PortStream",
-    "ProtocolError",
-    "Sandbox",
-    "SandboxDetails",
-    "SandboxError",
-    "SandboxFileOperations",
-    "SandboxFileOperator",
-    "SandboxGoneError",
-    "SandboxManager",
-    "SandboxNotFoundError",
-    "SandboxPausedError",
-    "SandboxResourceError",
-    "SandboxSettings",
-    "SandboxSpec",
-    "SandboxTimeoutError",
-    "SetupError",
-    "Shell",
-    "Snapshot",
-    "SpecError",
-    "State",
-    "StateError",
-    "StateInUseError",
-    "Stats",
-    "Terminal",
-    "ToolError",
-    "Undo",
-    "UnsupportedError",
-    "Verdict",
-    "Volume",
-    "Watch",
-    "ask",
-    "create_sandbox_client",
-    "refuse",
-]
-
-_LATER = frozenset(__all__) - frozenset(globals())
-_OF_THE_MANAGER = frozenset({"ManagedSandbox", "PoolSettings", "SandboxManager"})
+__all__ = list(EXPORTS)
 
 
-if not TYPE_CHECKING:  # hidden from type checkers, which know all names and would otherwise accept misspelt ones
+def __getattr__(name: str) -> object:
+    """Import a public name, or a submodule such as `atoll.errors`, when it is first used (PEP 562)."""
+    if name in EXPORTS:
+        value = getattr(import_module(EXPORTS[name]), name)
+        globals()[name] = value  # so that the next use finds it without this function
+        return value
+    if name in RETIRED:
+        import warnings
 
-    def __getattr__(name: str) -> Any:
-        if name not in _LATER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = "atoll.manager" if name in _OF_THE_MANAGER else "atoll.openmanus"
-        return getattr(importlib.import_module(module), name)
+        warnings.warn(f"atoll.{name} is called atoll.{RETIRED[name]} now", DeprecationWarning, stacklevel=2)
+        return __getattr__(RETIRED[name])
+    submodule = f"{__name__}.{name}"
+    try:
+        return import_module(submodule)
+    except ModuleNotFoundError as error:
+        if error.name != submodule:  # the submodule exists and lacks something
+            raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

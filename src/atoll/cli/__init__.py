@@ -1,66 +1,85 @@
-"""The `atoll` command. Each group of subcommands is a module; this one combines them and turns errors into messages."""
+"""The `atoll` command: the list of its commands, each group of which is a module, and how errors become messages."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from atoll.cli import checkpoints, key, network, snapshot, spec
-from atoll.cli.activity import events, logs, stats
-from atoll.cli.copy import copy
-from atoll.cli.demo import demo
-from atoll.cli.doctor import doctor
-from atoll.cli.ports import expose, port_forward, ports
-from atoll.cli.run import execute, run
-from atoll.cli.sandboxes import create, gc, keep_alive, list_sandboxes, pause, remove, resume
-from atoll.cli.serve import config, serve
-from atoll.cli.shell import shell
+from atoll.cli.listed_command import ListedCommand
 from atoll.errors import SandboxError, SetupError
 from atoll.printable import printable_lines
 
+COMMANDS = (
+    ("run", "atoll.cli.run:run", "Run one command in a new sandbox."),
+    (
+        "shell",
+        "atoll.cli.shell:shell",
+        "Open an interactive shell in a new sandbox, which is deleted when the shell ends, or in an existing one.",
+    ),
+    ("doctor", "atoll.cli.doctor:doctor", "Show what works on this machine, what is missing, and what to install."),
+    ("ls", "atoll.cli.sandboxes:list_sandboxes", "List the sandboxes of this installation, or yours on the server."),
+    ("rm", "atoll.cli.sandboxes:remove", "Delete sandboxes and everything in them."),
+    (
+        "gc",
+        "atoll.cli.sandboxes:gc",
+        "Remove what nobody owns any more: remains of killed programs, and images without a name.",
+    ),
+    ("checkpoint", "atoll.cli.checkpoints:checkpoint", "Save the state of a sandbox's files."),
+    ("checkpoints", "atoll.cli.checkpoints:checkpoints", "List the checkpoints of a sandbox, as a tree."),
+    ("rollback", "atoll.cli.checkpoints:rollback", "Roll back to a checkpoint: processes end and files are restored."),
+    ("restart", "atoll.cli.checkpoints:restart", "Put a sandbox back into the state right after its creation."),
+    ("undo", "atoll.cli.checkpoints:undo", "Undo the last commands of a sandbox that was made with undo."),
+    ("diff", "atoll.cli.checkpoints:diff", "Show what was added (A), changed (C) and removed (R) since a checkpoint."),
+    ("fork", "atoll.cli.checkpoints:fork", "Make new sandboxes that start from the state of another."),
+    (
+        "demo",
+        "atoll.cli.demo:demo",
+        "Show a sandbox at work: commands, a persistent shell, files, isolation and a timeout.",
+    ),
+    ("serve", "atoll.cli.serve:serve", "Serve sandboxes over HTTP until SIGTERM."),
+    ("create", "atoll.cli.sandboxes:create", "Create a sandbox that stays until it is removed, and print its id."),
+    ("exec", "atoll.cli.run:execute", "Run a command in an existing sandbox."),
+    ("cp", "atoll.cli.copy:copy", "Copy files and directories into a sandbox or out of it."),
+    ("logs", "atoll.cli.activity:logs", "Show what happened to a sandbox, and why it ended if it has."),
+    ("stats", "atoll.cli.activity:stats", "Show what a sandbox uses."),
+    ("pause", "atoll.cli.sandboxes:pause", "Pause a sandbox: stop its processes where they are."),
+    ("resume", "atoll.cli.sandboxes:resume", "Resume a paused sandbox."),
+    (
+        "keep-alive",
+        "atoll.cli.sandboxes:keep_alive",
+        "Count a sandbox as in use for a while, so that it is neither ended nor paused for being idle.",
+    ),
+    ("events", "atoll.cli.activity:events", "Show what happened to your sandboxes on the server."),
+    ("config", "atoll.cli.serve:config", "Show every setting of `atoll serve`: its value here, and how to set it."),
+    ("port-forward", "atoll.cli.ports:port_forward", "Forward a local port to a port in the sandbox, until Ctrl-C."),
+    ("ports", "atoll.cli.ports:ports", "List what listens in a sandbox, with its process and, on a server, its URL."),
+    ("expose", "atoll.cli.ports:expose", "Expose a port of a sandbox on the server, and print a link to it."),
+    ("snapshot", "atoll.cli.snapshot:app", "Saved states that new sandboxes can start from: --image snapshot:NAME."),
+    ("network", "atoll.cli.network:app", "What sandboxes may reach, and what was refused."),
+    ("spec", "atoll.cli.spec:app", "The server's catalogue of specs."),
+    ("key", "atoll.cli.key:app", "API keys of a server."),
+    ("image", "atoll.cli.image:app", "Root file systems that sandboxes start from."),
+)
+"""The name of each command, where it is, and the first sentence of its help, in the order of `atoll --help`."""
+
+
+class Commands(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, target, help in COMMANDS:
+            self.add_command(ListedCommand(name, target, help))
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(context_settings={"ignore_unknown_options": False})(run)
-app.command()(shell)
-app.command()(doctor)
-app.command("ls")(list_sandboxes)
-app.command("rm")(remove)
-app.command()(gc)
-for command in (
-    checkpoints.checkpoint,
-    checkpoints.checkpoints,
-    checkpoints.rollback,
-    checkpoints.restart,
-    checkpoints.undo,
-    checkpoints.diff,
-    checkpoints.fork,
-):
-    app.command()(command)
-app.add_typer(snapshot.app, name="snapshot")
-app.command()(demo)
-app.command()(serve)
-app.command()(create)
-app.command("exec")(execute)
-app.command("cp")(copy)
-app.command()(logs)
-app.command()(stats)
-app.command()(pause)
-app.command()(resume)
-app.command()(keep_alive)
-app.command()(events)
-app.command()(config)
-app.command("port-forward")(port_forward)
-app.command("ports")(ports)
-app.command("expose")(expose)
-app.add_typer(network.app, name="network")
-app.add_typer(spec.app, name="spec")
-app.add_typer(key.app, name="key")
 
 
 @app.callback()
@@ -78,10 +97,6 @@ _FAILED = 125
 
 def main() -> None:
     """Run the command line. An error of Atoll's is a message and exit code 125, never a traceback."""
-    if sys.argv[1:2] in ([], ["image"], ["--help"]):  # its imports take time, which other commands should not need
-        from atoll.cli import image
-
-        app.add_typer(image.app, name="image")
     try:
         app()
     except SandboxError as error:
