@@ -1,4 +1,4 @@
-"""Options that several commands share, files in place of options, and the sandbox they describe."""
+"""The flags that describe a new sandbox, the same for every command that makes one, and a file in place of flags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -14,39 +14,19 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from atoll.cli.network import read_policy
+from atoll.cli.ports import named_ports
 from atoll.errors import SpecError
-from atoll.model import SandboxSpec
+from atoll.sandbox.options import spec_of
 from atoll.sandbox.sandbox import AsyncSandbox
 
+_MAX_SPEC_BYTES = 1 << 20
+_DEFAULT = "`atoll doctor` shows the default."
+
 EngineOption = Annotated[
-    str, typer.Option("--engine", help="The engine that makes the sandbox; `atoll doctor` lists them.")
-]
-ImageOption = Annotated[str, typer.Option("--image", help="The root file system; `host` is this machine's own /usr.")]
-MemoryOption = Annotated[
-    str | None,
-    typer.Option("--memory", "-m", help="The memory limit, for example 512m; `atoll doctor` shows the default."),
-]
-CpusOption = Annotated[
-    float | None, typer.Option("--cpus", help="The CPU limit, for example 1.5; `atoll doctor` shows the default.")
-]
-PidsOption = Annotated[
-    int | None, typer.Option("--pids", help="The limit of processes and threads; `atoll doctor` shows the default.")
+    str | None, typer.Option("--engine", help="The engine that makes the sandbox; `atoll doctor` lists them.")
 ]
 EnvOption = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="An environment variable; may be repeated.")
-]
-VolumeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--volume",
-        "-v",
-        metavar="HOST:PATH[:ro]",
-        help="Mount a directory or file of this machine, read-only with `:ro`; may be repeated.",
-    ),
-]
-
-DiskOption = Annotated[
-    str | None, typer.Option("--disk", help="The disk limit, for example 2g; `atoll doctor` shows the default.")
 ]
 SetupOption = Annotated[
     list[str] | None,
@@ -56,23 +36,115 @@ SetupOption = Annotated[
         help="A setup command to run first, for example 'pip install numpy'; may be repeated.",
     ),
 ]
-TaskOption = Annotated[
-    str | None,
-    typer.Option("--task", metavar="ID", help="The task that the sandbox is for; it can be used in place of the id."),
-]
-NetworkOption = Annotated[
-    str,
+FileOption = Annotated[
+    Path | None,
     typer.Option(
-        "--network", help="What the sandbox may reach: none, all, domains separated by commas, or a policy in JSON."
+        "--file",
+        "-f",
+        help="A JSON or TOML file that describes the sandbox. Flags replace what it says.",
+        metavar="FILE",
     ),
 ]
 
 
-_MAX_SPEC_BYTES = 1 << 20
-FileOption = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", help="A JSON or TOML file that describes the sandbox.", metavar="FILE"),
-]
+@dataclass(frozen=True, slots=True)
+class SandboxFlags:
+    """The flags of a new sandbox. Each field but the first two has the name of the option of `Sandbox` that it sets."""
+
+    file: FileOption = None
+    engine: EngineOption = None
+    image: Annotated[
+        str | None,
+        typer.Option("--image", help="The root file system; the default, `host`, is this machine's own /usr."),
+    ] = None
+    isolation: Annotated[
+        str | None, typer.Option("--isolation", help="namespaces or gvisor; the default is what the engine has.")
+    ] = None
+    memory: Annotated[
+        str | None, typer.Option("--memory", "-m", help=f"The memory limit, for example 512m; {_DEFAULT}")
+    ] = None
+    cpus: Annotated[float | None, typer.Option("--cpus", help=f"The CPU limit, for example 1.5; {_DEFAULT}")] = None
+    pids: Annotated[int | None, typer.Option("--pids", help=f"The limit of processes and threads; {_DEFAULT}")] = None
+    disk: Annotated[str | None, typer.Option("--disk", help=f"The disk limit, for example 2g; {_DEFAULT}")] = None
+    inodes: Annotated[int | None, typer.Option("--inodes", help="The limit of files and directories.")] = None
+    open_files: Annotated[
+        int | None, typer.Option("--open-files", help=f"The limit of open files of each process; {_DEFAULT}")
+    ] = None
+    env: EnvOption = None
+    volumes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--volume",
+            "-v",
+            metavar="HOST:PATH[:ro]",
+            help="Mount a directory or file of this machine, read-only with `:ro`; may be repeated.",
+        ),
+    ] = None
+    work_dir: Annotated[
+        str | None, typer.Option("--work-dir", help="The directory where commands start; default: /workspace.")
+    ] = None
+    hostname: Annotated[str | None, typer.Option("--hostname", help="The host name inside.")] = None
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--network",
+            help="What the sandbox may reach: none (default), all, domains separated by commas, or a policy in JSON.",
+        ),
+    ] = None
+    lifetime: Annotated[
+        float | None, typer.Option("--lifetime", metavar="SECONDS", help="How long the sandbox may exist.")
+    ] = None
+    setup: SetupOption = None
+    setup_timeout: Annotated[
+        float | None,
+        typer.Option("--setup-timeout", metavar="SECONDS", help="How long all setup commands may take together."),
+    ] = None
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
+    ] = False
+    name: Annotated[str | None, typer.Option("--name", help="A unique name, which can be used in place of the id.")] = (
+        None
+    )
+    task_id: Annotated[
+        str | None,
+        typer.Option(
+            "--task", metavar="ID", help="The task that the sandbox is for; it can be used in place of the id."
+        ),
+    ] = None
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", "-l", metavar="K=V", help="A label; may be repeated.")
+    ] = None
+    ports: Annotated[
+        list[str] | None,
+        typer.Option("--port", metavar="NAME=PORT", help="Expose a port on the server under a name; may be repeated."),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options of `Sandbox` that were given as flags. Raises SpecError."""
+        plain = {name: value for name in _PLAIN if (value := getattr(self, name)) not in (None, False)}
+        lists: dict[str, Any] = {
+            "env": dict(pair(text, "a variable") for text in self.env or ()),
+            "labels": dict(pair(text, "a label") for text in self.labels or ()),
+            "volumes": [_absolute(text) for text in self.volumes or ()],
+            "setup": self.setup,
+            "network": None if self.network is None else read_policy(self.network),
+            "ports": named_ports(self.ports),
+        }
+        return plain | {name: value for name, value in lists.items() if value}
+
+
+_PLAIN = (
+    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
+    *("lifetime", "setup_timeout", "undo", "name", "task_id"),
+)
+"""The flags whose values are those of the options."""
+
+
+def flag_of(option: str) -> str:
+    """Return the flag that sets an option."""
+    flag = get_type_hints(SandboxFlags, include_extras=True)[option].__metadata__[0]
+    names: tuple[str, ...] = (flag.default, *flag.param_decls)
+    return next(name for name in names if name.startswith("--"))
 
 
 def read_spec_file(path: Path) -> dict[str, Any]:
@@ -93,84 +165,56 @@ def read_spec_file(path: Path) -> dict[str, Any]:
         raise SpecError(
             f"'{path}' is not {kind}: {error}", hint="Name it *.json or *.toml, according to its content."
         ) from None
-    SandboxSpec.described(found)
+    spec_of(found)
     return dict(found)
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxOptions:
-    """The options of a new sandbox. Each field is an option of every command that creates one."""
-
-    engine: EngineOption = "auto"
-    image: ImageOption = "host"
-    memory: MemoryOption = None
-    cpus: CpusOption = None
-    pids: PidsOption = None
-    env: EnvOption = None
-    volume: VolumeOption = None
-    network: NetworkOption = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class FullSandboxOptions(SandboxOptions):
-    disk: DiskOption = None
-    setup: SetupOption = None
-
-
-def with_sandbox_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn the parameter `wanted` of a command into options: one for each field of its class."""
+def with_sandbox_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn the parameter `wanted` of a command into flags: one for each field of `SandboxFlags`."""
     signature = inspect.signature(command, eval_str=True)
-    kind = signature.parameters["wanted"].annotation
-    hints = get_type_hints(kind, include_extras=True)
-    options = [
+    hints = get_type_hints(SandboxFlags, include_extras=True)
+    flags = [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
         )
-        for field in fields(kind)
+        for field in fields(SandboxFlags)
     ]
 
     @functools.wraps(command)
     def call(**given: Any) -> None:
-        wanted = kind(**{option.name: given.pop(option.name) for option in options})
+        wanted = SandboxFlags(**{flag.name: given.pop(flag.name) for flag in flags})
         command(wanted=wanted, **given)
 
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        shown += options if name == "wanted" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        shown += flags if name == "wanted" else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
     call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return call
 
 
-def make_sandbox(
-    wanted: SandboxOptions,
-    *,
-    task: str | None = None,
-    file: Path | None = None,
-    ports: Mapping[str, int] | None = None,
-) -> AsyncSandbox:
-    full = wanted if isinstance(wanted, FullSandboxOptions) else FullSandboxOptions()
-    return AsyncSandbox(
-        None if file is None else read_spec_file(file),
-        engine=wanted.engine,
-        image=wanted.image if file is None or wanted.image != "host" else None,
-        memory=wanted.memory,
-        cpus=wanted.cpus,
-        pids=wanted.pids,
-        disk=full.disk,
-        setup=full.setup or None,
-        task_id=task,
-        network=None if wanted.network == "none" else read_policy(wanted.network),
-        env=dict(_variable(text) for text in wanted.env or ()) or None,
-        volumes=[_absolute(text) for text in wanted.volume or ()] or None,
-        ports=ports,
-    )
+def make_sandbox(wanted: SandboxFlags) -> AsyncSandbox:
+    """Return the sandbox that the flags describe, which does not exist yet. Raises SpecError."""
+    given, engine = wanted.given(), wanted.engine or "auto"
+    if wanted.file is None:
+        return AsyncSandbox(engine=engine, **given)
+    described = read_spec_file(wanted.file)
+    ports = given.pop("ports", None)
+    return AsyncSandbox({**described, **given} if given else described, engine=engine, ports=ports)
 
 
-def _variable(text: str) -> tuple[str, str]:
+def refuse_together(one: str, wanted: SandboxFlags, allowed: Sequence[str] = ()) -> None:
+    """Raise SpecError if there are flags that make no sense together with `one`."""
+    given = [option for option in fields(SandboxFlags) if getattr(wanted, option.name) not in (None, False)]
+    if others := [flag_of(option.name) for option in given if option.name not in allowed]:
+        raise SpecError(f"{one} and {', '.join(others)} exclude each other", hint="Give only one of them.")
+
+
+def pair(text: str, what: str) -> tuple[str, str]:
+    """Parse K=V. Raises SpecError, which says what it should be."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise SpecError(f"'{text}' is not a variable", hint="Write -e NAME=VALUE.")
+        raise SpecError(f"'{text}' is not {what}", hint="Write NAME=VALUE.")
     return name, value
 
 

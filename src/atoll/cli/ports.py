@@ -13,11 +13,6 @@ from atoll.cli.target import JsonOption, SandboxArgument, on_sandbox, open_serve
 from atoll.errors import SpecError
 from atoll.sandbox.sandbox import AsyncSandbox
 
-PortOption = Annotated[
-    list[str] | None,
-    typer.Option("--port", metavar="NAME=PORT", help="Expose a port on the server under a name; may be repeated."),
-]
-
 
 def ports(sandbox_id: SandboxArgument, as_json: JsonOption = False) -> None:
     """List what listens in a sandbox, with its process and, on a server, its URL."""

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.options import EnvOption, FullSandboxOptions, make_sandbox, with_sandbox_options
+from atoll.cli.options import EnvOption, SandboxFlags, make_sandbox, pair, with_sandbox_flags
 from atoll.cli.target import SandboxArgument, attached
 from atoll.model import Cause
 from atoll.sandbox.command import AsyncCommand
@@ -26,10 +26,10 @@ CommandArgument = Annotated[
 ]
 
 
-@with_sandbox_options
+@with_sandbox_flags
 def run(
     command: CommandArgument,
-    wanted: FullSandboxOptions,
+    wanted: SandboxFlags,
     timeout: Annotated[
         float | None, typer.Option("--timeout", help="Seconds after which the command is killed (exit code 124).")
     ] = None,
@@ -48,7 +48,7 @@ def execute(
     env: EnvOption = None,
 ) -> None:
     """Run a command in an existing sandbox. Its input, output and exit code are those of this program."""
-    variables = dict(text.partition("=")[::2] for text in env or ())
+    variables = dict(pair(text, "a variable") for text in env or ())
 
     async def work() -> int:
         async with attached(sandbox_id) as sandbox:

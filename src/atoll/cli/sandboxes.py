@@ -8,20 +8,20 @@ import dataclasses
 import os
 import sys
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from atoll.cli.options import FileOption, FullSandboxOptions, TaskOption, make_sandbox, with_sandbox_options
-from atoll.cli.ports import PortOption, named_ports
+from atoll.cli.options import SandboxFlags, make_sandbox, pair, refuse_together, with_sandbox_flags
 from atoll.cli.target import (
     JsonOption,
     SandboxArgument,
     age,
     attach,
     called,
+    everything,
+    iso_time,
     on_sandbox,
     open_server,
     print_json,
@@ -29,49 +29,79 @@ from atoll.cli.target import (
     show,
 )
 from atoll.engines import leases, registry
-from atoll.engines.contract import Engine, GarbageCollecting
+from atoll.engines.contract import GarbageCollecting
 from atoll.errors import EngineUnavailableError
-from atoll.model import Handle, manus_names
+from atoll.model import ListedSandbox, manus_names
+from atoll.sandbox.class_methods import listed
 from atoll.sandbox.export import Export
 from atoll.sandbox.sandbox import AsyncSandbox
+from atoll.sandbox.sandbox_access import EngineChoice
 from atoll.settings import Settings
 
 
-@with_sandbox_options
+@with_sandbox_flags
 def create(
-    wanted: FullSandboxOptions,
-    task: TaskOption = None,
-    port: PortOption = None,
+    wanted: SandboxFlags,
     spec: Annotated[str | None, typer.Option(help="Make the sandbox from this spec of the server's catalogue.")] = None,
-    file: FileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a sandbox that stays until it is removed, and print its id."""
-    ports = named_ports(port)
-
-    async def work() -> None:
-        if spec is not None:
-            listed = [{"name": name, "port": number} for name, number in ports.items()]
-            body = {"sandbox_spec_id": spec, "exposed_ports": listed, **({"task_id": task} if task is not None else {})}
-            async with open_server() as server:
-                info = await server.call("POST", "/sandboxes", safe=False, json=body)
-            id = str(info["id"])
-        else:
-            made = make_sandbox(wanted, task=task, file=file, ports=ports)
-            sandbox = await made.create()
-            id = sandbox.access.listed_id()
-            await sandbox.detach()
-        if as_json:
-            print_json({"id": id})
-        else:
-            print(id)
-
-    asyncio.run(work())
+    id = asyncio.run(_create(wanted) if spec is None else _create_from(spec, wanted))
+    if as_json:
+        print_json({"id": id})
+    else:
+        print(id)
 
 
-def list_sandboxes(as_json: JsonOption = False) -> None:
+_BESIDE_SPEC = ("env", "lifetime", "name", "task_id", "labels", "ports")
+"""The options that add to a spec of the catalogue."""
+
+
+async def _create(wanted: SandboxFlags) -> str:
+    sandbox = await make_sandbox(wanted).create()
+    id = sandbox.access.listed_id()
+    await sandbox.detach()
+    return id
+
+
+async def _create_from(spec: str, wanted: SandboxFlags) -> str:
+    refuse_together("--spec", wanted, _BESIDE_SPEC)
+    body = wanted.given()
+    exposed = [{"name": name, "port": number} for name, number in body.pop("ports", {}).items()]
+    async with open_server() as server:
+        info = await server.call(
+            "POST", "/sandboxes", safe=False, json={**body, "sandbox_spec_id": spec, "exposed_ports": exposed}
+        )
+    return str(info["id"])
+
+
+def list_sandboxes(
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="K=V", help="List only sandboxes with this label; may be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """List the sandboxes of this installation, or yours on the server."""
-    show(asyncio.run(_list_server() if server_url() else _list()), as_json)
+    wanted = dict(pair(text, "a label") for text in label or ()).items()
+    found = [each for each in asyncio.run(_listed()) if wanted <= each.labels.items()]
+    if as_json:
+        show([{**dataclasses.asdict(each), "created_at": iso_time(each.created_at)} for each in found], True)
+        return
+    show(
+        [
+            {
+                "id": each.id,
+                "name": each.name or each.labels.get(manus_names.TASK_LABEL),
+                "engine": each.engine,
+                "image": each.image,
+                "state": f"{each.state} ({each.cause})" if each.cause else str(each.state),
+                "age": age(each.created_at),
+            }
+            for each in found
+        ],
+        False,
+    )
 
 
 def remove(
@@ -145,50 +175,19 @@ async def _gc() -> None:
     print("\n".join(removed) or "nothing to remove")
 
 
-async def _everything() -> list[tuple[Engine, Handle]]:
-    settings = Settings.load()
-    engines = [(await leases.acquire(name, settings)).engine for name in registry.names()]
-    found: list[tuple[Engine, Handle]] = []
-    for engine in engines:
-        try:
-            found += [(engine, handle) for handle in await engine.list()]
-        except EngineUnavailableError as error:
-            # Without Docker there is nothing to list. With DOCKER_HOST set, the user expects to learn that it is
-            # unavailable.
-            if engine.name != "docker" or os.environ.get("DOCKER_HOST"):
-                print(f"{engine.name}: not looked at: {error.reason}", file=sys.stderr)
-    return found
+async def _listed() -> list[ListedSandbox]:
+    return await listed(EngineChoice("auto", None, None, Settings.load()), _not_asked)
 
 
-async def _list_server() -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    query = {"limit": "100"}
-    async with open_server() as server:
-        while True:
-            answer = await server.call("GET", "/sandboxes/search", params=query)
-            for info in answer["items"]:
-                state = f"{info['state']} ({info['cause']})" if info["cause"] else info["state"]
-                since = datetime.fromisoformat(info["created_at"]).timestamp()
-                row = {"id": info["id"], "engine": info["engine"], "image": info["image"], "state": state}
-                rows.append({**row, "age": age(since)})
-            if answer["next_page_id"] is None:
-                return rows
-            query["page_id"] = answer["next_page_id"]
-
-
-async def _list() -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for engine, handle in await _everything():
-        seen = await engine.inspect(handle)
-        state = f"{seen.state} ({seen.cause})" if seen.cause else str(seen.state)
-        made, image = age(handle.created_at), handle.spec.image
-        rows.append({"id": handle.sandbox_id, "engine": engine.name, "image": image, "state": state, "age": made})
-    return rows
+def _not_asked(engine: str, error: EngineUnavailableError) -> None:
+    # Without Docker there is nothing to list. With DOCKER_HOST set, the user expects to learn that it is unavailable.
+    if engine != "docker" or os.environ.get("DOCKER_HOST"):
+        print(f"{engine}: not looked at: {error.reason}", file=sys.stderr)
 
 
 async def _remove_from_server(ids: list[str] | None, export: Export | None) -> None:
     async with open_server() as server:
-        for id in ids if ids is not None else [str(row["id"]) for row in await _list_server()]:
+        for id in ids if ids is not None else [each.id for each in await _listed()]:
             if export is not None:
                 await _export(await attach(id), export, id)
             await server.call("DELETE", f"/sandboxes/{id}")
@@ -196,7 +195,7 @@ async def _remove_from_server(ids: list[str] | None, export: Export | None) -> N
 
 
 async def _remove(ids: list[str] | None, export: Export | None) -> None:
-    found = await _everything()
+    found = await everything()
     if ids is None:
         wanted = {handle.sandbox_id: (engine, handle, handle.sandbox_id) for engine, handle in found}
     else:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.options import SandboxOptions, make_sandbox, with_sandbox_options
+from atoll.cli.options import SandboxFlags, make_sandbox, refuse_together, with_sandbox_flags
 from atoll.cli.run import stopped_by_signals
 from atoll.cli.target import on_sandbox
 from atoll.errors import SandboxError
@@ -23,14 +23,16 @@ from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.terminal import AsyncTerminal
 
 
-@with_sandbox_options
+@with_sandbox_flags
 def shell(
-    wanted: SandboxOptions,
+    wanted: SandboxFlags,
     sandbox_id: Annotated[
         str | None, typer.Argument(help="An existing sandbox; default: a new one, deleted at the end.", metavar="[ID]")
     ] = None,
 ) -> None:
     """Open an interactive shell in a new sandbox, which is deleted when the shell ends, or in an existing one."""
+    if sandbox_id is not None:
+        refuse_together("an existing sandbox", wanted)
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise SandboxError("`atoll shell` needs a terminal", hint="For scripts use: atoll run -- sh -c '...'")
     if sandbox_id is not None:

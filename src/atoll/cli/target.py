@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -164,6 +165,16 @@ def age(since: float) -> str:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def iso_time(at: float) -> str:
+    """Return a time as programs read it, in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def local_time(text: str) -> str:
+    """Return an ISO time as people read it, in their time zone, to the second."""
+    return datetime.fromisoformat(text).astimezone().isoformat(" ", "seconds")[:19]
 
 
 def print_json(value: object) -> None:

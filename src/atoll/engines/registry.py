@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 from atoll.engines.contract import Engine
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
+from atoll.model.spelling import nearest
 from atoll.model.state import Availability
 from atoll.settings import Settings
 
@@ -110,9 +111,12 @@ def probe_all(settings: Settings, *, thorough: bool = True) -> list[Availability
 def _engine_class(name: str) -> EngineClass:
     location = (_ENGINES | _ELSEWHERE).get(canonical(name))
     if location is None:
+        meant = nearest(name, [*_ENGINES, *_ALIASES, *_ELSEWHERE, "auto"])
         raise EngineNotFoundError(
             f"there is no engine '{name}'",
-            hint=f"Known engines: {', '.join(_ENGINES)}; or 'auto' for the strongest that works here.",
+            hint=f"Did you mean '{meant}'?"
+            if meant
+            else f"Known engines: {', '.join(_ENGINES)}; or 'auto' for the strongest that works here.",
         )
     module, _, attribute = location.partition(":")
     return cast(EngineClass, getattr(importlib.import_module(module), attribute))

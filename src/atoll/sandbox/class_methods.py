@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -98,29 +98,37 @@ class ClassMethods:
 
         `auto` stands for all engines that work on this machine.
         """
-        found: dict[str, ListedSandbox] = {}
         choice = EngineChoice(engine, server, api_key, settings or Settings.load())
-        for each in choice.everywhere():
-            async with _engine(each) as used:
-                for listed in await _listed(used, skip_unavailable=choice.name == "auto"):
-                    found[listed.id] = listed
         wanted = (labels or {}).items()
-        return sorted(
-            (each for each in found.values() if wanted <= each.labels.items()), key=lambda each: each.created_at
-        )
+        return [each for each in await listed(choice) if wanted <= each.labels.items()]
 
 
-async def _listed(engine: Engine, *, skip_unavailable: bool) -> list[ListedSandbox]:
-    try:
-        if isinstance(engine, Listing):
-            return [*await engine.listing()]
-        handles = await engine.list()
-    except EngineUnavailableError:
-        if skip_unavailable:
-            return []
-        raise
+def _skip(engine: str, error: EngineUnavailableError) -> None:
+    """An engine that is not available here has no sandboxes here."""
+
+
+async def listed(
+    choice: EngineChoice, on_unavailable: Callable[[str, EngineUnavailableError], None] = _skip
+) -> list[ListedSandbox]:
+    """Return the sandboxes of an engine or, for `auto`, of all engines, oldest first. `on_unavailable` is told which of
+    them could not be asked."""
+    found: list[ListedSandbox] = []
+    for each in choice.everywhere():
+        try:
+            async with _engine(each) as engine:
+                found += await _listed_by(engine)
+        except EngineUnavailableError as error:
+            if choice.name != "auto":
+                raise
+            on_unavailable(each.name, error)
+    return sorted(found, key=lambda each: each.created_at)
+
+
+async def _listed_by(engine: Engine) -> list[ListedSandbox]:
+    if isinstance(engine, Listing):
+        return [*await engine.listing()]
     found = []
-    for handle in handles:
+    for handle in await engine.list():
         try:
             seen = await engine.inspect(handle)
         except SandboxNotFoundError:
