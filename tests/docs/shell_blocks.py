@@ -16,15 +16,14 @@ from docs.blocks import Block, BlockError, replace
 
 _TIMEOUT_S = 50
 
+_ATOLL = """\
+#!/bin/sh
+# `atoll shell` needs a terminal: it gets one, whose user types `exit` at once.
+[ "$1" = shell ] || exec "$ATOLL" "$@"
+printf 'exit\\n' | script -qefc "$ATOLL $*" /dev/null
+"""
 _PREAMBLE = """\
 unset BASH_ENV
-atoll() {  # `atoll shell` needs a terminal: it gets one, whose user types `exit` at once
-    if [ "$1" = shell ]; then
-        printf 'exit\\n' | script -qefc "atoll $*" /dev/null
-    else
-        command atoll "$@"
-    fi
-}
 PS4='+ line ${LINENO}: '
 set -euxo pipefail
 """
@@ -32,14 +31,21 @@ set -euxo pipefail
 
 def run_shell(block: Block, folder: Path, variables: Mapping[str, str], replaced: Mapping[str, str]) -> None:
     """Run it with bash in this folder. Every command has to succeed."""
-    preamble = folder / ".preamble"
+    programs, preamble = folder / ".programs", folder / ".preamble"
+    programs.mkdir()
+    (programs / "atoll").write_text(_ATOLL)
+    (programs / "atoll").chmod(0o755)
     preamble.write_text(_PREAMBLE)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ours = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "ATOLL": str(Path(sys.executable).with_name("atoll")),
+        "BASH_ENV": str(preamble),
+    }
     # The empty lines make the numbers of lines in messages those of the page.
     done = subprocess.run(
         ["bash", "-c", "\n" * (block.line - 1) + replace(block.text, replaced)],
         cwd=folder,
-        env={**os.environ, **variables, "PATH": path, "BASH_ENV": str(preamble)},
+        env={**os.environ, **variables, **ours},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -69,9 +69,14 @@ def server(settings: Settings, session_folder: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def of_the_server(server: RunningServer) -> dict[str, str]:
-    """What stands for the address and the key that pages show."""
-    return {"http://127.0.0.1:8420": server.url, "http://HOST:8420": server.url, "atoll_…": str(server.key)}
+def of_the_server(server: RunningServer) -> Iterator[dict[str, str]]:
+    """What stands for the address and the key that pages show. After the block, no sandbox may be left there."""
+    yield {"http://127.0.0.1:8420": server.url, "http://HOST:8420": server.url, "atoll_…": str(server.key)}
+    with server.client() as client:
+        left = [info["id"] for info in client.get("/sandboxes/search").json()["items"]]
+        for sandbox_id in left:
+            client.delete(f"/sandboxes/{sandbox_id}")
+    assert left == []
 
 
 @pytest.mark.parametrize("block", run_with("python"))
@@ -108,21 +113,26 @@ def test_variables_of_openhands(block: Block, of_the_server: dict[str, str]) -> 
     assert httpx.get(f"{url}/list", headers={"X-API-Key": "wrong"}).status_code == 401
 
 
+def none(problems: list[str]) -> None:
+    if problems:
+        pytest.fail("\n".join(problems), pytrace=False)
+
+
 # --- what is checked without running anything -------------------------------------------------------------------------
 
 
 def test_every_block_names_its_language() -> None:
-    assert [block.shown() for block in blocks() if block.language not in RUN | CHECKED] == []
-    assert indented() == []
+    none([block.shown() for block in blocks() if block.language not in RUN | CHECKED])
+    none(indented())
 
 
 def test_every_block_that_does_not_run_says_why() -> None:
     """A reason is one of a few, and it has to apply to what is in the block."""
-    assert stray_notes() == []
+    none(stray_notes())
     declared = [block for block in blocks() if block.note]
-    assert [block.place for block in declared if not block.needs_docker and block.reason not in REASONS] == []
+    none([block.place for block in declared if not block.needs_docker and block.reason not in REASONS])
     stale = [block for block in declared if block.reason and not block.is_excused()]
-    assert [f"{block.place}: nothing in it '{block.reason}'" for block in stale] == []
+    none([f"{block.place}: nothing in it '{block.reason}'" for block in stale])
     assert REASONS.keys() == {block.reason for block in declared if block.reason}
 
 
@@ -131,21 +141,21 @@ def test_what_does_not_run_names_what_exists() -> None:
     checks = {"python": static_checks.python_problems, "sh": static_checks.shell_problems}
     unrun = [block for block in blocks() if block.reason]
     assert unrun
-    assert [problem for block in unrun for problem in checks[block.language](block)] == []
+    none([problem for block in unrun for problem in checks[block.language](block)])
 
 
 def test_commands_in_the_prose_exist() -> None:
     found = list(inline("atoll"))
     assert len(found) > 20
     problems = ((place, static_checks.command_problem(code, strict=False)) for place, code in found)
-    assert [f"{place}: {problem}" for place, problem in problems if problem] == []
+    none([f"{place}: {problem}" for place, problem in problems if problem])
 
 
 def test_make_targets_in_the_prose_exist() -> None:
     found = list(inline("make"))
     assert len(found) > 10
     problems = ((place, static_checks.make_problem(code)) for place, code in found)
-    assert [f"{place}: {problem}" for place, problem in problems if problem] == []
+    none([f"{place}: {problem}" for place, problem in problems if problem])
 
 
 def test_every_example_is_run_by_a_test() -> None:
@@ -153,4 +163,4 @@ def test_every_example_is_run_by_a_test() -> None:
     root = tests.parent
     texts = [path.read_text() for path in tests.rglob("test_*.py")]
     assert os.listdir(root / "examples")
-    assert [path.name for path in (root / "examples").iterdir() if not any(path.name in text for text in texts)] == []
+    none([path.name for path in (root / "examples").iterdir() if not any(path.name in text for text in texts)])
