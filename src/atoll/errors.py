@@ -11,8 +11,9 @@ SandboxError                         anything that went wrong with a sandbox
 ├── SpecError                        the request is invalid: change it (also a ValueError)
 │   └── UnsupportedError             this engine cannot enforce the request: choose another
 ├── ImageError                       the image cannot be used
-│   └── ImageNotFoundError           there is no such image
-│       └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   ├── ImageNotFoundError           there is no such image
+│   │   └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   └── ImageUnreachableError        a server's user may not pull from there: see the settings of the server
 ├── EngineError                      the engine failed to do its work
 │   ├── EngineNotFoundError          there is no engine of that name
 │   └── EngineUnavailableError       the engine cannot work on this machine: install what is missing
@@ -20,12 +21,27 @@ SandboxError                         anything that went wrong with a sandbox
 │   ├── AgentUnreachableError        it does not answer, or the connection to it was lost
 │   └── ProtocolError                it violated the protocol: treat the sandbox as hostile
 ├── LimitReachedError                the maximum number of sandboxes exists: delete one, or wait (also a RuntimeError)
-├── ConflictError                    the name or the idempotency key is already used for something else
+├── ConflictError                    the name, id or idempotency key is already used for something else
 ├── ManagerClosedError               the manager was shut down (also a RuntimeError)
-└── StateError                       the manager's journal cannot be read or written
-    └── StateInUseError              another manager uses the same state directory
+├── StateError                       the manager's journal cannot be read or written
+│   └── StateInUseError              another manager uses the same state directory
+├── NotAuthenticatedError            the server wants a credential, or a valid one
+├── ForbiddenError                   the credential does not allow it
+├── RateLimitedError                 too many requests: wait `retry_after_s`
+├── SandboxSpecNotFoundError         there is no such spec in the server's catalogue, or it is not yours
+├── UserNotFoundError                the server has no such user
+├── KeyNotFoundError                 there is no such key, or it is not yours
+├── SessionNotFoundError             there is no such OpenHands runtime or session, or it is not yours
+├── WebhookNotFoundError             there is no such webhook, or it is not yours
+├── SignatureError                   a message is not from who it says, is too old, or was already received
+├── StoreError                       the server's database cannot be used
+├── OperationError                   of `atoll.openmanus`: "Failed to …", see `__cause__` (also a RuntimeError)
+│   └── CommandRefusedError          of `atoll.openmanus`: your own command policy does not allow this command
+└── ToolError                        of `atoll.openmanus`: a file operator failed
 
 A command that fails is a result, never an error. Missing files and the like raise the built-in `OSError`s.
+
+A server answers with the `code` of an error, and its client raises the same class again.
 """
 
 from __future__ import annotations
@@ -36,6 +52,8 @@ class SandboxError(Exception):
     one line; a traceback shows the hint below it."""
 
     code = "sandbox_error"
+    from_server = False
+    """Whether a server reported it, rather than the program that raises it."""
 
     def __init__(self, reason: str, *, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -125,6 +143,10 @@ class SnapshotNotFoundError(ImageNotFoundError):
     code = "snapshot_not_found"
 
 
+class ImageUnreachableError(ImageError):
+    code = "image_unreachable"
+
+
 class EngineError(SandboxError):
     code = "engine_failed"
 
@@ -167,3 +189,67 @@ class StateError(SandboxError):
 
 class StateInUseError(StateError):
     code = "state_in_use"
+
+
+class NotAuthenticatedError(SandboxError):
+    code = "not_authenticated"
+
+
+class ForbiddenError(SandboxError):
+    code = "forbidden"
+
+
+class RateLimitedError(SandboxError):
+    code = "rate_limited"
+
+    def __init__(self, reason: str, *, retry_after_s: float = 1.0, hint: str | None = None) -> None:
+        super().__init__(reason, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class SandboxSpecNotFoundError(SandboxError):
+    code = "sandbox_spec_not_found"
+
+
+class UserNotFoundError(SandboxError):
+    code = "user_not_found"
+
+
+class KeyNotFoundError(SandboxError):
+    code = "key_not_found"
+
+
+class SessionNotFoundError(SandboxError):
+    code = "session_not_found"
+
+
+class WebhookNotFoundError(SandboxError):
+    code = "webhook_not_found"
+
+
+class SignatureError(SandboxError):
+    code = "bad_signature"
+
+
+class StoreError(SandboxError):
+    code = "store_unavailable"
+
+
+class OperationError(SandboxError, RuntimeError):
+    code = "operation_failed"
+
+
+class CommandRefusedError(OperationError):
+    code = "command_refused"
+
+
+class ToolError(SandboxError):
+    code = "tool_failed"
+
+    @classmethod
+    def because(cls, what: str, error: Exception) -> ToolError:
+        return cls(f"{what}: {error}", hint=getattr(error, "hint", None))
+
+    @property
+    def message(self) -> str:
+        return self.reason

@@ -13,18 +13,12 @@ import secrets
 import time
 from collections.abc import Callable
 
-from atoll.errors import SandboxError
+from atoll.errors import SignatureError as SignatureError
 
 HEADER = "Atoll-Signature"
 WINDOW_S = 300.0
 _FORM = re.compile(r"t=(\d{1,12}),id=([0-9a-f]{32}),v1=([0-9a-f]{64})")
 _MAX_SEEN = 100_000
-
-
-class SignatureError(SandboxError):
-    """The message has an invalid signature, is too old or from the future, or was already received."""
-
-    code = "bad_signature"
 
 
 def sign(secret: bytes, body: bytes, now: float | None = None) -> str:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from atoll import AsyncSandbox, Sandbox, SandboxNotFoundError
 from atoll.cli import app
-from atoll.errors import EngineUnavailableError, SandboxError, SpecError
+from atoll.errors import EngineUnavailableError, NotAuthenticatedError, SandboxError, SpecError
 from server.conftest import Person
 from server.running import RunningServer
 
@@ -116,7 +116,7 @@ async def test_the_sdk_finds_a_sandbox_that_was_made_over_rest(server: RunningSe
 
 
 async def test_a_wrong_server_or_key_is_said(server: RunningServer) -> None:
-    with pytest.raises(EngineUnavailableError, match="credential"):
+    with pytest.raises(NotAuthenticatedError, match="credential"):
         await AsyncSandbox(server=server.url, api_key="atoll_x_y").create()
     with pytest.raises(EngineUnavailableError, match="not the URL"):
         await AsyncSandbox(server="nonsense", api_key="k").create()

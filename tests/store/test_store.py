@@ -21,8 +21,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from atoll.errors import LimitReachedError
-from atoll.store import AlreadyThereError, ApiKey, Quotas, Role, Store, StoredSpec, StoreError, User
+from atoll.errors import ConflictError, LimitReachedError, StoreError
+from atoll.store import ApiKey, Quotas, Role, Store, StoredSpec, User
 from atoll.store.database import LATEST, MIGRATIONS
 from atoll.store.tables import metadata
 from needs import missing
@@ -89,7 +89,7 @@ async def test_users_are_kept_as_they_were_given(store: Store) -> None:
     await store.add_user(ann)
     assert await store.user("ann") == ann
     assert await store.user("bob") is None
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(ConflictError):
         await store.add_user(ann)
     assert await store.change_user("ann", role=Role.USER, disabled=True)
     changed = await store.user("ann")
@@ -135,10 +135,10 @@ async def test_specs_are_everybodys_or_ones_own(store: Store) -> None:
 async def test_two_users_have_specs_of_one_name_and_neither_knows(store: Store) -> None:
     for owner in ("bob", "ann"):
         await store.add_spec(StoredSpec(id="same", owner_id=owner, body=f'"{owner}"', created_at=NOW))
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(ConflictError):
         await store.add_spec(StoredSpec(id="same", owner_id="ann", body="{}", created_at=NOW))
     await store.add_spec(StoredSpec(id="same", owner_id=None, body="{}", created_at=NOW))
-    with pytest.raises(AlreadyThereError):
+    with pytest.raises(ConflictError):
         await store.add_spec(StoredSpec(id="same", owner_id="eve", body="{}", created_at=NOW))
     hers = await store.spec("same", "ann")
     assert hers is not None

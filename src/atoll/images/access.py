@@ -15,13 +15,9 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from atoll.errors import ImageError, SpecError
+from atoll.errors import ImageUnreachableError, SpecError
 from atoll.images.registry_login import Credentials, credentials_for
 from atoll.model.addresses import Address, Network, is_public
-
-
-class UnreachableError(ImageError):
-    """The pull may not connect to the registry, or to an address that it refers to. The error gives no details."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Access:
         return credentials_for(registry)
 
     def check(self, host: str, port: int, addresses: Iterable[Address]) -> None:
-        """Raise UnreachableError if any of the addresses of a host is not allowed."""
+        """Raise ImageUnreachableError if any of the addresses of a host is not allowed."""
         if not self.guarded or host in self.registries or f"{host}:{port}" in self.registries:
             return
         for address in addresses:
@@ -73,9 +69,9 @@ class Access:
         return [ipaddress.ip_address(str(place[4][0]).partition("%")[0]) for place in found]
 
 
-def unreachable(host: str) -> UnreachableError:
+def unreachable(host: str) -> ImageUnreachableError:
     """Return the same error for a name that does not exist and for one in the server's own network."""
-    return UnreachableError(
+    return ImageUnreachableError(
         f"{host[:80]!r} cannot be reached, or is not public",
         hint="Check the name. An administrator can allow registries in the server's own network.",
     )

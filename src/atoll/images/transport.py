@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.archive.work import Work
-from atoll.errors import ImageError
-from atoll.images.access import Access, UnreachableError
+from atoll.errors import ImageError, ImageUnreachableError
+from atoll.images.access import Access
 from atoll.images.reference import is_loopback
 from atoll.images.registry_login import Credentials
 
@@ -191,7 +191,7 @@ def _check_proxied(url: str, access: Access) -> None:
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
         addresses = access.resolve(host, port)
-    except UnreachableError:
+    except ImageUnreachableError:
         return
     access.check(host, port, addresses)
 

@@ -18,31 +18,34 @@ from starlette.exceptions import HTTPException
 from atoll.errors import (
     AgentError,
     CheckpointNotFoundError,
+    ConflictError,
     EngineError,
+    ForbiddenError,
     ImageError,
+    KeyNotFoundError,
+    LimitReachedError,
+    ManagerClosedError,
+    NotAuthenticatedError,
+    RateLimitedError,
     SandboxError,
     SandboxGoneError,
     SandboxNotFoundError,
     SandboxPausedError,
     SandboxResourceError,
+    SandboxSpecNotFoundError,
     SandboxTimeoutError,
+    SessionNotFoundError,
     SetupError,
+    SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StateError,
+    StoreError,
+    UserNotFoundError,
+    WebhookNotFoundError,
 )
 from atoll.guest.sandbox_paths import PartialCopyError
-from atoll.manager import ConflictError, LimitReachedError, ManagerClosedError, StateError
-from atoll.service import (
-    ForbiddenError,
-    KeyNotFoundError,
-    NotAuthenticatedError,
-    RateLimitedError,
-    SandboxSpecNotFoundError,
-    UserNotFoundError,
-)
-from atoll.service.failures import SessionNotFoundError, WebhookNotFoundError, without_paths
-from atoll.signature import SignatureError
-from atoll.store import AlreadyThereError, StoreError
+from atoll.service.failures import without_paths
 
 _log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
@@ -61,7 +64,6 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (WebhookNotFoundError, 404),
     (ConflictError, 409),
     (SandboxPausedError, 409),
-    (AlreadyThereError, 409),
     (SandboxGoneError, 410),
     (SpecError, 422),
     (SetupError, 422),
@@ -158,6 +160,7 @@ def of(error: BaseException) -> Problem:
     if isinstance(error, Refusal):
         error = error.error
     if isinstance(error, SandboxError):
+        error = _of_this_server(error)
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError) else None
         reason, hint = _discreet(error.reason), error.hint and _discreet(error.hint)
@@ -176,6 +179,19 @@ def of(error: BaseException) -> Problem:
         return problem(422, "invalid_request", str(error) or "the request is invalid")
     _log.error("a request failed", exc_info=error)
     return problem(500, "server_error", "the server failed; its log says more")
+
+
+_ABOUT_THE_CALLER = (NotAuthenticatedError, ForbiddenError, RateLimitedError)
+
+
+def _of_this_server(error: SandboxError) -> SandboxError:
+    """Return the error as callers of this server should see it.
+
+    A server behind this one that refuses the credential of this one says nothing about the caller's.
+    """
+    if error.from_server and isinstance(error, _ABOUT_THE_CALLER):
+        return EngineError(f"the server behind this one refused: {error.reason}")
+    return error
 
 
 def respond(error: BaseException) -> JSONResponse:

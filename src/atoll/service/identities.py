@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from atoll.errors import ConflictError
 from atoll.service.caller import ORDINARY, Caller, Scope
 from atoll.service.credentials import (
     TokenRules,
@@ -26,7 +27,7 @@ from atoll.service.credentials import (
     scopes_in,
 )
 from atoll.service.failures import NotAuthenticatedError
-from atoll.store import AlreadyThereError, ApiKey, Role, Store, User
+from atoll.store import ApiKey, Role, Store, User
 
 _REMEMBER_S = 5.0
 _MAX_REMEMBERED = 10_000
@@ -173,7 +174,7 @@ class Identities:
         if found is not None:
             return found.id
         earlier = await self._store.user_of(identity_of(ANY_ISSUER, subject))
-        with contextlib.suppress(AlreadyThereError):  # another request was faster
+        with contextlib.suppress(ConflictError):  # another request was faster
             if earlier is not None:
                 await self._store.link_user(earlier.id, identity)
             else:

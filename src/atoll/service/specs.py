@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel
 
-from atoll.errors import SandboxError, SpecError
+from atoll.errors import ConflictError, SandboxError, SpecError
 from atoll.images.access import OPERATOR, Access, pulling_with
 from atoll.images.registry_login import Credentials
 from atoll.manager import SandboxManager
@@ -21,7 +21,7 @@ from atoll.service.models.catalogue import SandboxSpecCreate, SandboxSpecInfo, S
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
 from atoll.service.models.sandbox_request import MAX_SETTINGS, RegistryLogin, SandboxSettings
 from atoll.service.quotas import LimitCeilings
-from atoll.store import AlreadyThereError, Role, Store, StoredSpec
+from atoll.store import Role, Store, StoredSpec
 from atoll.workers import Shares
 
 DEFAULT_ID = "default"
@@ -125,7 +125,7 @@ class SandboxSpecService:
         return [await self.get_sandbox_spec(caller, spec_id) for spec_id in spec_ids]
 
     async def create_sandbox_spec(self, caller: Caller, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
-        """Add a spec to the catalogue and fetch its image in the background. Raises AlreadyThereError if the caller has
+        """Add a spec to the catalogue and fetch its image in the background. Raises ConflictError if the caller has
         a spec of this id or a shared spec has it, and LimitReachedError if there are too many."""
         self.check(caller, wanted.settings)
         if wanted.shared and not caller.is_admin:
@@ -151,8 +151,8 @@ class SandboxSpecService:
         own = caller.quotas.max_specs
         try:
             await self._store.add_spec(spec, most=None if wanted.shared else self._max_specs if own is None else own)
-        except AlreadyThereError as error:
-            raise AlreadyThereError(error.reason, hint="Choose another id.") from error
+        except ConflictError as error:
+            raise ConflictError(error.reason, hint="Choose another id.") from error
         self._fetch(spec, self.access(caller, wanted.registry_login, spec))
         return self._info(spec)
 

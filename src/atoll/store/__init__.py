@@ -3,8 +3,7 @@
 SQL lives here and nowhere else. SQLite by default, PostgreSQL by URL; both pass the same tests.
 """
 
-from atoll.store.database import AlreadyThereError, StoreError
 from atoll.store.rows import ApiKey, Quotas, Role, StoredSpec, User
 from atoll.store.store import Store
 
-__all__ = ["AlreadyThereError", "ApiKey", "Quotas", "Role", "Store", "StoreError", "StoredSpec", "User"]
+__all__ = ["ApiKey", "Quotas", "Role", "Store", "StoredSpec", "User"]

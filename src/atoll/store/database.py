@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from atoll import workers
-from atoll.errors import SandboxError
+from atoll.errors import ConflictError, StoreError
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 LATEST = "0002"
@@ -24,17 +24,6 @@ _LOCK = 0x61746F6C6C
 """Advisory lock for the migrations. Servers that start at the same time on one database take turns."""
 _TURN = 0x61746F6C
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
-
-
-class StoreError(SandboxError):
-    """The database cannot be used. Errors of SQLAlchemy and the drivers are converted to this one and keep their
-    message."""
-
-    code = "store_unavailable"
-
-
-class AlreadyThereError(StoreError):
-    code = "conflict"
 
 
 class Database:
@@ -109,7 +98,7 @@ class Database:
                 await connection.execute(insert(table).values(**values))
         except StoreError as error:
             if isinstance(error.__cause__, IntegrityError):
-                raise AlreadyThereError(f"there is already a {what}") from error
+                raise ConflictError(f"there is already a {what}") from error
             raise
 
     async def _one(self, query: Any) -> Row[Any] | None:

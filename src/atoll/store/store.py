@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Row, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
-from atoll.errors import LimitReachedError
-from atoll.store.database import AlreadyThereError, Database, StoreError
+from atoll.errors import ConflictError, LimitReachedError, StoreError
+from atoll.store.database import Database
 from atoll.store.rows import ApiKey, Quotas, Role, StoredSpec, User
 from atoll.store.tables import api_keys, specs, users
 
@@ -24,7 +24,7 @@ class Store(Database):
     # --- users --------------------------------------------------------------------------------------------------------
 
     async def add_user(self, user: User) -> None:
-        """Add a user. Raise AlreadyThereError if the id is taken."""
+        """Add a user. Raise ConflictError if the id is taken."""
         values = {**user.model_dump(exclude={"quotas"}), "role": user.role.value}
         await self._insert(users, {**values, "quotas": user.quotas.model_dump_json()}, f"user {user.id!r}")
 
@@ -38,13 +38,13 @@ class Store(Database):
         return _user(found) if found is not None else None
 
     async def link_user(self, user_id: str, identity: str) -> bool:
-        """Link a user to an identity. Raise AlreadyThereError if another user has it. Return False if there is no such
+        """Link a user to an identity. Raise ConflictError if another user has it. Return False if there is no such
         user."""
         try:
             return await self._write(update(users).where(users.c.id == user_id).values(identity=identity))
         except StoreError as error:
             if isinstance(error.__cause__, IntegrityError):
-                raise AlreadyThereError("another user has that identity") from error
+                raise ConflictError("another user has that identity") from error
             raise
 
     async def users(self, *, after: str = "", limit: int = 100) -> list[User]:
@@ -127,14 +127,14 @@ class Store(Database):
     async def add_spec(self, spec: StoredSpec, *, most: int | None = None) -> None:
         """Add a spec to the catalogue.
 
-        Raise AlreadyThereError if the owner already has a spec of this id or a shared spec has it, and
+        Raise ConflictError if the owner already has a spec of this id or a shared spec has it, and
         LimitReachedError if the owner already has `most` specs.
         """
         owner = spec.owner_id or ""
         async with self._turn(owner) as connection:
             same = select(specs.c.id).where(specs.c.id == spec.id, specs.c.owner_id.in_(("", owner)))
             if (await connection.execute(same)).first() is not None:
-                raise AlreadyThereError(f"there is already a spec {spec.id!r}")
+                raise ConflictError(f"there is already a spec {spec.id!r}")
             count = select(func.count()).select_from(specs).where(specs.c.owner_id == owner)
             if most is not None and ((await connection.execute(count)).scalar() or 0) >= most:
                 raise LimitReachedError(

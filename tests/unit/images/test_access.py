@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from atoll.engines.docker.api import image_pull as docker_images
-from atoll.errors import ImageError, SpecError
+from atoll.errors import ImageError, ImageUnreachableError, SpecError
 from atoll.images import Images
-from atoll.images.access import OPERATOR, Access, UnreachableError, current, parse_places, pulling_with
+from atoll.images.access import OPERATOR, Access, current, parse_places, pulling_with
 from atoll.images.registry_login import Credentials
 from needs import needs
 from unit.images.archives import file, small_root
@@ -63,7 +63,7 @@ async def refused(images: Images, reference: str, access: Access) -> ImageError:
 async def test_a_stranger_reaches_no_registry_of_this_machine(images: Images, host: str) -> None:
     with Front("nowhere", "") as front:
         port = front.address.rpartition(":")[2]
-        assert isinstance(await refused(images, f"{host}:{port}/a/b:1", STRANGER), UnreachableError)
+        assert isinstance(await refused(images, f"{host}:{port}/a/b:1", STRANGER), ImageUnreachableError)
         assert front.seen == []
 
 
@@ -80,7 +80,7 @@ async def test_what_is_private_and_what_is_not_there_look_alike(images: Images) 
      "::1", "64:ff9b::a00:1", "::ffff:10.0.0.1", "198.18.0.1"],
 )  # fmt: skip
 def test_no_address_but_public_ones_is_connected_to(address: str) -> None:
-    with pytest.raises(UnreachableError):
+    with pytest.raises(ImageUnreachableError):
         STRANGER.check("name.example", 443, [ip_address("1.1.1.1"), ip_address(address)])
 
 
@@ -90,7 +90,7 @@ def test_registries_and_networks_that_are_listed_are_reached() -> None:
     listed("name.example").check("name.example", 443, private)
     listed("name.example:443").check("name.example", 443, private)
     for access in (listed("10.2.0.0/16"), listed("name.example:80"), listed("example"), listed("other.example")):
-        with pytest.raises(UnreachableError):
+        with pytest.raises(ImageUnreachableError):
             access.check("name.example", 443, private)
     with pytest.raises(SpecError):
         parse_places(["10.0.0.1/8"])
@@ -173,7 +173,7 @@ async def test_what_the_registry_gives_to_everybody_is_everybodys(images: Images
 def test_a_docker_engine_is_not_sent_there_either(images: Images, closed_registry: str) -> None:
     """It makes the connection itself; where the name leads now is judged before, and no login goes along."""
     for name in ("127.0.0.1:5000/a/b", "localhost:5000/a", "10.0.0.1/a/b", "registry.invalid/a"):
-        with pytest.raises(UnreachableError):
+        with pytest.raises(ImageUnreachableError):
             docker_images._credentials(name, STRANGER)
     assert docker_images._credentials("library/python", STRANGER) == {}
     assert docker_images._credentials(f"{closed_registry}/a/b", listed(closed_registry)) == {}

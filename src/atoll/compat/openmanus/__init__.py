@@ -6,7 +6,6 @@ Each is a thin layer over the rest of Atoll with the engine `docker`; nothing is
 
 from atoll.compat.openmanus.docker_sandbox import Container, DockerSandbox
 from atoll.compat.openmanus.dockerized_terminal import AsyncDockerizedTerminal
-from atoll.compat.openmanus.error_names import CommandRefusedError, OperationError, ToolError
 from atoll.compat.openmanus.file_operator import (
     EXCLUDED_DIRS,
     EXCLUDED_EXT,
@@ -28,7 +27,14 @@ from atoll.compat.openmanus.sandbox_client import (
     create_sandbox_client,
 )
 from atoll.compat.openmanus.sandbox_settings import Config, SandboxSettings, config
-from atoll.errors import SandboxError, SandboxResourceError, SandboxTimeoutError
+from atoll.errors import (
+    CommandRefusedError,
+    OperationError,
+    SandboxError,
+    SandboxResourceError,
+    SandboxTimeoutError,
+    ToolError,
+)
 
 __all__ = [
     "ALLOW",

@@ -17,11 +17,11 @@ from typing import Self
 
 from atoll.compat.openmanus import policy as policies
 from atoll.compat.openmanus.dockerized_terminal import AsyncDockerizedTerminal
-from atoll.compat.openmanus.error_names import NOT_INITIALIZED, OperationError, failing_to
+from atoll.compat.openmanus.error_names import NOT_INITIALIZED, failing_to
 from atoll.compat.openmanus.policy import Asker, Policy
 from atoll.compat.openmanus.sandbox_settings import SandboxSettings
 from atoll.engines.docker.engine import DockerEngine
-from atoll.errors import SandboxError, SandboxResourceError
+from atoll.errors import OperationError, SandboxError, SandboxResourceError
 from atoll.model import Capability, Cause, ExecutionResult, SandboxSpec
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox import AsyncSandbox

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from atoll.compat.openmanus.error_names import OperationError, failing_to
+from atoll.compat.openmanus.error_names import failing_to
 from atoll.engines.docker.connect.attached_container import AttachedContainer
 from atoll.engines.docker.engine import DockerEngine
-from atoll.errors import SandboxTimeoutError
+from atoll.errors import OperationError, SandboxTimeoutError
 from atoll.guest.guest import Guest
 from atoll.model import Cause, ExecutionResult
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES

@@ -5,37 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atoll.errors import SandboxError, SandboxGoneError, SandboxResourceError, SandboxTimeoutError
+from atoll.errors import OperationError, SandboxError, SandboxGoneError, SandboxResourceError, SandboxTimeoutError
 from atoll.model import Cause
 
 NOT_INITIALIZED = "Sandbox not initialized"
 _RESOURCES = (Cause.OUT_OF_MEMORY, Cause.DISK_FULL, Cause.PIDS)
-
-
-class OperationError(SandboxError, RuntimeError):
-    """An error "Failed to …". It is a RuntimeError too, as in OpenManus; the original error is its `__cause__`."""
-
-    code = "operation_failed"
-
-
-class CommandRefusedError(OperationError):
-    """The program's own policy does not allow this command."""
-
-    code = "command_refused"
-
-
-class ToolError(SandboxError):
-    """A file operator failed."""
-
-    code = "tool_failed"
-
-    @classmethod
-    def because(cls, what: str, error: Exception) -> ToolError:
-        return cls(f"{what}: {error}", hint=getattr(error, "hint", None))
-
-    @property
-    def message(self) -> str:
-        return self.reason
 
 
 @contextmanager

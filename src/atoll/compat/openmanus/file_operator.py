@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from atoll import workers
-from atoll.compat.openmanus.error_names import ToolError
 from atoll.compat.openmanus.sandbox_client import SANDBOX_CLIENT, LocalSandboxClient
 from atoll.compat.openmanus.sandbox_settings import SandboxSettings
-from atoll.errors import SandboxError, SpecError
+from atoll.errors import SandboxError, SpecError, ToolError
 from atoll.guest.files import FileInfo
 from atoll.model import Cause
 

@@ -9,10 +9,16 @@ from typing import Any, TypeVar
 
 from atoll import manager
 from atoll.compat.openmanus.docker_sandbox import DockerSandbox, ManagedDockerSandbox, spec_of
-from atoll.compat.openmanus.error_names import OperationError
 from atoll.compat.openmanus.sandbox_settings import SandboxSettings
 from atoll.engines.docker.engine import DockerEngine
-from atoll.errors import ImageError, LimitReachedError, ManagerClosedError, SandboxError, SandboxNotFoundError
+from atoll.errors import (
+    ImageError,
+    LimitReachedError,
+    ManagerClosedError,
+    OperationError,
+    SandboxError,
+    SandboxNotFoundError,
+)
 from atoll.manager.members import Member
 from atoll.manager.request import Config
 from atoll.settings import Settings

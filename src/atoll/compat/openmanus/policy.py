@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from atoll.compat.openmanus.error_names import CommandRefusedError
+from atoll.errors import CommandRefusedError
 
 
 class Answer(enum.StrEnum):

@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from atoll.compat.openmanus.docker_sandbox import DockerSandbox
-from atoll.compat.openmanus.error_names import NOT_INITIALIZED, OperationError
+from atoll.compat.openmanus.error_names import NOT_INITIALIZED
 from atoll.compat.openmanus.sandbox_settings import SandboxSettings
+from atoll.errors import OperationError
 from atoll.model import ExecutionResult
 from atoll.sandbox.execution import CommandLine
 

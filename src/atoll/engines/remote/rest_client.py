@@ -7,7 +7,7 @@ import json
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 from weakref import WeakKeyDictionary
@@ -18,6 +18,8 @@ from atoll import durable, errors, workers
 from atoll.errors import (
     EngineError,
     EngineUnavailableError,
+    NotAuthenticatedError,
+    RateLimitedError,
     SandboxError,
     SandboxGoneError,
     SandboxTimeoutError,
@@ -47,20 +49,29 @@ _BY_CODE = {kind.code: kind for kind in _kinds(SandboxError)}
 """The errors of `atoll.errors` by code. A server can choose from this list only."""
 _LONGEST = 2000
 _MAX_OUTPUT = 64 << 10
+_MAX_RETRY_AFTER_S = 3600.0
 
 
-def error_of(status: int, body: bytes) -> SandboxError:
+def error_of(status: int, body: bytes, retry_after: str | None = None) -> SandboxError:
     """Return the error that an engine on this machine would raise for what the server answers.
 
-    An answer that is not understood becomes an EngineError that shows it.
+    An answer that is not understood becomes an EngineError that shows it. `retry_after` is the header of that name.
     """
     told = _problem(body)
-    code, reason = str(told.get("code", "")), str(told.get("detail", ""))[:_LONGEST]
+    reason = str(told.get("detail", ""))[:_LONGEST]
     hint = str(told["hint"])[:_LONGEST] if isinstance(told.get("hint"), str) else None
-    if status == 401:
-        hint = "Set ATOLL_API_KEY to a key that is good: an administrator makes one by 'atoll key create'."
-        return EngineUnavailableError(f"the server refused the credential: {reason}", hint=hint)
+    error = _error(status, str(told.get("code", "")), reason, hint, told)
+    error.from_server = True
+    if isinstance(error, RateLimitedError) and retry_after is not None and retry_after.isdecimal():
+        error.retry_after_s = min(float(retry_after), _MAX_RETRY_AFTER_S)
+    return error
+
+
+def _error(status: int, code: str, reason: str, hint: str | None, told: Mapping[str, Any]) -> SandboxError:
     kind = _BY_CODE.get(code)
+    if kind is NotAuthenticatedError or (kind is None and status == 401):
+        hint = "Set ATOLL_API_KEY to a valid key: an administrator makes one by 'atoll key create'."
+        return NotAuthenticatedError(f"the server refused the credential: {reason}", hint=hint)
     if kind is SandboxGoneError:
         return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
     if kind is SetupError:
@@ -133,7 +144,8 @@ class Server:
                 self._answered = True
                 if answer.is_success:
                     return answer.json()
-                failure = error_of(answer.status_code, answer.content[:_MAX_BYTES])
+                wait = answer.headers.get("Retry-After")
+                failure = error_of(answer.status_code, answer.content[:_MAX_BYTES], wait)
                 if answer.status_code not in _TRY_AGAIN:
                     raise failure
             if time.monotonic() + pause_s > deadline:
