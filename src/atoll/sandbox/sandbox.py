@@ -19,6 +19,7 @@ from atoll.sandbox.command_methods import CommandMethods
 from atoll.sandbox.execution import valid_timeout_s
 from atoll.sandbox.export import Export
 from atoll.sandbox.file_methods import FileMethods
+from atoll.sandbox.limit_methods import LimitMethods
 from atoll.sandbox.network_methods import NetworkMethods
 from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess, new_sandbox_id
 from atoll.sandbox.saved_state_methods import SavedStateMethods, UndoHistory, id_of
@@ -29,7 +30,7 @@ MAX_LEASE_S = 86400.0
 """The maximum length of a lease, so that a forgotten lease ends within a day. Leases can be renewed."""
 
 
-class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods):
+class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods, LimitMethods):
     """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
 
     `exec` runs one process and returns its result; `run_command` types into a persistent shell. A command that fails
