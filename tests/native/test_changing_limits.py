@@ -95,7 +95,7 @@ async def test_less_than_is_in_use_is_refused_and_changes_nothing(engine: LinuxE
             break
     for wanted in ({"memory": "20m"}, {"disk": "10m"}, {"pids": 2}):
         with pytest.raises(SandboxResourceError, match="more than the new limit") as refused:
-            await box.set_limits(cpus=2, **wanted)  # type: ignore[arg-type]
+            await box.set_limits(cpus=2, **wanted)
         assert refused.value.hint
         assert in_force(engine, box) == (64 * MIB, 40)
         assert record_of(engine, box).spec.limits.cpus == 1
@@ -182,9 +182,7 @@ async def test_a_change_that_fails_half_way_changes_nothing(
     assert (await box.exec("head -c 48m /dev/zero >file", timeout=20)).cause is Cause.DISK_FULL
 
 
-async def test_a_cancelled_caller_leaves_record_and_kernel_in_agreement(
-    engine: LinuxEngine, box: AsyncSandbox
-) -> None:
+async def test_a_cancelled_caller_leaves_record_and_kernel_in_agreement(engine: LinuxEngine, box: AsyncSandbox) -> None:
     for size in range(70, 90):
         task = asyncio.create_task(box.set_limits(memory=f"{size}m"))
         for _ in range(size - 70):
