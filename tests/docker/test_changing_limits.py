@@ -46,8 +46,8 @@ async def test_what_cannot_be_changed_is_refused_and_changes_nothing(engine: Doc
     async with AsyncSandbox(spec(), engine=engine) as box:
         with pytest.raises(UnsupportedError, match="cannot change disk_bytes"):
             await box.set_limits(disk="100m", pids=60)
+        await box.start("sleep 100 & sleep 100 & sleep 100 & wait")
         with pytest.raises(SandboxResourceError, match="more than the new limit"):
-            await box.start("sleep 100 & sleep 100 & sleep 100 & wait")
             await box.set_limits(pids=2, memory="200m")
         with pytest.raises(SpecError, match="cannot change the limits"):
             await box.set_limits(cpus=4000, memory="200m")

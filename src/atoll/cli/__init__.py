@@ -13,6 +13,7 @@ from atoll.cli.activity import events, logs, stats
 from atoll.cli.copy import copy
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
+from atoll.cli.limits import limits
 from atoll.cli.ports import expose, port_forward, ports
 from atoll.cli.run import execute, run
 from atoll.cli.sandboxes import create, gc, keep_alive, list_sandboxes, pause, remove, resume
@@ -53,6 +54,7 @@ app.command()(stats)
 app.command()(pause)
 app.command()(resume)
 app.command()(keep_alive)
+app.command()(limits)
 app.command()(events)
 app.command()(config)
 app.command("port-forward")(port_forward)
