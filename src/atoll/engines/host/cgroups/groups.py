@@ -71,12 +71,9 @@ class Group:
         self._put(settings(self.hierarchy.mode, limits))
 
     def change(self, before: CgroupLimits, after: CgroupLimits) -> None:
-        """Replace the limits `before`, all or none. Raises OSError, on v1 also for memory below the current use."""
-        try:
-            self._put(changes(self.hierarchy.mode, before, after))
-        except OSError:
-            self._put(changes(self.hierarchy.mode, after, before))
-            raise
+        """Replace the limits `before`. Raises OSError, on v1 also for memory below the current use; some may have been
+        replaced then, and the opposite change undoes that."""
+        self._put(changes(self.hierarchy.mode, before, after))
 
     def _put(self, values: Sequence[tuple[str, str, str]]) -> None:
         for controller, name, value in values:
