@@ -17,6 +17,13 @@ def groups(*names: str) -> frozenset[str]:
 
 
 OF_THE_ENGINE = groups(
-    "adoption", "controls", "isolation", "life_cycle", "process_trees", "saved_states", "special_files"
+    "adoption",
+    "changed_limits",
+    "controls",
+    "isolation",
+    "life_cycle",
+    "process_trees",
+    "saved_states",
+    "special_files",
 )
 """What an engine, its runtime and the user who runs it decide. The rest is the agent's, whatever is around it."""

@@ -766,6 +766,22 @@ class Sandbox:
         """Connect to a Unix socket in the sandbox."""
         return PortStream(self._portal.call(self._async.connect_socket(path)), self._portal)
 
+    def set_limits(
+        self,
+        *,
+        memory: str | int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        disk: str | int | None = None,
+    ) -> SandboxDetails:
+        """Change limits while the sandbox runs, and return the limits that are then in effect.
+
+        Only those that are given change: all of them, or none if this raises. `memory="512m"` is written as for a new
+        sandbox. Raises UnsupportedError for a limit that the engine cannot change, and SandboxResourceError for one
+        below what the sandbox uses now. The change lasts for the life of the sandbox, and its forks have it too.
+        """
+        return self._portal.call(self._async.set_limits(memory=memory, cpus=cpus, pids=pids, disk=disk))
+
     @classmethod
     def snapshots(
         cls,

@@ -120,9 +120,9 @@ class _Kernel(_Pausing):
     def records(self) -> Records:
         return self.layout.records  # type: ignore[attr-defined, no-any-return]
 
-    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+    async def set_limits(self, handle: Handle, limits: Limits) -> Handle:
         await self._trouble("set_limits")
-        await super().set_limits(handle, limits)  # type: ignore[misc]
+        return await super().set_limits(handle, limits)  # type: ignore[misc, no-any-return]
 
 
 class TroubledNative(_Kernel, NativeEngine):  # type: ignore[misc]

@@ -98,6 +98,8 @@ MATRIX = (
     Line("PUT", "/snapshots/{name}/content", "manage"),
     # network and ports
     Line("GET", f"{IN}/network", "read", True),
+    Line("GET", f"{IN}/limits", "read", True),
+    Line("PATCH", f"{IN}/limits", "manage", body={"pids": 100}),
     Line("PUT", f"{IN}/network", "manage", body={"policy": "none"}),
     Line("POST", f"{IN}/port-links", "use", True, {"port": 8000}),
     Line("GET", f"{IN}/ports", "read", True),

@@ -53,6 +53,7 @@ COMMANDS = (
         "atoll.cli.sandboxes:keep_alive",
         "Count a sandbox as in use for a while, so that it is neither ended nor paused for being idle.",
     ),
+    ("limits", "atoll.cli.limits:limits", "Show the limits of a sandbox, or change those that are given."),
     ("events", "atoll.cli.activity:events", "Show what happened to your sandboxes on the server."),
     ("config", "atoll.cli.serve:config", "Show every setting of `atoll serve`: its value here, and how to set it."),
     ("port-forward", "atoll.cli.ports:port_forward", "Forward a local port to a port in the sandbox, until Ctrl-C."),

@@ -48,6 +48,9 @@ class EngineDescription:
     unknown."""
     is_complete: bool = True
     """Whether the service behind the engine answered. If not, it may have capabilities that are not listed."""
+    changeable_limits: frozenset[str] = frozenset()
+    """The limits that `Resizable.set_limits` can change, by their names in `Limits`, for sandboxes of that isolation
+    level. Empty: none."""
 
 
 @runtime_checkable
@@ -190,14 +193,19 @@ class NetworkPolicies(Protocol):
 
 @runtime_checkable
 class Resizable(Protocol):
-    """An engine that can limit a sandbox that was made without limits."""
+    """An engine that can change limits of a sandbox. `EngineDescription.changeable_limits` names them.
 
-    async def set_limits(self, handle: Handle, limits: Limits) -> None:
-        """Limit the memory, CPUs and processes of a running sandbox.
+    Like a network policy, limits belong to the sandbox and not to its processes: a changed limit outlives a pause, a
+    rollback and a restart of the program that uses the engine, and a fork has the limits of its source.
+    """
 
-        May be repeated with the same limits. Raises UnsupportedError for a limit that the engine cannot enforce, for a
-        change of a limit that the sandbox has already, and for a new limit that can only be set when a sandbox is made.
-        Raises SandboxGoneError if the sandbox has ended.
+    async def set_limits(self, handle: Handle, limits: Limits) -> Handle:
+        """Change the limits that `limits` names and leave the others as they are. Return the new handle.
+
+        All of them are changed or none, also if the caller is cancelled or dies. May be repeated, and works while the
+        sandbox is paused in memory. Raises UnsupportedError, which names the limits, for those that the engine cannot
+        enforce or that can only be set when a sandbox is made; SandboxResourceError for a limit below what the sandbox
+        uses now; SandboxPausedError if the sandbox was paused to disk, and SandboxGoneError if it has ended.
         """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from atoll.errors import UnsupportedError
+from atoll.errors import SpecError, UnsupportedError
 from atoll.model import DEFAULTS, LEFT_OUT, Capability, EffectiveLimits, Limits, SandboxSpec
 
 _CAPABILITY_OF = {
@@ -41,7 +41,34 @@ def limit_details(defaults: EffectiveLimits) -> dict[str, str]:
 
 _NO_LIMITS = Limits()
 LATER = ("memory_bytes", "cpus", "pids")
-"""The limits that a `Resizable` engine can set later."""
+"""The limits that a spare of a pool may lack, and get when it is claimed."""
+_CHANGEABLE = ("memory_bytes", "cpus", "pids", "disk_bytes")
+
+
+def changeable_limits(capabilities: frozenset[Capability]) -> frozenset[str]:
+    """Return the limits that can be changed while a sandbox runs, among those that an engine of this machine
+    enforces."""
+    return frozenset(name for name in _CHANGEABLE if _CAPABILITY_OF[name] in capabilities)
+
+
+def given_limits(limits: Limits) -> dict[str, object]:
+    """Return the limits that are named, by name."""
+    return {name: value for name in Limits.model_fields if (value := getattr(limits, name)) is not None}
+
+
+def refuse_unchangeable(engine: str, changeable: frozenset[str], limits: Limits) -> None:
+    """Raise UnsupportedError that names all limits that cannot be changed while a sandbox runs, and SpecError if there
+    is nothing to change."""
+    given = given_limits(limits)
+    if not given:
+        raise SpecError("no limit is named", hint="Name at least one: memory, cpus, pids or disk.")
+    fixed = [name for name in given if name not in changeable]
+    if fixed:
+        can = ", ".join(sorted(changeable))
+        raise UnsupportedError(
+            f"engine '{engine}' cannot change {', '.join(fixed)} while a sandbox runs",
+            hint=f"It can change {can}." if can else "Make a new sandbox with the limits that you need.",
+        )
 
 
 def refuse_unsupported(

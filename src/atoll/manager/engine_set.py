@@ -44,6 +44,11 @@ class EngineSet:
             engine = self._by_name[name] = registry.get(name, self._settings)
         return engine
 
+    def changeable_limits(self, name: str) -> frozenset[str]:
+        """Return the limits that the engine could change later when it last described itself."""
+        described = self._described.get(registry.canonical(name))
+        return frozenset() if described is None else described.changeable_limits
+
     async def describe(self, name: str) -> EngineDescription:
         """Ask the engine to describe itself. Raises EngineNotFoundError, EngineUnavailableError."""
         description = await self.get(name).describe()

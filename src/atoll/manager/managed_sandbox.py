@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, Self
 
+from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, Engine
 from atoll.errors import AgentUnreachableError, SandboxGoneError, SandboxPausedError, SpecError, UnsupportedError
 from atoll.guest.guest import Guest
@@ -24,7 +25,7 @@ from atoll.manager.usage import (
     counted_stream,
     timed,
 )
-from atoll.model import Capability, Handle, SandboxSpec
+from atoll.model import Capability, Handle, SandboxDetails, SandboxSpec
 from atoll.model.checkpoint import Checkpoint
 from atoll.model.network_policy import NetworkPolicy, NetworkRules
 from atoll.sandbox import setup
@@ -82,6 +83,9 @@ class Supervisor(Protocol):
 
     async def relinked(self, policy: NetworkPolicy) -> None:
         """Record the sandbox's new network policy. Returns when that is written down."""
+
+    async def resized(self, handle: Handle) -> None:
+        """Record the sandbox's new limits, which this handle has. Returns when that is written down."""
 
 
 class ManagedSandbox(AsyncSandbox):
@@ -252,6 +256,25 @@ class ManagedSandbox(AsyncSandbox):
         async with self.use():
             await super().set_network(policy)
             await self.supervisor.relinked(self.spec.network)
+
+    async def set_limits(
+        self,
+        *,
+        memory: str | int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        disk: str | int | None = None,
+    ) -> SandboxDetails:
+        async with self.use():
+            # Completed even if the caller is cancelled, so that the record always agrees with the engine.
+            return await finish(self._set_limits(memory, cpus, pids, disk))
+
+    async def _set_limits(
+        self, memory: str | int | None, cpus: float | None, pids: int | None, disk: str | int | None
+    ) -> SandboxDetails:
+        details = await super().set_limits(memory=memory, cpus=cpus, pids=pids, disk=disk)
+        await self.supervisor.resized(self.access.handle())
+        return details
 
     async def fork(
         self,

@@ -137,10 +137,11 @@ class Pool:
     def _without_what_comes_later(self, spec: SandboxSpec) -> SandboxSpec:
         """Return the spec without what can still be set on a claim: limits that the pool's spec leaves open, and the
         policy of a sandbox that has a network link."""
-        engine = self._context.engines.get(self.settings.engine or self._context.engine.name)
+        name = self.settings.engine or self._context.engine.name
+        engine, changeable = self._context.engines.get(name), self._context.engines.changeable_limits(name)
         mine, update = self.settings.spec, dict[str, object]()
         if isinstance(engine, Resizable):
-            free = {name: None for name in LATER if getattr(mine.limits, name) is None}
+            free = {name: None for name in LATER if name in changeable and getattr(mine.limits, name) is None}
             update["limits"] = spec.limits.model_copy(update=free)
         if isinstance(engine, NetworkPolicies) and "none" not in (mine.network, spec.network):
             update["network"] = mine.network

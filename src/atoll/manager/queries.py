@@ -223,6 +223,10 @@ class Queries(abc.ABC):
         found = engines.get(engine or engines.name_for(spec))
         return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
 
+    async def changeable_limits(self, engine: str) -> frozenset[str]:
+        """Return the limits of sandboxes of this engine that can be changed while they run."""
+        return (await (await self._context()).engines.describe(engine)).changeable_limits
+
     async def default_image(self) -> str:
         """Return the image of a sandbox whose spec names none."""
         engine = (await self._context()).engine

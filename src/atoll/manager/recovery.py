@@ -166,7 +166,7 @@ class Recovery:
     async def _adopt(self, member: Member, handle: Handle) -> None:
         context = self._context
         member.sandbox.adopt(handle)
-        found = {"details": handle.details, "spec": _with_network_of(member.record.spec, handle.spec)}
+        found = {"details": handle.details, "spec": _with_changes_of(member.record.spec, handle.spec)}
         await context.transitions.change(member, update={**found, **self._time_left(member.record)})
         await self._health.look(member)
         if member.record.state is State.RUNNING and member.record.paused_by is not None:
@@ -219,10 +219,12 @@ class Recovery:
         return record.model_copy(update={"name": None}) if taken else record
 
 
-def _with_network_of(written: SandboxSpec, seen: SandboxSpec) -> SandboxSpec:
-    """Return the recorded spec with the engine's network policy, because the engine changes a policy before it is
-    recorded."""
-    return written if written.network == seen.network else written.model_copy(update={"network": seen.network})
+def _with_changes_of(written: SandboxSpec, seen: SandboxSpec) -> SandboxSpec:
+    """Return the recorded spec with the engine's network policy and limits, because the engine changes these before
+    they are recorded."""
+    if (written.network, written.limits) == (seen.network, seen.limits):
+        return written
+    return written.model_copy(update={"network": seen.network, "limits": seen.limits})
 
 
 class OrphanCollector:

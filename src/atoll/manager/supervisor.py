@@ -12,7 +12,7 @@ from atoll.manager.managed_sandbox import ManagedSandbox
 from atoll.manager.members import Member
 from atoll.manager.record import Operation, PausedBy, Record
 from atoll.manager.usage import Usage
-from atoll.model import Cause, State
+from atoll.model import Cause, Handle, State
 from atoll.model.network_policy import NetworkPolicy
 
 _MAX_CONNECTIONS = 1024
@@ -142,6 +142,12 @@ class MemberSupervisor:
         record = self._member.record
         spec = record.spec.model_copy(update={"network": policy})
         await self._context.transitions.change(self._member, act=record.act, update={"spec": spec})
+
+    async def resized(self, handle: Handle) -> None:
+        record = self._member.record
+        spec = record.spec.model_copy(update={"limits": handle.spec.limits})
+        update = {"spec": spec, "details": handle.details}
+        await self._context.transitions.change(self._member, act=record.act, update=update)
 
     def _cause(self) -> Cause:
         return self._member.record.cause or Cause.LOST

@@ -60,7 +60,7 @@ def _limits(text: str) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxDetails:
-    """Properties of a sandbox that do not change."""
+    """What a sandbox is and has. Only its limits can change."""
 
     id: str
     engine: str
@@ -71,6 +71,19 @@ class SandboxDetails:
     """The limits that are enforced, whether they were asked for or are the engine's defaults."""
     limits_left_out: tuple[str, ...] = ()
     """The names of default limits that cannot be enforced here."""
+
+    @classmethod
+    def of(cls, handle: Handle) -> SandboxDetails:
+        """Return the properties of the sandbox that this handle names."""
+        held = handle.limits()
+        return cls(
+            id=handle.sandbox_id,
+            engine=handle.engine,
+            image=handle.spec.image,
+            isolation=handle.details.get("isolation", handle.spec.isolation),
+            limits=held.limits,
+            limits_left_out=held.left_out,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ _LIMIT_NAMES = {
     "timeout": "lifetime_s",
     "lifetime": "lifetime_s",
 }
+LIMIT_OPTIONS = {"memory": "memory_bytes", "cpus": "cpus", "pids": "pids", "disk": "disk_bytes"}
+"""The limits that are options of a sandbox, and their names in `Limits`."""
+_OPTION_NAMES = {"cpu": "cpus", "memory_bytes": "memory", "disk_bytes": "disk"}
 _NETWORK = (
     *("allow_outbound", "network_enabled", "allowed_domains", "denied_domains", "allowed_cidrs", "denied_cidrs"),
     "bytes_per_s",
@@ -125,6 +128,15 @@ def start(values: Mapping[Any, Any], fields: Collection[str], described: Collect
 def command(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:
     """Translate a request to run a command to the names in `fields`."""
     return renamed(values, fields, {"timeout": "timeout_s"}, of="a command")
+
+
+def limit_options(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:
+    """Translate limits to the names in `fields`, those of options."""
+    plain = renamed(values, fields, _OPTION_NAMES, of="a change of limits", others=LIMITS)
+    for name, value in plain.items():
+        if isinstance(value, bool):
+            raise SpecError(f"{name} must be a number, not {value!r}")
+    return plain
 
 
 def _limits(given: Any, what: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ def parse_size(value: object) -> int:
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]
+MAX_BYTES = 1 << 60
+"""More than any machine has. The kernel does not accept every larger number."""
 
 
 class Limits(BaseModel):
@@ -37,13 +39,13 @@ class Limits(BaseModel):
     enforced is refused; a default that cannot be enforced is left out and reported."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    memory_bytes: Annotated[Size, Field(ge=4 << 20)] | None = None
+    memory_bytes: Annotated[Size, Field(ge=4 << 20, le=MAX_BYTES)] | None = None
     """Memory, in bytes or as text such as `512m`."""
     cpus: Annotated[float, Field(gt=0, le=4096)] | None = None
     """CPUs; fractions are allowed."""
     pids: Annotated[int, Field(ge=2, le=4_194_304)] | None = None
     """Processes and threads."""
-    disk_bytes: Annotated[Size, Field(ge=1 << 20)] | None = None
+    disk_bytes: Annotated[Size, Field(ge=1 << 20, le=MAX_BYTES)] | None = None
     """Disk space, in bytes or as text such as `2g`."""
     inodes: Annotated[int, Field(ge=16)] | None = None
     """Files and directories."""

@@ -21,6 +21,7 @@ from atoll.sandbox.command_methods import CommandMethods
 from atoll.sandbox.execution import valid_timeout_s
 from atoll.sandbox.export import Export
 from atoll.sandbox.file_methods import FileMethods
+from atoll.sandbox.limit_methods import LimitMethods
 from atoll.sandbox.network_methods import NetworkMethods
 from atoll.sandbox.on_class import on_class_too
 from atoll.sandbox.options import spec_of
@@ -35,7 +36,7 @@ _WITH_SPEC = ("ports", "undo")
 """What may be given beside a spec."""
 
 
-class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods, ClassMethods):
+class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethods, LimitMethods, ClassMethods):
     """An isolated Linux environment. Use it as an async context manager, or call `create` and `cleanup`.
 
     `exec` runs one process and returns its result; `run_command` types into a persistent shell. A command that fails

@@ -5,7 +5,7 @@ Both are checked when a request arrives. The kernel enforces the limits of exist
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from atoll.manager import LimitReachedError, Record
@@ -20,6 +20,8 @@ _NAMES = {
     "disk_bytes": "bytes of disk",
     "open_files": "open files",
 }
+_COUNTED = ("cpus", "memory_bytes", "pids", "disk_bytes")
+"""The limits for which a user can have a quota."""
 
 
 class LimitCeilings:
@@ -64,6 +66,8 @@ class Reservations:
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, str], Limits] = {}
+        self._raising: dict[tuple[str, str], list[Limits]] = {}
+        """Higher limits that are being set, by owner and sandbox."""
         self.refused = 0
         """How many requests were refused because of a quota."""
 
@@ -75,46 +79,83 @@ class Reservations:
         if any(record.key == key for record in records) or place in self._pending:
             yield  # a repeated request, which was granted
             return
-        known = {record.key for record in records}
-        waiting = [wanted for (user, other), wanted in self._pending.items() if user == place[0] and other not in known]
-        there = [self._pending.get((place[0], record.key or "")) or _held(record) for record in records]
-        try:
-            _check(caller, [*there, *waiting], limits)
-        except LimitReachedError:
-            self.refused += 1
-            raise
+        there = self._granted(caller.user_id, records)
+        with self._counted():
+            _refuse_more_sandboxes(caller, len(there))
+            _check(caller, there, limits, _COUNTED)
         self._pending[place] = limits
         try:
             yield
         finally:
             self._pending.pop(place, None)
 
+    @contextmanager
+    def raised(self, caller: Caller, record: Record, limits: Limits, records: list[Record]) -> Iterator[None]:
+        """Reserve higher limits for a sandbox of the user while the block runs. Lower ones are always granted, also to
+        a user who is above a quota. Raises LimitReachedError."""
+        now = self._now(caller.user_id, record)
+        more = [name for name in _COUNTED if (getattr(limits, name) or 0) > (getattr(now, name) or 0)]
+        there = self._granted(caller.user_id, [each for each in records if each.id != record.id])
+        with self._counted():
+            _check(caller, there, limits, more)
+        raising = self._raising.setdefault((caller.user_id, record.id), [])
+        raising.append(limits)
+        try:
+            yield
+        finally:
+            raising.remove(limits)
+            if not raising:
+                self._raising.pop((caller.user_id, record.id), None)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except LimitReachedError:
+            self.refused += 1
+            raise
+
+    def _granted(self, user_id: str, records: list[Record]) -> list[Limits]:
+        """Return what the user has been granted: what these sandboxes have, and what is being made."""
+        known = {record.key for record in records}
+        waiting = [wanted for (user, key), wanted in self._pending.items() if user == user_id and key not in known]
+        return [*(self._now(user_id, record) for record in records), *waiting]
+
+    def _now(self, user_id: str, record: Record) -> Limits:
+        """Return what counts for a sandbox: the highest of what it has and what it is about to have."""
+        held = self._pending.get((user_id, record.key or "")) or _held(record)
+        for more in self._raising.get((user_id, record.id), ()):
+            higher = {
+                name: value for name in _COUNTED if (value := getattr(more, name) or 0) > (getattr(held, name) or 0)
+            }
+            held = held.model_copy(update=higher)
+        return held
+
 
 def _held(record: Record) -> Limits:
     return effective_limits(record.spec, record.details).limits
 
 
-def _check(caller: Caller, there: list[Limits], wanted: Limits) -> None:
-    quotas = caller.quotas
-    if quotas.max_sandboxes is not None and len(there) >= quotas.max_sandboxes:
+def _refuse_more_sandboxes(caller: Caller, there: int) -> None:
+    if caller.quotas.max_sandboxes is not None and there >= caller.quotas.max_sandboxes:
         raise LimitReachedError(
-            f"user {caller.user_id!r} has {len(there)} sandboxes, which is the limit", hint="Delete one first."
+            f"user {caller.user_id!r} has {there} sandboxes, which is the limit", hint="Delete one first."
         )
-    for what, most, values, more in (
-        ("CPUs", quotas.max_cpus, [limits.cpus for limits in there], wanted.cpus),
-        ("bytes of memory", quotas.max_memory_bytes, [limits.memory_bytes for limits in there], wanted.memory_bytes),
-        ("processes", quotas.max_pids, [limits.pids for limits in there], wanted.pids),
-        ("bytes of disk", quotas.max_disk_bytes, [limits.disk_bytes for limits in there], wanted.disk_bytes),
-    ):
+
+
+def _check(caller: Caller, there: list[Limits], wanted: Limits, names: Collection[str]) -> None:
+    """Raise LimitReachedError if the limits of these names would exceed a quota of the user."""
+    for name in names:
+        words, most, more = _NAMES[name], getattr(caller.quotas, f"max_{name}"), getattr(wanted, name)
         if most is None:
             continue
         if more is None:
             raise LimitReachedError(
-                f"user {caller.user_id!r} has a quota of {most:g} {what}, so each sandbox must say how many it needs",
+                f"user {caller.user_id!r} has a quota of {most:g} {words}, so each sandbox must say how many it needs",
                 hint="Add limits to the request, or use a spec that has them.",
             )
-        if sum(value or 0 for value in values) + more > most:
+        if sum(getattr(limits, name) or 0 for limits in there) + more > most:
             raise LimitReachedError(
-                f"user {caller.user_id!r} would have more than {most:g} {what}",
+                f"user {caller.user_id!r} would have more than {most:g} {words}",
                 hint="Delete a sandbox, or ask for less.",
             )

@@ -58,6 +58,7 @@ class SandboxCreation:
         view: SandboxView,
         callbacks: Callbacks,
         startups: startup.Startups,
+        reservations: Reservations,
     ) -> None:
         self._manager = manager
         self._specs = specs
@@ -66,7 +67,7 @@ class SandboxCreation:
         self._view = view
         self._callbacks = callbacks
         self._startups = startups
-        self._reservations = Reservations()
+        self._reservations = reservations
 
     @property
     def quota_refusals(self) -> int:

@@ -17,9 +17,11 @@ from atoll.service.callback_messages import Callbacks
 from atoll.service.caller import Caller
 from atoll.service.failures import NotAuthenticatedError, without_paths
 from atoll.service.identities import Identities
+from atoll.service.limit_changes import LimitChanges
 from atoll.service.models.sandbox_info import ResourcesInUse, SandboxInfo, SandboxPage
 from atoll.service.models.sandbox_request import SandboxSettings
 from atoll.service.port_exposure import PortExposure
+from atoll.service.quotas import Reservations
 from atoll.service.sandbox_creation import SandboxCreation
 from atoll.service.sandbox_credentials import SandboxCredentials
 from atoll.service.sandbox_lookup import SandboxLookup
@@ -58,8 +60,10 @@ class SandboxService:
         self.view = SandboxView(self.credentials, urls)
         self._lookup = lookup = SandboxLookup(manager)
         self.ports = PortExposure(manager, lookup, self.view, self.credentials, urls)
+        reservations = Reservations()
+        self.limits = LimitChanges(manager, lookup, specs.ceilings, reservations)
         self.creation = SandboxCreation(
-            manager, specs, self.snapshots, lookup, self.view, self.callbacks, self.startups
+            manager, specs, self.snapshots, lookup, self.view, self.callbacks, self.startups, reservations
         )
 
     # --- finding --------------------------------------------------------------------------------------------------

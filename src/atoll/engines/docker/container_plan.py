@@ -181,15 +181,22 @@ def _host_config(
         "LogConfig": _LOG,
         "RestartPolicy": {"Name": "no"},
     }
-    if limits.memory_bytes is not None:
-        config |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
-    if limits.cpus is not None:
-        config["NanoCpus"] = int(limits.cpus * 1e9)
-    if limits.pids is not None:
-        config["PidsLimit"] = limits.pids
+    config |= limit_options(limits)
     if limits.disk_bytes is not None:
         config["StorageOpt"] = {"size": str(facts.storage.size(limits.disk_bytes, image.size_bytes))}
     return config
+
+
+def limit_options(limits: Limits) -> dict[str, Any]:
+    """Return the limits that the Docker engine can also change later, in the words of its API."""
+    found: dict[str, Any] = {}
+    if limits.memory_bytes is not None:
+        found |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
+    if limits.cpus is not None:
+        found["NanoCpus"] = int(limits.cpus * 1e9)
+    if limits.pids is not None:
+        found["PidsLimit"] = limits.pids
+    return found
 
 
 def _agent_mount(agent: agent_volume.Agent) -> dict[str, Any]:

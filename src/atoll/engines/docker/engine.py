@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from atoll import workers
 from atoll.cancellation import finish
-from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
+from atoll.engines.contract import ByteStream, EngineDescription, OnImageProgress
 from atoll.engines.docker import container_plan, container_state, docker_probe
 from atoll.engines.docker.api import disk_limit, endpoint, facts, image_pull
 from atoll.engines.docker.api.http import RefusedError
@@ -26,10 +26,10 @@ from atoll.engines.docker.connect import agent_volume
 from atoll.engines.docker.connect.agent_streams import NotVisibleError, Target
 from atoll.engines.docker.container_maker import maker_label
 from atoll.engines.docker.container_plan import Identity
-from atoll.engines.docker.container_state import limit_events
+from atoll.engines.docker.docker_limits import DockerLimits, changeable
 from atoll.engines.docker.states import commits
 from atoll.engines.docker.states.docker_rollback import NEXT, ORIGIN
-from atoll.engines.docker.states.docker_snapshots import DockerSnapshots, snapshot_of
+from atoll.engines.docker.states.docker_snapshots import snapshot_of
 from atoll.engines.enforcement import limit_details, refuse_unsupported
 from atoll.engines.host.saved_states import none_if_failed
 from atoll.errors import (
@@ -62,8 +62,8 @@ _UNKNOWN = EngineDescription(
 )
 
 
-class DockerEngine(DockerSnapshots):
-    """An `Engine`, `Pausable`, `NetworkPolicies` and `Checkpointing` over the Docker API.
+class DockerEngine(DockerLimits):
+    """An `Engine`, `Pausable`, `NetworkPolicies`, `Resizable` and `Checkpointing` over the Docker API.
 
     `where` is the address of the Docker engine; by default it is found as the `docker` program finds it. With
     `direct=False` agents are reached only through the API, as always when the containers' processes are not visible
@@ -183,6 +183,7 @@ class DockerEngine(DockerSnapshots):
     async def inspect(self, handle: Handle) -> Observation:
         name = self._who(handle.sandbox_id).container
         found = await self._completed(name)
+        await self._settled(handle.sandbox_id, found)
         seen = container_state.MISSING if found is None else container_state.observe(found)
         if seen.state is State.PAUSED and found is not None and commits.stands_still(found):
             return Observation(State.RUNNING)
@@ -267,26 +268,12 @@ class DockerEngine(DockerSnapshots):
         image = self._image_name(image)
         await image_pull.ensure(self._http, image, image_pull.summed(on_progress) if on_progress is not None else None)
 
-    async def ran_out_of_memory(self, sandbox_id: str, since: float) -> bool:
-        """Return whether anything in the sandbox was killed for its memory limit since `since`, a `time.time()`."""
-        return await self._containers.ran_out_of_memory(self._who(sandbox_id).container, since)
-
-    async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
-        """Return the counters of the kernel, or what the Docker engine remembers if its containers are not visible from
-        here."""
-        noted = Target.noted(handle.details)
-        if noted is not None and self._streams.reaches(noted) and (seen := limit_events(noted)) is not None:
-            return seen
-        if handle.spec.limits.memory_bytes is None:
-            return LimitEvents()
-        name = self._who(handle.sandbox_id).container
-        return LimitEvents(oom_kills=await self._containers.oom_kills(name, handle.created_at, wait=killed))
-
     # --- its parts -------------------------------------------------------------------------------------------------
 
     def _description_from(self, known: facts.Facts) -> EngineDescription:
         linked = {Capability.NETWORK} if self._links.problem(known) is None else frozenset()
-        return EngineDescription(known.capabilities | linked, known.isolation, known.version)
+        found, can = known.capabilities | linked, changeable(known.capabilities)
+        return EngineDescription(found, known.isolation, known.version, changeable_limits=can)
 
     async def _link(self, who: Identity, target: Target, policy: NetworkPolicy) -> None:
         try:
@@ -300,6 +287,7 @@ class DockerEngine(DockerSnapshots):
         gone."""
         removed = {await self._take_away(name) for name in (who.container + NEXT, who.container)}
         await self._links.remove(who.sandbox_id)
+        self._limits.forget(who.sandbox_id)
         await self._forget_states(who.sandbox_id)
         await self._accounts.clear((taken | removed) - {""})
 
@@ -387,7 +375,8 @@ class DockerEngine(DockerSnapshots):
         given = container_plan.defaults_of(labels)
         details = {"container": str(entry.get("Id", "")), **(limit_details(given) if given is not None else {})}
         try:
-            spec = self._links.now(sandbox_id, SandboxSpec.model_validate_json(labels.get(container_plan.SPEC, "")))
+            made = SandboxSpec.model_validate_json(labels.get(container_plan.SPEC, ""))
+            spec = self._limits.now(sandbox_id, self._links.now(sandbox_id, made))
             created_at = float(labels.get(container_plan.CREATED, ""))
         except (ValidationError, ValueError):
             return Handle(self.name, sandbox_id, SandboxSpec(), 0.0, {**details, "damaged": "its labels are damaged"})

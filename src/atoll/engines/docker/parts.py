@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from typing import Any
@@ -10,6 +11,7 @@ from atoll.engines.docker import container_plan
 from atoll.engines.docker.api import endpoint, facts, image_pull
 from atoll.engines.docker.api.containers import Containers
 from atoll.engines.docker.api.http import Http
+from atoll.engines.docker.changed_limits import ChangedLimits
 from atoll.engines.docker.connect.agent_streams import Streams
 from atoll.engines.docker.connect.container_link import ContainerLinks
 from atoll.engines.docker.container_accounts import ContainerAccounts
@@ -18,7 +20,7 @@ from atoll.engines.docker.container_plan import Identity
 from atoll.engines.docker.states.commits import Commits
 from atoll.engines.host.exclusion import Exclusion
 from atoll.errors import ImageError, SandboxNotFoundError
-from atoll.model import SandboxSpec
+from atoll.model import Handle, SandboxSpec
 from atoll.settings import Settings
 
 HOST_IMAGE = "host"
@@ -67,6 +69,10 @@ class DockerParts:
         return ContainerLinks(self._settings, self._http)
 
     @functools.cached_property
+    def _limits(self) -> ChangedLimits:
+        return ChangedLimits(self._settings.data_dir / "changed-limits")
+
+    @functools.cached_property
     def _accounts(self) -> ContainerAccounts:
         return ContainerAccounts(self._settings, self._http.endpoint)
 
@@ -84,6 +90,10 @@ class DockerParts:
 
     def _who(self, sandbox_id: str) -> Identity:
         return container_plan.identity(self._settings.installation_id(), sandbox_id)
+
+    def _current(self, handle: Handle) -> Handle:
+        """Return the handle with the limits that are requested now."""
+        return dataclasses.replace(handle, spec=self._limits.now(handle.sandbox_id, handle.spec))
 
     def _private(self, known: facts.Facts) -> list[str]:
         """Return the directories that no sandbox may get as a volume, because they give control of the machine or of

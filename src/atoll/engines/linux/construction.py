@@ -143,6 +143,7 @@ class _Birth:
 
     def _write(self, init: ProcessRef, *, half_made: bool) -> None:
         done = {"init": init, "half_made": half_made, "restoring": None, "memory": None, "asleep": False}
+        done["limits_before"] = None  # a group that is made anew has the limits of the record
         self._record = self._record.model_copy(update=done)
         self._layout.records.write(self._record)
 

@@ -22,14 +22,19 @@ from atoll import timer, workers
 from atoll.archive.work import Progress
 from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
-from atoll.engines.enforcement import LATER, enforceable_defaults, refuse_unsupported
-from atoll.engines.host.cgroups.group_limits import CgroupLimits
+from atoll.engines.enforcement import (
+    changeable_limits,
+    enforceable_defaults,
+    refuse_unchangeable,
+    refuse_unsupported,
+)
 from atoll.engines.linux.checkpoint_operations import CheckpointOperations
 from atoll.engines.linux.construction import Construction, first_record
 from atoll.engines.linux.launcher import Isolation, Launcher, Launchers
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.observation import Observer
+from atoll.engines.linux.resizing import Resizing
 from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.states.checkpoints import Checkpoints
@@ -38,7 +43,7 @@ from atoll.engines.linux.states.snapshot_file import MemoryFormat
 from atoll.engines.linux.states.snapshots import SNAPSHOT, Snapshots
 from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.engines.linux.teardown import Teardown
-from atoll.errors import AgentUnreachableError, EngineError, SandboxError, UnsupportedError
+from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -69,14 +74,18 @@ class LinuxEngine(CheckpointOperations):
         self._construction = Construction(layout, self._checkpoints, self._teardown)
         self._standstill = Standstill(layout)
         self._restoration = Restoration(layout, launchers, self._checkpoints, self._construction, self._teardown)
-        self._observer = Observer(layout, launchers, self._standstill, self._restoration, self._teardown)
+        self._resizing = Resizing(layout, self._checkpoints)
+        self._observer = Observer(
+            layout, launchers, self._standstill, self._restoration, self._resizing, self._teardown
+        )
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.capabilities = self._capabilities(launchers.isolation)
 
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def describe(self) -> EngineDescription:
-        return EngineDescription(self.capabilities, self._launchers.isolation)
+        changeable = changeable_limits(self.capabilities)
+        return EngineDescription(self.capabilities, self._launchers.isolation, changeable_limits=changeable)
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
         return await self._create(sandbox_id, spec, None)
@@ -221,25 +230,23 @@ class LinuxEngine(CheckpointOperations):
             return events
         return dataclasses.replace(events, disk_full=self.layout.layers.is_full(handle.sandbox_id))
 
-    async def set_limits(self, handle: Handle, limits: Limits) -> None:
+    async def set_limits(self, handle: Handle, limits: Limits) -> Handle:
         await self._observer.need_existing(handle.sandbox_id)
         async with self.layout.exclusion.alone(handle.sandbox_id):
-            self._limit(handle, limits)
+            record = self._observer.record(handle.sandbox_id)
+            self._check_changeable(record, limits)
+            if record.asleep:
+                reason = f"sandbox '{record.sandbox_id}' is paused and its memory is on disk, so its limits are fixed"
+                raise SandboxPausedError(reason, hint="Resume it first.")
+            record = self._observer.record(handle.sandbox_id, living=True)
+            return self._handle(await finish(self._resizing.change(record, limits)))
 
-    def _limit(self, handle: Handle, limits: Limits) -> None:
-        record = self._observer.record(handle.sandbox_id, living=True)
-        old = record.spec.limits
-        for name in Limits.model_fields:
-            if getattr(old, name) not in ((None, getattr(limits, name)) if name in LATER else (getattr(limits, name),)):
-                raise UnsupportedError(f"the limit '{name}' of a running sandbox cannot be changed")
+    def _check_changeable(self, record: Record, limits: Limits) -> None:
+        """Raise UnsupportedError for limits that cannot be enforced for this sandbox, or not be changed."""
+        available = self._capabilities(self._launchers.named(record.runtime).isolation)
         spec = record.spec.model_copy(update={"limits": limits})
-        isolation = self._launchers.named(record.runtime).isolation
-        refuse_unsupported(self.name, self._capabilities(isolation), spec, self.unsupported)
-        try:
-            self.layout.group(handle.sandbox_id).limit(CgroupLimits.of(limits.over(record.defaults)))
-            self.layout.records.write(record.model_copy(update={"spec": spec}))
-        except OSError as error:
-            raise EngineError(f"the limits of sandbox '{handle.sandbox_id}' cannot be set: {error}") from error
+        refuse_unchangeable(self.name, changeable_limits(available), limits)
+        refuse_unsupported(self.name, available, spec, self.unsupported)
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         def report(step: Progress) -> None:

@@ -19,7 +19,7 @@ from atoll.engines.enforcement import limit_details
 from atoll.engines.host import exclusion
 from atoll.engines.host.sandbox_record import RECORD_FILE, RecordDirectory, SandboxRecord, is_sandbox_id
 from atoll.errors import EngineError, SpecError
-from atoll.model import EffectiveLimits, SandboxSpec
+from atoll.model import EffectiveLimits, Limits, SandboxSpec
 
 _POSITION = "position"
 _SMALLEST_LAYER_BYTES = 64 << 10
@@ -70,6 +70,9 @@ class Record(SandboxRecord):
     restoring: str | None = None
     """The saved state of a rollback in progress (an empty string stands for an empty layer). It is set until the
     sandbox runs again."""
+
+    limits_before: Limits | None = None
+    """The requested limits before a change that is in progress. None: those of `spec` are in force."""
 
     def limit_details(self) -> dict[str, str]:
         """Return the limits as details of a handle. They are empty for sandboxes that were made before there were

@@ -14,6 +14,7 @@ from atoll.engines.host import exclusion, process_ref
 from atoll.engines.linux.launcher import Launchers
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.linux_record import Record
+from atoll.engines.linux.resizing import Resizing
 from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.teardown import Teardown
@@ -32,12 +33,14 @@ class Observer:
         launchers: Launchers,
         standstill: Standstill,
         restoration: Restoration,
+        resizing: Resizing,
         teardown: Teardown,
     ) -> None:
         self._layout = layout
         self._launchers = launchers
         self._standstill = standstill
         self._restoration = restoration
+        self._resizing = resizing
         self._teardown = teardown
 
     async def observe(self, sandbox_id: str) -> Observation:
@@ -63,6 +66,8 @@ class Observer:
 
     async def _observe_living(self, record: Record) -> Observation:
         sandbox_id = record.sandbox_id
+        if record.limits_before is not None:
+            await self._resizing.completed(record)
         if record.left_s() <= 0:
             with self._layout.exclusion.at_once(sandbox_id) as mine:
                 if mine and (ended := (await self._teardown.expire(record)).ended) is not None:

@@ -17,8 +17,18 @@ from typing import Any, Literal
 
 from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
+from atoll.engines.enforcement import given_limits, refuse_unchangeable
 from atoll.engines.remote.remote_events import RemoteEvents
-from atoll.engines.remote.remote_states import ID_MARK, MARK, RemoteStates, handle_of, id_of, labels_of, listed
+from atoll.engines.remote.remote_states import (
+    ID_MARK,
+    MARK,
+    RemoteStates,
+    effective_details,
+    handle_of,
+    id_of,
+    labels_of,
+    listed,
+)
 from atoll.engines.remote.rest_client import Server
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
@@ -35,6 +45,7 @@ from atoll.model import (
     Capability,
     Cause,
     Handle,
+    Limits,
     ListedSandbox,
     Observation,
     SandboxSpec,
@@ -105,7 +116,10 @@ class RemoteEngine(RemoteStates):
             info = await self._server.call("GET", "/info")
             known = {capability.value: capability for capability in Capability}
             found = frozenset(known[name] for name in info["capabilities"] if name in known)
-            self._description = EngineDescription(found, info.get("isolation"), info.get("version"))
+            changeable = frozenset(map(str, info.get("changeable_limits") or ()))
+            self._description = EngineDescription(
+                found, info.get("isolation"), info.get("version"), changeable_limits=changeable
+            )
         return self._description
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -250,6 +264,25 @@ class RemoteEngine(RemoteStates):
         made = await self._server.call("POST", path, json=body)
         return str(made["host_url"] or made["url"])
 
+    # --- limits ---------------------------------------------------------------------------------------------------
+
+    async def set_limits(self, handle: Handle, limits: Limits) -> Handle:
+        refuse_unchangeable(self.name, (await self.describe()).changeable_limits, limits)
+        scaled = self._scaled(given_limits(limits))
+        path = f"/sandboxes/{await self._remote_id(handle)}/limits"
+        found = await self._server.call("PATCH", path, json=scaled)
+        asked = handle.spec.limits.model_copy(update=given_limits(limits))
+        details = handle.details | effective_details(found)
+        return dataclasses.replace(handle, spec=handle.spec.model_copy(update={"limits": asked}), details=details)
+
+    def _scaled(self, limits: Mapping[str, Any]) -> dict[str, Any]:
+        """Return limits with memory and CPUs multiplied by the resource factor."""
+        factors = {"memory_bytes": self._factor, "cpus": self._factor}
+        return {
+            name: type(value)(value * factors[name]) if name in factors and value is not None else value
+            for name, value in limits.items()
+        }
+
     # --- network --------------------------------------------------------------------------------------------------
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
@@ -275,10 +308,7 @@ class RemoteEngine(RemoteStates):
             patience_s += spec.setup_timeout_s
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
-        for limit in ("memory_bytes", "cpus"):
-            value = settings["limits"][limit]
-            if value is not None:
-                settings["limits"][limit] = type(value)(value * self._factor)
+        settings["limits"] = self._scaled(settings["limits"])
         labels = dict(spec.labels)
         # A manager has names for each of its owners, which mean nothing on another server.
         name = labels.pop(NAME_LABEL, None) if MANAGER_LABEL not in labels else None

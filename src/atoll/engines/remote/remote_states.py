@@ -176,11 +176,15 @@ class RemoteStates(abc.ABC):
 
 def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
     created = datetime.fromisoformat(info["created_at"]).timestamp()
-    details = {"remote_id": str(info["id"])}
-    if info.get("effective_limits") is not None:
-        given = Limits.model_validate(info["effective_limits"])
-        details |= limit_details(EffectiveLimits(given, tuple(map(str, info.get("limits_left_out") or ()))))
-    return Handle("remote", sandbox_id, spec, created, details)
+    return Handle("remote", sandbox_id, spec, created, {"remote_id": str(info["id"]), **effective_details(info)})
+
+
+def effective_details(info: Mapping[str, Any]) -> dict[str, str]:
+    """Return the limits in effect as details of a handle. They are empty for servers without default limits."""
+    if info.get("effective_limits") is None:
+        return {}
+    given = Limits.model_validate(info["effective_limits"])
+    return limit_details(EffectiveLimits(given, tuple(map(str, info.get("limits_left_out") or ()))))
 
 
 def labels_of(info: Mapping[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from atoll.cancellation import ended, finish
 from atoll.engines.contract import NetworkPolicies, Resizable, SetsUp
+from atoll.engines.enforcement import given_limits
 from atoll.errors import (
     ConflictError,
     EngineError,
@@ -26,7 +27,7 @@ from atoll.manager.record import Operation
 from atoll.manager.request import Request
 from atoll.manager.schedule import Schedule
 from atoll.manager.supervisor import MemberFactory
-from atoll.model import Capability, Cause, Handle, State
+from atoll.model import Capability, Cause, Handle, Limits, State
 from atoll.workers import Shares
 
 _ANSWER_S = 30.0
@@ -237,7 +238,10 @@ class Creator:
         wanted = handle.spec
         if wanted.limits != was.limits:
             assert isinstance(engine, Resizable)
-            await context.tasks.bounded(engine.set_limits(handle, wanted.limits), context.rules.inspect_s, "set limits")
+            had = given_limits(was.limits)
+            more = {name: value for name, value in given_limits(wanted.limits).items() if had.get(name) != value}
+            setting = engine.set_limits(handle, Limits.model_validate(more))
+            await context.tasks.bounded(setting, context.rules.inspect_s, "set limits")
         if wanted.network != was.network:
             assert isinstance(engine, NetworkPolicies)
             work = engine.set_network(handle, wanted.network)

@@ -36,6 +36,8 @@ class ServerInfo(BaseModel):
     """The isolation level of a sandbox that requests none. Null for plain processes."""
     capabilities: list[str]
     """The features and limits that the engine supports."""
+    changeable_limits: list[str]
+    """The limits that can be changed while a sandbox runs, by their names in `limits`."""
     user_id: str
     """The user who made the request."""
     scopes: list[str]
@@ -60,6 +62,7 @@ async def info(caller: ReadScope, services: AppServices) -> ServerInfo:
         engine_version=description.version,
         isolation=description.isolation,
         capabilities=sorted(description.capabilities),
+        changeable_limits=sorted(description.changeable_limits),
         user_id=caller.user_id,
         scopes=sorted(caller.scopes),
     )

@@ -21,8 +21,8 @@ Json = dict[str, Any]
 
 
 class Containers:
-    """The containers of a Docker engine. Methods raise EngineError and EngineUnavailableError; `make`, `start` and
-    `switch` raise RefusedError as well."""
+    """The containers of a Docker engine. Methods raise EngineError and EngineUnavailableError; `make`, `start`,
+    `switch` and `update` raise RefusedError as well."""
 
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -36,6 +36,10 @@ class Containers:
     async def switch(self, name: str, verb: str) -> None:
         """Pause or unpause a container. `verb` is `pause` or `unpause`."""
         await self._http.call("POST", f"/containers/{name}/{verb}", timeout_s=SLOW_S)
+
+    async def update(self, name: str, options: Json) -> None:
+        """Change limits of a container: all or none."""
+        await self._http.call("POST", f"/containers/{name}/update", body=options, timeout_s=SLOW_S)
 
     async def inspect(self, name: str) -> Json | None:
         """Return the description of a container; None if there is none."""

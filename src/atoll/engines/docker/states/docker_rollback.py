@@ -46,7 +46,7 @@ class DockerRollback(DockerParts, abc.ABC):
         origin = str(labels.get(ORIGIN) or container["Image"])
         limits = {name: labels[name] for name in (GIVEN, LEFT_OUT) if name in labels}
         more = {ORIGIN: origin, RESTORED: "1", **limits, **maker_label()}
-        body = await self._body(who, handle.spec, image, handle.created_at, more)
+        body = await self._body(who, self._current(handle).spec, image, handle.created_at, more)
         await self._containers.remove(who.container + NEXT)
         try:
             await self._containers.make(who.container + NEXT, body)

@@ -109,7 +109,7 @@ class DockerStates(DockerRollback, abc.ABC):
     ) -> Sequence[Handle]:
         if memory:
             raise no_memory()
-        specs = fork_specs(handle.spec, len(sandbox_ids), labels)
+        specs = fork_specs(self._current(handle).spec, len(sandbox_ids), labels)
         await self._container(handle)
         self._exclusion.refuse_deleted(handle.sandbox_id)
         async with none_if_failed(self.delete) as made, self._kept(handle, checkpoint_id, "fork") as source:
@@ -150,6 +150,11 @@ class DockerStates(DockerRollback, abc.ABC):
                 continue
             await self._containers.remove(str(entry["Id"]))
             removed.append(f"container {str(entry['Id'])[:12]}, which was never started")
+        for sandbox_id in self._limits.ids():
+            # The container is looked up only now, because a change is recorded for one that exists already.
+            who = self._who(sandbox_id)
+            if not self._exclusion.is_busy(sandbox_id) and await self._containers.inspect(who.container) is None:
+                self._limits.forget(sandbox_id)
         for home in self._settings.engine_run_dir("docker").iterdir():
             if self._exclusion.is_being_deleted(home.name) and not self._exclusion.is_busy(home.name):
                 await self.delete(Handle("docker", home.name, SandboxSpec(), 0.0))

@@ -16,12 +16,13 @@ import asyncio
 import errno
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.engines.contract import LimitEvents
-from atoll.engines.host.cgroups.group_limits import CgroupLimits, settings
+from atoll.engines.host.cgroups.group_limits import MEMORY_AND_SWAP, CgroupLimits, changes, settings
 from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.errors import EngineError
 from atoll.model import Stats
@@ -67,12 +68,20 @@ class Group:
         """Set limits. Raises OSError, also for a limit below the current use."""
         if self.hierarchy.mode != "v2" and limits.memory_bytes is not None:
             self._open_swap(limits.memory_bytes)
-        for controller, name, value in settings(self.hierarchy.mode, limits):
+        self._put(settings(self.hierarchy.mode, limits))
+
+    def change(self, before: CgroupLimits, after: CgroupLimits) -> None:
+        """Replace the limits `before`. Raises OSError, on v1 also for memory below the current use; some may have been
+        replaced then, and the opposite change undoes that."""
+        self._put(changes(self.hierarchy.mode, before, after))
+
+    def _put(self, values: Sequence[tuple[str, str, str]]) -> None:
+        for controller, name, value in values:
             found = self.directory(controller)
             if found is None:
                 raise OSError(errno.ENOENT, "no such controller", controller)
             # Swap accounting may be disabled on v1. Then this file does not exist, and the memory limit applies alone.
-            if name == "memory.memsw.limit_in_bytes" and not (found / name).exists():
+            if name == MEMORY_AND_SWAP and not (found / name).exists():
                 continue
             if self.hierarchy.mode == "v2" and not (found / name).exists():
                 self._hand_down()
@@ -80,9 +89,8 @@ class Group:
 
     def _open_swap(self, memory_bytes: int) -> None:
         """Raise the limit of memory and swap first: on v1 it can never be lower than that of memory."""
-        name = "memory.memsw.limit_in_bytes"
-        if (_number(self._read("memory", name)) or memory_bytes) < memory_bytes:
-            self._write("memory", name, str(memory_bytes))
+        if (_number(self._read("memory", MEMORY_AND_SWAP)) or memory_bytes) < memory_bytes:
+            self._write("memory", MEMORY_AND_SWAP, str(memory_bytes))
 
     def _hand_down(self) -> None:
         """Enable the controllers in each group above, as v2 requires. The need for it is discovered when a limit is
@@ -143,6 +151,18 @@ class Group:
             cpu_s=self.cpu_s(),
             pids=_number(self._read("pids", "pids.current")),
         )
+
+    def memory_in_use(self) -> int | None:
+        """Return the memory that the kernel cannot take back: what is in use without copies of files."""
+        used = self.stats().memory_bytes
+        if used is None:
+            return None
+        table = _table(self._read("memory", "memory.stat"))
+        if self.hierarchy.mode == "v2":
+            copies = table.get("file", 0) - table.get("shmem", 0) + table.get("slab_reclaimable", 0)
+        else:
+            copies = table.get("total_cache", 0) - table.get("total_shmem", 0)
+        return max(0, used - max(0, copies))
 
     def cpu_s(self) -> float | None:
         """Return the CPU time in seconds that the group has used since it was created."""
