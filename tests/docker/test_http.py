@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,43 +11,7 @@ from atoll.engines.docker.api import http as http_module
 from atoll.engines.docker.api.endpoint import Endpoint
 from atoll.engines.docker.api.http import Http, RefusedError
 from atoll.errors import EngineUnavailableError
-
-
-@asynccontextmanager
-async def answering(
-    folder: Path, answer: bytes, *, hold: bool = False, before: bytes = b"", until: bytes = b""
-) -> AsyncIterator[Http]:
-    """A server that reads a request, says this, and hangs up unless it is to hold the line. It may say something
-    `before`, and read `until` something comes."""
-    held: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        if until:
-            writer.write(before)
-            await reader.readuntil(until)
-        writer.write(answer)
-        await writer.drain()
-        held.append(writer)
-        if not hold:
-            writer.close()
-
-    path = folder / "sock"
-    server = await asyncio.start_unix_server(serve, path)
-    try:
-        yield Http(Endpoint(path=str(path)))
-    finally:
-        server.close()
-        for writer in held:
-            writer.close()
-        await server.wait_closed()
-
-
-def whole(body: bytes, status: str = "200 OK") -> bytes:
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+from docker.scripted_engine import CHUNKED, CONTINUE, answering, whole
 
 
 async def test_a_body_of_known_length(tmp_path: Path) -> None:
@@ -87,7 +49,6 @@ async def test_a_refusal_carries_its_reason_on_one_line(tmp_path: Path) -> None:
 
 
 REFUSED = whole(b'{"message": "no space left"}', "500 Internal Server Error")
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 async def endless() -> AsyncIterator[bytes]:

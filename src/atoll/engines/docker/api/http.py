@@ -1,4 +1,4 @@
-"""The part of HTTP/1.1 that the Docker API needs, on asyncio's streams.
+"""Requests to a Docker engine, with a deadline for each.
 
 Every request has a connection of its own. On a unix socket that takes a tenth of a millisecond, and in return nothing
 outlives a request: there is no connection pool to close, nothing belongs to an event loop, and no connection is left
@@ -11,12 +11,14 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 from urllib.parse import urlencode
 
+import h11
+
 from atoll.cancellation import ended
 from atoll.engines.docker.api.endpoint import Endpoint
+from atoll.engines.docker.api.exchange import MAX_BODY, MAX_HEAD, BrokenOffError, Exchange
 from atoll.errors import EngineError, EngineUnavailableError
 from atoll.printable import printable
 
@@ -25,11 +27,12 @@ QUICK_S = 5.0
 SLOW_S = 60.0
 _LOOK_S = 1.0
 """How often the Docker engine is pinged while a slow request runs, to find out whether it still works."""
-_MAX_HEAD = 64 << 10
-_MAX_BODY = 64 << 20
 _MAX_MESSAGE = 2000
-_READ = 64 << 10
 _CONTINUE = 100
+_BODILESS = ("GET", "HEAD")
+_CUSTOMARY = {"Host": "docker", "User-Agent": "atoll", "Connection": "close"}
+_EXPECTING = {"Expect": "100-continue"}
+"""Archives are sent after "100 Continue": an engine that refuses closes the connection, and its reason would be lost."""
 
 
 class RefusedError(Exception):
@@ -39,42 +42,6 @@ class RefusedError(Exception):
         super().__init__(f"{message} ({status})")
         self.status = status
         self.message = message
-
-
-class BrokenOffError(Exception):
-    """The Docker engine closed the connection in the middle of its answer. This exception never leaves the package."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    headers: Mapping[str, str]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        if "chunked" in self.headers.get("transfer-encoding", ""):
-            while size := int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
-                if size > _MAX_BODY:
-                    raise BrokenOffError("an absurd chunk")
-                yield (await self.reader.readexactly(size + 2))[:-2]
-        elif length := self.headers.get("content-length"):
-            if int(length) > _MAX_BODY:
-                raise BrokenOffError("an absurd length")
-            yield await self.reader.readexactly(int(length))
-        elif self.status not in (101, 204, 304):
-            while piece := await self.reader.read(_READ):
-                yield piece
-
-    async def body(self) -> bytes:
-        parts, size = [], 0
-        async for piece in self.pieces():
-            size += len(piece)
-            if size > _MAX_BODY:
-                raise BrokenOffError("an absurd length")
-            parts.append(piece)
-        return b"".join(parts)
 
 
 class RequestParts(TypedDict, total=False):
@@ -109,11 +76,14 @@ class Http:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the JSON objects of the answer, one per line, as they arrive."""
         async with self._request(method, path, {"query": query}, headers, timeout_s) as answer:
-            rest = b""
+            rest = bytearray()
             async for piece in answer.pieces():
-                *lines, rest = (rest + piece).split(b"\n")
-                if len(rest) > _MAX_BODY:
-                    raise BrokenOffError("an absurd line")
+                rest += piece
+                if len(rest) > MAX_BODY:
+                    raise BrokenOffError("a line of the answer is too long")
+                if b"\n" not in piece:
+                    continue
+                *lines, rest = rest.split(b"\n")
                 for line in lines:
                     if line.strip() and isinstance(value := _decoded(line), dict):
                         yield value
@@ -131,54 +101,48 @@ class Http:
         self, path: str, query: Mapping[str, str], pieces: AsyncIterator[bytes], timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
         """POST a tar archive piece by piece. Yields the JSON objects of the answer, one per line."""
-        async with self._translated(timeout_s):
-            reader, writer = await self._connect()
-            try:
-                headers = {"Connection": "close", "Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
-                headers |= {"Host": "docker", "Expect": "100-continue"}
-                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-                writer.write(f"POST {path}?{urlencode(query)} HTTP/1.1\r\n{lines}\r\n".encode())
-                answer = await _accepted(reader, writer)
-                if answer.status == _CONTINUE:
-                    answer = await _answer_to(pieces, reader, writer)
-                for line in (await answer.body()).split(b"\n"):
-                    if line.strip() and isinstance(value := _decoded(line), dict):
-                        yield value
-            finally:
-                await close(writer)
+        headers = {"Content-Type": "application/x-tar", "Transfer-Encoding": "chunked", **_EXPECTING}
+        async with self._exchange(timeout_s) as exchange:
+            exchange.ask("POST", _target(path, query), {**_CUSTOMARY, **headers})
+            if await _accepted(exchange, body_follows=True) == _CONTINUE:
+                await _answer_to(pieces, exchange)
+            for line in (await exchange.body()).split(b"\n"):
+                if line.strip() and isinstance(value := _decoded(line), dict):
+                    yield value
 
     async def hijack(self, path: str, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Turn a request into a byte stream in both directions, which the caller closes."""
         async with self._translated(QUICK_S):
-            reader, writer = await self._connect()
+            exchange = await self._connect()
             try:
-                headers = {"Connection": "Upgrade", "Upgrade": "tcp"}
-                writer.write(_encoded("POST", path, {"body": body}, headers))
-                answer = await _head(reader, writer)
-                await _refuse(answer)
+                _ask(exchange, "POST", path, {"body": body}, {"Connection": "Upgrade", "Upgrade": "tcp"})
+                return exchange.upgraded(await _accepted(exchange))
             except BaseException:
-                await close(writer)
+                await exchange.close()
                 raise
-            return reader, writer
 
     @asynccontextmanager
     async def _request(
         self, method: str, path: str, parts: RequestParts, headers: Mapping[str, str], timeout_s: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Exchange]:
+        tar = parts.get("tar")
+        async with self._exchange(timeout_s) as exchange:
+            _ask(exchange, method, path, parts, headers)
+            if await _accepted(exchange, body_follows=tar is not None) == _CONTINUE and tar is not None:
+                await exchange.send(tar)
+                await exchange.finish()
+                await _accepted(exchange)
+            yield exchange
+
+    @asynccontextmanager
+    async def _exchange(self, timeout_s: float) -> AsyncIterator[Exchange]:
         async with self._translated(timeout_s):
             async with asyncio.timeout(QUICK_S):
-                reader, writer = await self._connect()
+                exchange = await self._connect()
             try:
-                writer.write(_encoded(method, path, parts, {"Connection": "close", **headers}))
-                answer = await _head(reader, writer, bodiless=method == "HEAD")
-                if answer.status == _CONTINUE and (tar := parts.get("tar")) is not None:
-                    writer.write(tar)
-                    await writer.drain()
-                    answer = await _head(reader, writer)
-                await _refuse(answer)
-                yield answer
+                yield exchange
             finally:
-                await close(writer)
+                await exchange.close()
 
     @asynccontextmanager
     async def _translated(self, timeout_s: float) -> AsyncIterator[None]:
@@ -205,7 +169,7 @@ class Http:
                 f"there is no Docker engine at {self.endpoint}: {error.strerror or error}",
                 hint="Start it ('systemctl start docker'), or set DOCKER_HOST to where it is.",
             ) from error
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, BrokenOffError, ValueError) as error:
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, BrokenOffError, h11.ProtocolError) as error:
             raise EngineUnavailableError(
                 f"the Docker engine at {self.endpoint} broke off its answer",
                 hint="It may be restarting; try again.",
@@ -223,93 +187,70 @@ class Http:
                     deadline.reschedule(asyncio.get_running_loop().time())
                 return
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self) -> Exchange:
         where = self.endpoint
         if where.path:
-            return await asyncio.open_unix_connection(where.path, limit=_MAX_HEAD)
-        return await asyncio.open_connection(where.host, where.port, ssl=where.tls(), limit=_MAX_HEAD)
+            return Exchange(*await asyncio.open_unix_connection(where.path, limit=MAX_HEAD))
+        return Exchange(*await asyncio.open_connection(where.host, where.port, ssl=where.tls(), limit=MAX_HEAD))
 
 
-async def close(writer: asyncio.StreamWriter) -> None:
-    """Close at once, without waiting for the other side."""
-    writer.transport.abort()
-    with suppress(OSError):
-        await writer.wait_closed()
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
 
 
-def _encoded(method: str, path: str, parts: RequestParts, headers: Mapping[str, str]) -> bytes:
+def _ask(exchange: Exchange, method: str, path: str, parts: RequestParts, headers: Mapping[str, str]) -> None:
     query, body, tar = parts.get("query"), parts.get("body"), parts.get("tar")
-    content = b"" if body is None else json.dumps(body).encode()
-    lines = {"Host": "docker", "User-Agent": "atoll", **headers}
-    if tar is None:
+    lines = {**_CUSTOMARY, **headers}
+    if tar is not None:
+        lines |= {"Content-Type": "application/x-tar", "Content-Length": str(len(tar)), **_EXPECTING}
+        exchange.ask(method, _target(path, query), lines)
+    elif body is not None:
+        content = json.dumps(body).encode()
         lines |= {"Content-Type": "application/json", "Content-Length": str(len(content))}
+        exchange.ask(method, _target(path, query), lines, content)
     else:
-        # The archive is sent after "100 Continue": an engine that refuses closes the connection, and its reason would
-        # be lost.
-        lines |= {"Content-Type": "application/x-tar", "Content-Length": str(len(tar)), "Expect": "100-continue"}
-    target = f"{path}?{urlencode(query)}" if query else path
-    head = f"{method} {target} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return f"{head}\r\n".encode() + content
+        exchange.ask(
+            method, _target(path, query), lines if method in _BODILESS else {**lines, "Content-Length": "0"}, b""
+        )
 
 
-async def _head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, bodiless: bool = False) -> Answer:
-    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    if bodiless:  # the headers of this answer describe the body of a GET
-        lines = []
-    headers = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        headers[name.strip().lower()] = value.strip()
-    version, _, rest = status.partition(" ")
-    if not version.startswith("HTTP/1."):
-        raise BrokenOffError("not HTTP")
-    return Answer(int(rest[:3]), headers, reader, writer)
+async def _accepted(exchange: Exchange, *, body_follows: bool = False) -> int:
+    """Return the status of the answer. Raises RefusedError if it is a refusal."""
+    status = await exchange.status(body_follows=body_follows)
+    if status < 400:
+        return status
+    text = await exchange.body()
+    with suppress(ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        text = str(json.loads(text)["message"]).encode()
+    raise RefusedError(status, printable(text, _MAX_MESSAGE, instead=" ") or "no reason given")
 
 
-async def _accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Answer:
-    answer = await _head(reader, writer)
-    await _refuse(answer)
-    return answer
-
-
-async def _answer_to(
-    pieces: AsyncIterator[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> Answer:
+async def _answer_to(pieces: AsyncIterator[bytes], exchange: Exchange) -> None:
     """Send an archive. An engine that refuses it in the middle answers, and a moment later closes the connection."""
-    sending = asyncio.create_task(_send_all(pieces, writer))
-    answering = asyncio.create_task(_accepted(reader, writer))
+    sending = asyncio.create_task(_send_all(pieces, exchange))
+    answering = asyncio.create_task(_accepted(exchange))
     try:
         await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             await sending
-        return await answering
+        await answering
     finally:
         for task in (sending, answering):
             task.cancel()
             await ended(task)
 
 
-async def _send_all(pieces: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+async def _send_all(pieces: AsyncIterator[bytes], exchange: Exchange) -> None:
     async for piece in pieces:
-        if piece:
-            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-            try:
-                await writer.drain()
-            except OSError:  # the connection is closed, which the reader of the answer notices too
-                return
-    writer.write(b"0\r\n\r\n")
+        try:
+            await exchange.send(piece)
+        except OSError:  # the connection is closed, which the reader of the answer notices too
+            return
+    with suppress(OSError):
+        await exchange.finish()
 
 
-async def _refuse(answer: Answer) -> None:
-    if answer.status < 400:
-        return
-    text = await answer.body()
-    with suppress(ValueError, AttributeError, TypeError):
-        text = str(json.loads(text)["message"]).encode()
-    raise RefusedError(answer.status, printable(text, _MAX_MESSAGE, instead=" ") or "no reason given")
-
-
-def _decoded(text: bytes) -> Any:
+def _decoded(text: bytes | bytearray) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -21,7 +21,8 @@ from atoll import agent_binary, workers
 from atoll.engines.docker import container_state
 from atoll.engines.docker.api import endpoint
 from atoll.engines.docker.api.containers import Containers
-from atoll.engines.docker.api.http import SLOW_S, Http, RefusedError, close
+from atoll.engines.docker.api.exchange import close
+from atoll.engines.docker.api.http import SLOW_S, Http, RefusedError
 from atoll.engines.docker.connect.agent_streams import NotVisibleError, Streams, Target, connect_directly
 from atoll.engines.docker.connect.agent_volume import archive
 from atoll.engines.docker.connect.exec_bridge import ExecBridges

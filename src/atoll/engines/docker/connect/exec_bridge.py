@@ -6,7 +6,8 @@ import asyncio
 import socket
 import struct
 
-from atoll.engines.docker.api.http import SLOW_S, Http, close
+from atoll.engines.docker.api.exchange import close
+from atoll.engines.docker.api.http import SLOW_S, Http
 from atoll.two_way_copy import CopyTasks, SocketEnd, StreamEnd, copy_until_one_ends
 
 _PIECE = 256 << 10
