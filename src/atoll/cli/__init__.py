@@ -18,6 +18,7 @@ from atoll.cli.run import execute, run
 from atoll.cli.sandboxes import create, gc, keep_alive, list_sandboxes, pause, remove, resume
 from atoll.cli.serve import config, serve
 from atoll.cli.shell import shell
+from atoll.cli.traces import traced_command
 from atoll.errors import SandboxError, SetupError
 from atoll.printable import printable_lines
 
@@ -83,7 +84,8 @@ def main() -> None:
 
         app.add_typer(image.app, name="image")
     try:
-        app()
+        with traced_command(sys.argv[1:]):
+            app()
     except SandboxError as error:
         if isinstance(error, SetupError):
             print(printable_lines(error.output), file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
+from atoll.engines.engine_traces import traced_engine
 from atoll.engines.remote.remote_events import RemoteEvents
 from atoll.engines.remote.remote_states import MARK, RemoteStates, handle_of, labels_of
 from atoll.engines.remote.rest_client import Server
@@ -39,6 +40,7 @@ _AT_ONCE = 16
 _UNDO_S = 60.0
 
 
+@traced_engine
 class RemoteEngine(RemoteStates):
     name = "remote"
     sets_up: Literal[True] = True
