@@ -19,14 +19,15 @@ def traced_command(arguments: Sequence[str]) -> Iterator[None]:
     """Run a command in this block, with traces if the standard variables of OpenTelemetry ask for them. A server's
     spans are those of its requests, and there is none around all of them."""
     given = {name: value for name in _VARIABLES if (value := os.environ.get(name))}
-    wanted = any(name.startswith("OTEL_") for name in os.environ)
-    if not wanted and not given:
+    if not given and not any(name.startswith("OTEL_") for name in os.environ):
+        tracing.settle()
         yield
         return
     from atoll.tracing.exporting import exported_traces
 
     command = next((word for word in arguments if not word.startswith("-")), "")
     with exported_traces():
+        tracing.settle()
         if command == _SERVES:
             yield
             return

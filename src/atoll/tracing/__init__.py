@@ -1,6 +1,6 @@
 """Traces: what a request or a call caused, as spans that are nested as the layers are.
 
-While nobody records them, a span costs one function call, and OpenTelemetry is never imported. Spans are recorded after
+While nobody records them, a span costs one function call, and Atoll never imports OpenTelemetry. Spans are recorded after
 `start`, or as soon as the program that uses Atoll has set up OpenTelemetry itself.
 
 A span has only the attributes in `Attributes`: never a command line, a variable, a path, the content of a file, the
@@ -21,7 +21,7 @@ from atoll.tracing.carried import carried
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
 
-__all__ = ["Attributes", "Span", "apart", "carried", "continuing", "headers", "span", "traced", "use", "variables"]
+__all__ = ["Attributes", "Span", "apart", "carried", "continuing", "headers", "settle", "span", "traced", "use", "variables"]
 
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 Kind = Literal["internal", "server", "client"]
@@ -67,6 +67,7 @@ class Span:
 
 _OFF = Span()
 _tracer: Tracer | None = None
+_is_settled = False
 _carried: ContextVar[Mapping[str, str] | None] = ContextVar("atoll_trace_headers", default=None)
 
 
@@ -76,7 +77,7 @@ def span(name: str, kind: Kind = "internal", **attributes: Unpack[Attributes]) -
     An error or a cancellation that leaves the block is recorded by its type and code. A span whose parent has already
     ended, as in a task that outlives its request, begins a trace of its own that links to the parent.
     """
-    if _tracer is None and (_API not in sys.modules or not _find_tracer()):
+    if _tracer is None and not _find_tracer():
         return _OFF
     from atoll.tracing.recording import RecordedSpan
 
@@ -104,6 +105,15 @@ def use(provider: TracerProvider | None) -> None:
     _tracer = None if provider is None else provider.get_tracer("atoll")
 
 
+def settle() -> bool:
+    """Decide now, once and for all, whether spans are recorded, and return that. Later spans need not look for a
+    provider. It is for programs in which nobody else can set one up."""
+    global _is_settled
+    is_recorded = _tracer is not None or _find_tracer()
+    _is_settled = True
+    return is_recorded
+
+
 @contextlib.contextmanager
 def continuing(found: Mapping[str, str]) -> Iterator[None]:
     """Continue the trace of a caller in this block. `found` is what `carried` returned for the caller's headers."""
@@ -112,7 +122,7 @@ def continuing(found: Mapping[str, str]) -> Iterator[None]:
         return
     token = _carried.set(found)
     try:
-        if _tracer is None and (_API not in sys.modules or not _find_tracer()):
+        if _tracer is None and not _find_tracer():
             yield
             return
         from atoll.tracing.recording import attached
@@ -128,7 +138,7 @@ def apart() -> Iterator[None]:
     """In this block there is no current span. It is for creating tasks that serve more than the present caller."""
     token = _carried.set(None)
     try:
-        if _API not in sys.modules:
+        if _tracer is None and not _find_tracer():
             yield
             return
         from atoll.tracing.recording import unattached
@@ -141,7 +151,7 @@ def apart() -> Iterator[None]:
 
 def headers() -> dict[str, str]:
     """Return the HTTP headers with which another program continues the current trace. None if there is no trace."""
-    if _tracer is not None or (_API in sys.modules and _find_tracer()):
+    if _tracer is not None or _find_tracer():
         from atoll.tracing.recording import injected
 
         if found := injected():
@@ -158,6 +168,8 @@ def variables() -> dict[str, str]:
 def _find_tracer() -> bool:
     """Use the tracer provider that the program has set up, if there is one by now."""
     global _tracer
+    if _is_settled or _API not in sys.modules:
+        return False
     from atoll.tracing.recording import tracer_of_program
 
     _tracer = tracer_of_program()

@@ -16,7 +16,7 @@ from atoll import tracing
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-_STOP_S = 3.0
+_STOP_S = 2.0
 """How long the end of the process may take because spans are still to be exported."""
 _GIVE_UP_S = 1.0
 _log = logging.getLogger(__name__)

@@ -33,6 +33,8 @@ _NAMES = {
 _KINDS = {"internal": trace.SpanKind.INTERNAL, "server": trace.SpanKind.SERVER, "client": trace.SpanKind.CLIENT}
 _MAX_VALUE = 256
 _CANCELLED = "cancelled"
+_REFUSED, _FAILED = 400, 500
+"""From which status on a request is an error for its client, and for its server."""
 _PARENTS = TraceContextTextMapPropagator()
 _BAGGAGE = W3CBaggagePropagator()
 
@@ -73,9 +75,9 @@ class RecordedSpan(Span):
 
     def set(self, **attributes: Unpack[Attributes]) -> None:
         self._span.set_attributes(_named(attributes))
-        if self._kind == "server" and attributes.get("status", 0) >= 500:
-            self._span.set_status(trace.StatusCode.ERROR)
-        if self._kind == "client" and attributes.get("status", 0) >= 400:
+        status = attributes.get("status", 0)
+        if status >= (_FAILED if self._kind == "server" else _REFUSED):
+            self._span.set_attribute("error.type", str(status))
             self._span.set_status(trace.StatusCode.ERROR)
 
     def rename(self, name: str) -> None:

@@ -23,8 +23,10 @@ _FAILED, _SWITCHING = 500, 101
 class RequestTraces:
     """A pure ASGI middleware."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        """`prefix` is that of the API, which the paths of its routes do not contain."""
         self._app = app
+        self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -52,13 +54,15 @@ class RequestTraces:
             try:
                 await self._app(scope, receive, watched)
             finally:
-                _describe(current, scope, method, status)
+                _describe(current, scope, method, status, self._prefix)
 
 
-def _describe(current: tracing.Span, scope: Scope, method: str, status: int) -> None:
+def _describe(current: tracing.Span, scope: Scope, method: str, status: int, prefix: str) -> None:
     """Give the span what is known only at the end of the request."""
     current.set(status=status)
     route = getattr(scope.get("route"), "path", None)
+    if route is not None and scope["path"].startswith(f"{prefix}/"):
+        route = prefix + route
     if "atoll.port" in scope or "atoll.runtime" in scope:
         current.rename(f"{method} {_PORT}")
     elif route is not None:
