@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from atoll.cli.listed_command import ListedCommand
+from atoll.cli.traces import traced_command
 from atoll.errors import SandboxError, SetupError
 from atoll.printable import printable_lines
 
@@ -99,7 +100,8 @@ _FAILED = 125
 def main() -> None:
     """Run the command line. An error of Atoll's is a message and exit code 125, never a traceback."""
     try:
-        app()
+        with traced_command(sys.argv[1:]):
+            app()
     except SandboxError as error:
         if isinstance(error, SetupError):
             print(printable_lines(error.output), file=sys.stderr)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from atoll import agent_binary
+from atoll.engines.engine_traces import traced_engine
 from atoll.engines.host.process_ref import ProcessRef, descendants, each_process, kill_all
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
 from atoll.errors import EngineUnavailableError, UnsupportedError
@@ -29,6 +30,7 @@ class UnsafeWarning(UserWarning):
     """A warning that code runs without isolation."""
 
 
+@traced_engine
 class UnsafeEngine(ProcessTreeEngine):
     """Processes in a directory of their own, with a clean environment. Nothing confines them to it."""
 

@@ -17,6 +17,7 @@ from atoll.guest.file_watch import AsyncWatch, FileEvent, FileEventKind
 from atoll.guest.frames import Fields, Op, Tag, decode_text, encode_fields
 from atoll.guest.inbox import Inbox
 from atoll.guest.sandbox_paths import GuestPath, check_path, naming, os_error, text
+from atoll.tracing import span, traced
 
 if TYPE_CHECKING:
     from atoll.guest.guest import Guest
@@ -74,6 +75,7 @@ class Files:
             target=decode_text(fields.bytes(Tag.TARGET, b"")) if kind[0] == LINK else None,
         )
 
+    @traced("agent.list_files")
     async def list(self, path: GuestPath, limit: int = _LIST_LIMIT) -> list[FileInfo]:
         """Return the entries, sorted by name. Each `path` is a name. SandboxResourceError if more than `limit`."""
         found: list[FileInfo] = []
@@ -132,6 +134,7 @@ class Files:
         check_path(target)
         await self._request(Op.SYMLINK, path, (Tag.TARGET, target))
 
+    @traced("agent.read_file")
     async def read(
         self, path: GuestPath, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
     ) -> bytes:
@@ -145,11 +148,15 @@ class Files:
             return b"".join([piece async for piece in pieces])
 
     async def read_stream(self, path: GuestPath, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        pieces = self._read(await self._guest.connection(), path, offset, length, None)
+        with span("agent.read_file"):  # until it begins: a generator must not keep a span while it waits for its caller
+            pieces = self._read(await self._guest.connection(), path, offset, length, None)
+            first = await anext(pieces, b"")
         async with contextlib.aclosing(pieces):
+            yield first
             async for piece in pieces:
                 yield piece
 
+    @traced("agent.write_file")
     async def write(self, path: GuestPath, data: bytes, **options: Unpack[WriteOptions]) -> int:
         """Write a file and return its size. Readers see the old content or the new, unless in place or appended."""
         fields = self._write_fields(path, options)
@@ -158,6 +165,7 @@ class Files:
             return await write_whole(connection, fields, path, data)
         return await write_pieces(connection, fields, path, [data])
 
+    @traced("agent.write_file")
     async def write_stream(
         self, path: GuestPath, pieces: AsyncIterable[bytes] | Iterable[bytes], **options: Unpack[WriteOptions]
     ) -> int:
@@ -189,9 +197,10 @@ class Files:
         self, op: Op, path: GuestPath, *more: tuple[Tag, int | bytes | str], second: GuestPath | None = None
     ) -> Fields:
         fields = self._fields(path, *more)
-        connection = await self._guest.connection()
-        with naming(path, second):
-            return await connection.request(op, fields)
+        with span(f"agent.{op.name.lower()}"):
+            connection = await self._guest.connection()
+            with naming(path, second):
+                return await connection.request(op, fields)
 
     def _read(
         self, connection: Connection, path: GuestPath, offset: int, length: int | None, limit: int | None

@@ -14,6 +14,7 @@ from atoll.guest.files import Files
 from atoll.guest.frames import Op, Tag
 from atoll.guest.port_streams import Ports
 from atoll.guest.processes import Processes
+from atoll.tracing import traced
 
 _LEAST_S = 1.0
 
@@ -128,6 +129,7 @@ class Guest:
         if self._diagnose is not None:
             await self._diagnose()
 
+    @traced("agent.hello")
     async def hello(self) -> Hello:
         fields = await (await self.connection()).request(Op.HELLO)
         return Hello(
@@ -154,6 +156,7 @@ class Guest:
         if self._connection is not None:
             self._connection.close()
 
+    @traced("agent.connect")
     async def _open(self) -> Connection:
         me = asyncio.current_task()
         try:

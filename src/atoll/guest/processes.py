@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from atoll.guest.frames import WINDOW, Fields, Op, Tag, encode_fields
 from atoll.guest.inbox import Inbox
 from atoll.guest.start_request import StartRequest
 from atoll.guest.stream import Stream
+from atoll.tracing import span, traced, variables
 
 if TYPE_CHECKING:
     from atoll.guest.guest import Guest
@@ -74,6 +76,20 @@ class Processes:
 
         If the connection is lost, the process continues; repeating the call with the same id returns its result.
         """
+        with span("agent.exec", command_id=_shown(request)) as current:
+            done = await self._run(_continuing(request), limit_bytes, on_output, stdin)
+            current.set(cause=done.exit.cause)
+            if done.exit.exit_code is not None:
+                current.set(exit_code=done.exit.exit_code)
+            return done
+
+    async def _run(
+        self,
+        request: StartRequest,
+        limit_bytes: int,
+        on_output: Callable[[int, bytes], None] | None,
+        stdin: bytes | None,
+    ) -> CompletedProcess:
         payload = request.encode(stdin=stdin is not None)
         connection = await self._guest.connection()
         collector = Collector(connection.loop, limit_bytes, on_output)
@@ -96,6 +112,10 @@ class Processes:
 
         A program that cannot be executed ends with exit code 127 or 126.
         """
+        with span("agent.start", command_id=_shown(request)):
+            return await self._start(_continuing(request))
+
+    async def _start(self, request: StartRequest) -> FollowedProcess:
         connection = await self._guest.connection()
         process = FollowedProcess.open(connection, Op.START, request.encode(started=True))
         try:
@@ -108,6 +128,7 @@ class Processes:
         process.detached = request.detach
         return process
 
+    @traced("agent.attach")
     async def attach(self, id: bytes, offsets: tuple[int, int, int] = (0, 0, 0)) -> FollowedProcess:
         """Follow a running or ended process from these offsets. FileNotFoundError if there is none."""
         tags = (Tag.OFFSET_1, Tag.OFFSET_2, Tag.OFFSET_3)
@@ -120,6 +141,7 @@ class Processes:
             raise
         return process
 
+    @traced("agent.kill")
     async def kill(self, id: bytes, signal: int = _KILL, spare: bool = False) -> None:
         """Send a signal. Signal 9 kills the whole process tree and waits until it is gone.
 
@@ -165,6 +187,18 @@ def _naming_the_limit() -> Iterator[None]:
             "the sandbox cannot start another process",
             hint="Its limit of processes may be used up: end some, or create it with a higher limit.",
         ) from error
+
+
+def _continuing(request: StartRequest) -> StartRequest:
+    """Return the request with the variables by which the process continues the current trace. Its own have precedence.
+
+    A persistent shell, which has a status channel, outlives the trace and gets none."""
+    found = {} if request.status else variables()
+    return dataclasses.replace(request, env={**found, **request.env}) if found else request
+
+
+def _shown(request: StartRequest) -> str:
+    return request.id.decode(errors="replace")
 
 
 class _NoAnswer:

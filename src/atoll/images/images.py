@@ -22,6 +22,7 @@ from atoll.images.image_store import HOST, Collected, Image, Store
 from atoll.images.maker import ImageMaker
 from atoll.images.recipes import Recipe, Recipes
 from atoll.images.reference import Kind, Reference, parse
+from atoll.tracing import span
 
 T = TypeVar("T")
 _SHORT_S = 60.0
@@ -154,10 +155,12 @@ class Images:
             image = await self._run(lambda _: maker.present(reference, source), kind=workers.ENGINE)
             if image is not None:
                 return image
-        async with self._one_at_a_time(str(reference)):
-            return await self._run(
-                lambda work: maker.make(reference, source, work, refresh=refresh), progress, kind=None
-            )
+        is_pulled = source.kind in (Kind.OCI, Kind.DOCKER)
+        with span("image.pull" if is_pulled else "image.make", image=str(reference) if is_pulled else reference.kind):
+            async with self._one_at_a_time(str(reference)):
+                return await self._run(
+                    lambda work: maker.make(reference, source, work, refresh=refresh), progress, kind=None
+                )
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:

@@ -35,6 +35,7 @@ from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.settings import Settings
+from atoll.tracing import span
 
 _OWN_S = 10.0
 
@@ -207,8 +208,9 @@ class ManagedSandbox(AsyncSandbox):
 
     async def connect_agent(self) -> ByteStream:
         """Open a new stream to the agent, for a client on another machine. Every byte on it counts as a use."""
-        async with self.use():
-            return await self.access.connect()
+        with span("manager.connect_agent", sandbox_id=self.id):
+            async with self.use():
+                return await self.access.connect()
 
     # --- everything that uses it ----------------------------------------------------------------------------------
 

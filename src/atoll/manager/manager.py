@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 
+from atoll import tracing
 from atoll.engines.contract import Engine
 from atoll.errors import ManagerClosedError, SandboxError
 from atoll.guest.guest import Guest
@@ -109,7 +110,8 @@ class SandboxManager(AdjustableRules, Queries):
     def start_cleanup_task(self) -> None:
         """Start to end idle sandboxes. `start` does this too. May be repeated."""
         if self._wiring is not None and self._closing is None and (self._reaping is None or self._reaping.done()):
-            self._reaping = self._wiring.context.tasks.spawn(self._wiring.reaper.run(), "reaper")
+            with tracing.apart():
+                self._reaping = self._wiring.context.tasks.spawn(self._wiring.reaper.run(), "reaper")
 
     async def cleanup(self, *, keep: bool | None = None, timeout: float = 30.0, drain: float = 0.0) -> Shutdown:
         """Shut down: delete every sandbox, or keep all for the next start. Returns what was done and what was not done

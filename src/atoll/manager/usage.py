@@ -20,6 +20,7 @@ from atoll.model import ExecutionResult
 from atoll.sandbox.command import AsyncCommand, Output
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.tracing import span
 from atoll.waiting import EventSignal
 
 P = ParamSpec("P")
@@ -92,10 +93,13 @@ def counted(
     """Wrap a method so that the sandbox is in use while it runs. With `asleep` the method needs nothing inside, so a
     paused sandbox stays paused."""
 
+    title = f"manager.{getattr(method, '__name__', 'call')}"
+
     @functools.wraps(method)
     async def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
-        async with self.use(asleep=asleep):
-            return await method(self, *args, **options)
+        with span(title, sandbox_id=self.id):
+            async with self.use(asleep=asleep):
+                return await method(self, *args, **options)
 
     return call
 

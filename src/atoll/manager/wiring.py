@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from atoll import tracing
 from atoll.engines.contract import Engine, EventSource
 from atoll.manager.capacity import Capacity
 from atoll.manager.context import ManagerContext
@@ -119,14 +120,15 @@ class Wiring:
         except BaseException:
             await self._close()
             raise
-        self.pools.start(self.creator.make_spare)
-        self.commands.go_on()
-        tasks.spawn(RefusalWatcher(context).run(), "refusals")
-        tasks.spawn(self.orphans.run(), "orphans")
-        tasks.spawn(self._balance(), "balance")
-        for engine in context.engines:
-            if isinstance(engine, EventSource):
-                engine.announce(self._happened)
+        with tracing.apart():  # what they do later is not done for whoever uses the manager first
+            self.pools.start(self.creator.make_spare)
+            self.commands.go_on()
+            tasks.spawn(RefusalWatcher(context).run(), "refusals")
+            tasks.spawn(self.orphans.run(), "orphans")
+            tasks.spawn(self._balance(), "balance")
+            for engine in context.engines:
+                if isinstance(engine, EventSource):
+                    engine.announce(self._happened)
 
     def _happened(self, sandbox_id: str) -> None:
         """Look at a sandbox because its engine reports that something happened to it."""

@@ -13,6 +13,7 @@ from atoll.errors import AgentUnreachableError
 from atoll.guest.guest import Guest
 from atoll.guest.processes import Capture, FollowedProcess, ProcessExit
 from atoll.model import Cause, ExecutionResult
+from atoll.tracing import span
 
 DEFAULT_OUTPUT_BYTES = 8 << 20
 OutputName = Literal["stdout", "stderr"]
@@ -142,10 +143,13 @@ class AsyncCommand:
 
     async def wait(self) -> ExecutionResult:
         """Wait for the command to end. The result holds the output that this object has read."""
-        async for _ in self:
-            pass
-        assert self._exit is not None
-        return await execution_result(self._exit, *self._captures)
+        with span("command.wait", command_id=self.id) as current:
+            async for _ in self:
+                pass
+            assert self._exit is not None
+            result = await execution_result(self._exit, *self._captures)
+            current.set(exit_code=result.exit_code, cause=result.cause)
+            return result
 
     async def kill(self, signal: int = 9) -> None:
         """Send a signal. Signal 9 (the default) also kills everything the command started, before `kill` returns."""

@@ -22,6 +22,7 @@ from atoll.sandbox.sandbox_access import SandboxAccess
 from atoll.sandbox.saved_state_methods import UndoHistory
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.tracing import span
 
 _MAX_SHOWN = 500
 """How many characters of the output an error shows."""
@@ -63,7 +64,9 @@ class CommandMethods:
         callback = _text_callback(on_stdout, on_stderr)
         await self._undo.before(self.access, command)
         limit_bytes = max_output_bytes if captures else 0
-        done = await run_to_end(self.access, request, seconds, limit_bytes, stdin=data, on_output=callback)
+        with span("sandbox.exec", sandbox_id=self.access.sandbox_id) as current:
+            done = await run_to_end(self.access, request, seconds, limit_bytes, stdin=data, on_output=callback)
+            current.set(exit_code=done.exit_code, cause=done.cause)
         return done if captures else done.without_output()
 
     async def start(
@@ -88,7 +91,8 @@ class CommandMethods:
         self.access.handle()
         request = start_request(command, id, env=env, cwd=cwd, user=user, stdin=stdin, deadline_s=deadline)
         await self._undo.before(self.access, command)
-        process = await self.access.guest.processes.start(request)
+        with span("sandbox.start", sandbox_id=self.access.sandbox_id, command_id=id):
+            process = await self.access.guest.processes.start(request)
         return self.access.new_command(id, process, max_output_bytes)
 
     async def command(

@@ -28,6 +28,7 @@ from atoll.sandbox.options import spec_of
 from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess, new_sandbox_id
 from atoll.sandbox.saved_state_methods import SavedStateMethods, UndoHistory, id_of
 from atoll.settings import Settings
+from atoll.tracing import traced
 
 DEFAULT_TIMEOUT_S = 300.0
 MAX_LEASE_S = 86400.0
@@ -142,6 +143,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         return self.access.choice.engine_name(self.spec.isolation)
 
     @on_class_too
+    @traced("sandbox.create")
     async def create(self) -> Self:
         """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
         behind.
@@ -192,6 +194,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             choice.release()
         raise SandboxNotFoundError(f"Sandbox {sandbox_id} not found", hint="Sandbox.list() returns those there are.")
 
+    @traced("sandbox.cleanup")
     async def cleanup(self) -> None:
         """Delete the sandbox and everything in it. May be repeated."""
         await self.access.let_go()

@@ -17,6 +17,7 @@ from atoll.errors import SandboxError
 from atoll.server import problems
 from atoll.server.admission import AdmissionEnd
 from atoll.server.middleware.body_limits import BodyLimits
+from atoll.server.middleware.request_traces import RequestTraces
 from atoll.server.middleware.revocation import RevocationWatch
 from atoll.server.middleware.turns import BodyWeight
 from atoll.server.openapi import PREFIX, describe
@@ -69,6 +70,7 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
     app.add_middleware(AdmissionEnd)
     app.add_middleware(RevocationWatch)
     app.add_middleware(RequestCount)
+    app.add_middleware(RequestTraces, prefix=PREFIX)
     return app
 
 
@@ -83,6 +85,8 @@ def bare_app(lifespan: object = None) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,  # type: ignore[arg-type]
         redirect_slashes=False,
+        # FastAPI's own spans and records contain paths and the texts of errors; those of `RequestTraces` do not.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX, responses=problems.RESPONSES)

@@ -25,6 +25,7 @@ from atoll.service.sandbox_lookup import SandboxLookup
 from atoll.service.sandbox_view import IN_PLACE, SPEC_LABEL, SandboxView, refuse_own_labels
 from atoll.service.snapshots import SnapshotService
 from atoll.service.specs import Recipe, SandboxSpecService
+from atoll.tracing import traced
 
 _SPEC_COMMAND = "spec-command"
 """The command id of the command that a spec starts."""
@@ -74,6 +75,7 @@ class SandboxCreation:
         """How many requests were refused because of a quota."""
         return self._reservations.refused
 
+    @traced("service.create_sandbox")
     async def start(
         self, caller: Caller, wanted: SandboxStart, *, key: str | None = None, workload: Workload | None = None
     ) -> SandboxInfo:
@@ -114,6 +116,7 @@ class SandboxCreation:
                 await self._start_command(made[0], command, workload)
             return await self._shown(caller, made[0])
 
+    @traced("service.fork_sandbox")
     async def fork(
         self, caller: Caller, sandbox_id: str, wanted: ForkStart, *, key: str | None = None
     ) -> list[SandboxInfo]:

@@ -29,6 +29,7 @@ from atoll.service.sandbox_view import SandboxView
 from atoll.service.session_keys import SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
+from atoll.tracing import traced
 from atoll.workers import in_portions
 
 
@@ -68,6 +69,7 @@ class SandboxService:
 
     # --- finding --------------------------------------------------------------------------------------------------
 
+    @traced("service.search_sandboxes")
     async def search_sandboxes(
         self,
         caller: Caller,
@@ -113,6 +115,7 @@ class SandboxService:
         """Return sandboxes in the order of the ids; None for those that do not exist."""
         return await asyncio.gather(*(self.get_sandbox(caller, sandbox_id) for sandbox_id in sandbox_ids))
 
+    @traced("service.describe")
     async def describe(self, caller: Caller, sandbox_id: str, *, resources: bool = False) -> SandboxInfo:
         """Return a sandbox. Raises SandboxNotFoundError, or SandboxGoneError with the cause if the sandbox has
         ended."""
@@ -139,6 +142,7 @@ class SandboxService:
 
     # --- living ---------------------------------------------------------------------------------------------------
 
+    @traced("service.pause_sandbox")
     async def pause_sandbox(
         self,
         caller: Caller,
@@ -153,27 +157,32 @@ class SandboxService:
         await self.manager.pause_sandbox(sandbox_id, memory=memory, drop_connections=drop_connections)
         return True
 
+    @traced("service.resume_sandbox")
     async def resume_sandbox(self, caller: Caller, sandbox_id: str) -> bool:
         if await self._lookup.is_gone(caller, sandbox_id):
             return False
         await self.manager.resume_sandbox(sandbox_id)
         return True
 
+    @traced("service.delete_sandbox")
     async def delete_sandbox(self, caller: Caller, sandbox_id: str) -> bool:
         if await self._lookup.is_gone(caller, sandbox_id):
             return False
         return await self.manager.delete_sandbox(sandbox_id)
 
+    @traced("service.extend")
     async def extend(self, caller: Caller, sandbox_id: str, lifetime_s: float) -> SandboxInfo:
         """Set the lifetime in seconds from now, up to what the server allows."""
         await self._lookup.existing(caller, sandbox_id)
         return self.view.info(caller, await self.manager.extend_lifetime(sandbox_id, lifetime_s))
 
+    @traced("service.keep_alive")
     async def keep_alive(self, caller: Caller, sandbox_id: str, seconds: float) -> SandboxInfo:
         """Count the sandbox as in use for this many seconds from now."""
         await self._lookup.existing(caller, sandbox_id)
         return self.view.info(caller, await self.manager.keep_alive(sandbox_id, seconds))
 
+    @traced("service.pause_old_sandboxes")
     async def pause_old_sandboxes(self, caller: Caller, max_num_sandboxes: int) -> list[str]:
         """Pause the oldest running sandboxes until only `max_num_sandboxes` run. Return the ids of those paused."""
         if max_num_sandboxes <= 0:
@@ -188,6 +197,7 @@ class SandboxService:
                 paused.append(record.id)
         return paused
 
+    @traced("service.wait_for_sandbox_running")
     async def wait_for_sandbox_running(self, caller: Caller, sandbox_id: str, timeout: float = 120) -> SandboxInfo:
         """Wait until the sandbox is running. Raises SandboxGoneError if it ends instead, SandboxTimeoutError if it
         takes longer."""
@@ -210,6 +220,7 @@ class SandboxService:
 
     # --- knowing --------------------------------------------------------------------------------------------------
 
+    @traced("service.events")
     async def events(
         self,
         caller: Caller,

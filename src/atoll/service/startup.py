@@ -12,7 +12,7 @@ import json
 import logging
 import time
 
-from atoll import buffers
+from atoll import buffers, tracing
 from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
 from atoll.guest.guest import Guest
 from atoll.guest.port_streams import http_status
@@ -74,7 +74,8 @@ class Startups:
     def begin(self, sandbox_id: str) -> None:
         """Check the sandbox until it answers. May be repeated."""
         if sandbox_id not in self._tasks:
-            task = asyncio.create_task(self._watch(sandbox_id), name=f"health of {sandbox_id}")
+            with tracing.apart():
+                task = asyncio.create_task(self._watch(sandbox_id), name=f"health of {sandbox_id}")
             self._tasks[sandbox_id] = task
             task.add_done_callback(lambda _: self._tasks.pop(sandbox_id, None))
 

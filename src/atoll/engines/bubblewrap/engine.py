@@ -27,6 +27,7 @@ from atoll.engines.bubblewrap.arguments import (
 from atoll.engines.bubblewrap.base_files import DEFAULT_HOSTNAME, HOME, USER, base_files, hosts, sweep
 from atoll.engines.bubblewrap.stopped_processes import StoppedProcesses
 from atoll.engines.bubblewrap.users import Users
+from atoll.engines.engine_traces import traced_engine
 from atoll.engines.host.exclusion import Exclusion
 from atoll.engines.host.process_ref import ProcessRef, each_process
 from atoll.engines.process_tree import Launch, ProcessTreeEngine, Record, clean_environment
@@ -40,6 +41,7 @@ _PAUSE_S, _KEEP_S = 10.0, 1.0
 _TOP_LEVEL = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
+@traced_engine
 class BubblewrapEngine(ProcessTreeEngine):
     """Sandboxes created by bubblewrap. If Atoll runs as root, each runs as a user id of its own on the host too."""
 

@@ -31,6 +31,7 @@ from atoll.engines.docker.states import commits
 from atoll.engines.docker.states.docker_rollback import NEXT, ORIGIN
 from atoll.engines.docker.states.docker_snapshots import snapshot_of
 from atoll.engines.enforcement import limit_details, refuse_unsupported
+from atoll.engines.engine_traces import traced_engine
 from atoll.engines.host.saved_states import none_if_failed
 from atoll.errors import (
     AgentUnreachableError,
@@ -62,6 +63,7 @@ _UNKNOWN = EngineDescription(
 )
 
 
+@traced_engine
 class DockerEngine(DockerLimits):
     """An `Engine`, `Pausable`, `NetworkPolicies`, `Resizable` and `Checkpointing` over the Docker API.
 

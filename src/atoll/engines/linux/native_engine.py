@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from atoll import workers
+from atoll.engines.engine_traces import traced_engine
 from atoll.engines.host import process_ref
 from atoll.engines.host.cgroups.hierarchy import Hierarchy, delegated
 from atoll.engines.linux.engine import LinuxEngine
@@ -20,6 +21,7 @@ from atoll.model.state import Availability
 from atoll.settings import Settings
 
 
+@traced_engine
 class NativeEngine(LinuxEngine):
     """A `LinuxEngine` with one launcher. It shares its snapshots with `oci`, so it exports and imports gVisor's saved
     memory too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+from atoll.engines.engine_traces import traced_engine
 from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.layout import SandboxLayout
@@ -17,6 +18,7 @@ from atoll.model.state import Availability
 from atoll.settings import Settings
 
 
+@traced_engine
 class OciEngine(LinuxEngine):
     """A `LinuxEngine` with a launcher for each runtime.
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from atoll.cancellation import finish
 from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
 from atoll.engines.enforcement import given_limits, refuse_unchangeable
+from atoll.engines.engine_traces import traced_engine
 from atoll.engines.remote.remote_events import RemoteEvents
 from atoll.engines.remote.remote_states import (
     ID_MARK,
@@ -63,6 +64,7 @@ _AT_ONCE = 16
 _UNDO_S = 60.0
 
 
+@traced_engine
 class RemoteEngine(RemoteStates):
     name = "remote"
     sets_up: Literal[True] = True

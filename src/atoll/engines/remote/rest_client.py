@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from atoll import durable, errors, workers
+from atoll import durable, errors, tracing, workers
 from atoll.errors import (
     EngineError,
     EngineUnavailableError,
@@ -101,6 +101,7 @@ class Server:
 
     def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
         self.url = url.rstrip("/")
+        self._place = httpx.URL(self.url).host
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout_s, connect=10.0)
         self._tls: ssl.SSLContext | None = None
@@ -131,7 +132,10 @@ class Server:
         while True:
             try:
                 client = await self._client()
-                answer = await client.request(method, f"{self.url}/api/v1{path}", headers=headers, **options)
+                with tracing.span(method, "client", method=method, server_address=self._place) as current:
+                    told = {**tracing.headers(), **headers}
+                    answer = await client.request(method, f"{self.url}/api/v1{path}", headers=told, **options)
+                    current.set(status=answer.status_code)
             except httpx.ConnectError as error:
                 failure: Exception = EngineUnavailableError(
                     f"the server {self.url} cannot be reached: {error}", hint="Is it running? Check ATOLL_URL."
@@ -157,7 +161,8 @@ class Server:
         """Write the server's answer to a file, atomically."""
         try:
             client = await self._client()
-            async with client.stream("GET", f"{self.url}/api/v1{path}", timeout=timeout_s) as answer:
+            address = f"{self.url}/api/v1{path}"
+            async with client.stream("GET", address, headers=tracing.headers(), timeout=timeout_s) as answer:
                 if not answer.is_success:
                     raise error_of(answer.status_code, await answer.aread())
                 with durable.draft(file) as draft, await workers.run(workers.TRANSFER, draft.open, "xb") as target:

@@ -8,6 +8,7 @@ import socket
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
+from atoll import tracing
 from atoll.engines.remote.rest_client import error_of
 from atoll.errors import AgentUnreachableError
 from atoll.two_way_copy import CopyTasks, SocketEnd, copy_until_one_ends
@@ -31,7 +32,7 @@ class Tunnels:
         try:
             line = await connect(
                 address,
-                additional_headers=self._headers,
+                additional_headers={**self._headers, **tracing.headers()},
                 compression=None,
                 max_size=_MAX_BYTES,
                 open_timeout=_OPEN_S,

@@ -28,6 +28,7 @@ from atoll.manager.request import Request
 from atoll.manager.schedule import Schedule
 from atoll.manager.supervisor import MemberFactory
 from atoll.model import Capability, Cause, Handle, Limits, State
+from atoll.tracing import span, traced
 from atoll.workers import Shares
 
 _ANSWER_S = 30.0
@@ -55,11 +56,13 @@ class Creator:
         """Return the id of a running sandbox for this request. If the last caller that waits for it is cancelled, so is
         the creation."""
         started = self._context.clock.now()
-        await self._check_pausable(request)
-        member = self.existing(request, or_get)
-        if member is None:
-            member = await self._begin(request, or_get)
-        await self.join(member)
+        with span("manager.create_sandbox") as current:
+            await self._check_pausable(request)
+            member = self.existing(request, or_get)
+            if member is None:
+                member = await self._begin(request, or_get)
+            current.set(sandbox_id=member.id, engine=member.record.engine)
+            await self.join(member)
         self._context.metrics.create_s.add(self._context.clock.now() - started)
         return member.id
 
@@ -71,6 +74,7 @@ class Creator:
                 f"engine '{name}' cannot pause idle sandboxes", hint="Leave out on_idle, or use on_idle='end'."
             )
 
+    @traced("manager.make_spare")
     async def make_spare(self, request: Request) -> Member | None:
         """Create a spare for a pool. Returns None when there is no room, or when the spare was deleted to make room."""
         if not self._capacity.is_free() or self._capacity.waiting or self._context.closing:
@@ -184,8 +188,10 @@ class Creator:
                     handle = await self._in_engine(member)
                 await self._set_up(member)  # outside the slot: one user's setup may take long while others wait
                 await self._ready(member, handle)
-            elif member.record.act is Operation.CREATE:  # a spare; without an operation it is ready already
-                await self._adapt(member)
+            else:
+                with span("manager.claim_spare", sandbox_id=member.id):
+                    if member.record.act is Operation.CREATE:  # without an operation it is ready already
+                        await self._adapt(member)
         except BaseException as error:
             await finish(self.undo(member, error))
             if isinstance(error, SandboxError):

@@ -14,6 +14,7 @@ from atoll.manager.record import Operation
 from atoll.manager.schedule import Schedule
 from atoll.manager.tasks import outcome
 from atoll.model import Cause, State
+from atoll.tracing import span
 
 FIRST_RETRY_S = 1.0
 _MAX_RETRY_S = 300.0
@@ -42,6 +43,10 @@ class Deleter:
         return member.deletion
 
     async def _end(self, member: Member, cause: Cause, reason: str) -> None:
+        with span("manager.delete_sandbox", sandbox_id=member.id, cause=cause):
+            await self._end_alone(member, cause, reason)
+
+    async def _end_alone(self, member: Member, cause: Cause, reason: str) -> None:
         try:
             if member.creation is not None:
                 member.creation.task.cancel()

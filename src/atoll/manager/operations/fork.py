@@ -17,6 +17,7 @@ from atoll.manager.record import Operation
 from atoll.manager.request import Request
 from atoll.manager.supervisor import MemberFactory
 from atoll.model import Handle, State
+from atoll.tracing import span
 
 _MEMORY_S = 120.0
 """How much longer a fork may take if it includes memory."""
@@ -41,12 +42,13 @@ class Forker:
         """Return running sandboxes that start from the state of `source`. Names, keys, room and cancelled callers are
         handled as by `Creator.create`."""
         engine = await checkpointing(self._context.engine_of(source))
-        async with source.sandbox.use():
-            if memory:
-                await source.sandbox.let_go_of_all(drop_connections)
-            members = await self._begin(source, engine, requests, checkpoint, memory)
-            for member in members:
-                await self._creator.join(member)
+        with span("manager.fork_sandbox", sandbox_id=source.id, count=len(requests)):
+            async with source.sandbox.use():
+                if memory:
+                    await source.sandbox.let_go_of_all(drop_connections)
+                members = await self._begin(source, engine, requests, checkpoint, memory)
+                for member in members:
+                    await self._creator.join(member)
         return members
 
     async def _begin(

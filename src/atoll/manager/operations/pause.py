@@ -16,6 +16,7 @@ from atoll.manager.members import Member
 from atoll.manager.record import Operation, PausedBy
 from atoll.manager.tasks import outcome
 from atoll.model import Capability, Handle, State
+from atoll.tracing import span
 
 _PAUSE_S = 30.0
 _DISK_S = 180.0
@@ -115,7 +116,9 @@ class Pauser:
 
         async def both() -> None:
             await written
-            await work(member.record.handle())
+            title = "manager.pause_sandbox" if goal is State.PAUSED else "manager.resume_sandbox"
+            with span(title, sandbox_id=member.id):
+                await work(member.record.handle())
 
         try:
             await context.tasks.bounded(both(), seconds, f"bring {member.id} to {goal}")

@@ -26,6 +26,12 @@ def remember(connection: HTTPConnection, caller: Caller) -> None:
     connection.scope[_CALLER] = caller
 
 
+def caller_of(scope: Scope) -> Caller | None:
+    """Return the caller of a request, or None if nobody was identified."""
+    found = scope.get(_CALLER)
+    return found if isinstance(found, Caller) else None
+
+
 class RevocationWatch:
     """A pure ASGI middleware around all requests that have a caller."""
 

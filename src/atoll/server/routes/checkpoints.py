@@ -13,6 +13,7 @@ from atoll.server.connections import large_results
 from atoll.server.connections.streaming import while_connected
 from atoll.server.middleware.auth import AppServices, SandboxReadScope, SandboxUseScope
 from atoll.server.routes.openapi_parts import SandboxId, Success
+from atoll.tracing import span
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["checkpoints"])
 CheckpointId = Annotated[
@@ -104,9 +105,10 @@ async def make(
     too."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     wanted = wanted or CheckpointStart()
-    made = await sandbox.checkpoint(
-        wanted.name, made_by=wanted.made_by, memory=wanted.memory, drop_connections=wanted.drop_connections
-    )
+    with span("service.make_checkpoint", user_id=caller.user_id, sandbox_id=sandbox.id):
+        made = await sandbox.checkpoint(
+            wanted.name, made_by=wanted.made_by, memory=wanted.memory, drop_connections=wanted.drop_connections
+        )
     return CheckpointInfo.of(made)
 
 
@@ -161,7 +163,9 @@ async def rollback(
 ) -> Success:
     """Put the sandbox back into the state of a checkpoint. Its processes end and its files are restored; its id stays
     the same."""
-    await (await services.sandboxes.sandbox(caller, sandbox_id)).rollback(checkpoint_id)
+    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+    with span("service.rollback_sandbox", user_id=caller.user_id, sandbox_id=sandbox.id):
+        await sandbox.rollback(checkpoint_id)
     return Success()
 
 
@@ -174,13 +178,16 @@ async def undo(
 ) -> CheckpointInfo:
     """Put the sandbox back into the state before its last commands. The sandbox must have been made with `undo`."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    return CheckpointInfo.of(await sandbox.undo((wanted or UndoSteps()).steps))
+    with span("service.undo_commands", user_id=caller.user_id, sandbox_id=sandbox.id):
+        return CheckpointInfo.of(await sandbox.undo((wanted or UndoSteps()).steps))
 
 
 @router.post("/restart", operation_id="restart_sandbox", summary="Restart a sandbox")
 async def restart(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId) -> Success:
     """Put the sandbox back into the state it had right after its creation. Its id stays the same."""
-    await (await services.sandboxes.sandbox(caller, sandbox_id)).restart()
+    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+    with span("service.restart_sandbox", user_id=caller.user_id, sandbox_id=sandbox.id):
+        await sandbox.restart()
     return Success()
 
 

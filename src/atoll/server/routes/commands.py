@@ -27,6 +27,7 @@ from atoll.server.routes.command_requests import (
 )
 from atoll.server.routes.command_streams import detached_at_end, follow_output, send_input, start_command
 from atoll.server.routes.openapi_parts import IdempotencyKey, SandboxId, Success, event_stream
+from atoll.tracing import span
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["commands"])
 CommandId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="The id of the command.")]
@@ -52,27 +53,30 @@ async def execute(
 ) -> Response:
     """Run a command and return its result when it has ended. If the client disconnects, the command is killed, unless
     the request has an idempotency key."""
-    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    data = wanted.input()
-    if key is not None and data is None:
-        kept = wanted.max_output_bytes if wanted.capture_output else 0
-        command = await start_command(services, sandbox, wanted, key=key, max_output_bytes=kept)
-        async with detached_at_end(command):
-            done = await while_connected(request, command.wait())
-            return large_results.execution(done if wanted.capture_output else done.without_output(), wanted.encoding)
-    result = await while_connected(
-        request,
-        sandbox.exec(
-            wanted.command,
-            timeout=wanted.timeout_s or services.settings.timeout,
-            env=wanted.env,
-            cwd=wanted.cwd,
-            user=wanted.user,
-            stdin=data,
-            max_output_bytes=wanted.max_output_bytes,
-            capture_output=wanted.capture_output,
-        ),
-    )
+    with span("service.exec", user_id=caller.user_id) as current:
+        sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+        current.set(sandbox_id=sandbox.id)
+        data = wanted.input()
+        if key is not None and data is None:
+            kept = wanted.max_output_bytes if wanted.capture_output else 0
+            command = await start_command(services, sandbox, wanted, key=key, max_output_bytes=kept)
+            async with detached_at_end(command):
+                done = await while_connected(request, command.wait())
+                result = done if wanted.capture_output else done.without_output()
+        else:
+            result = await while_connected(
+                request,
+                sandbox.exec(
+                    wanted.command,
+                    timeout=wanted.timeout_s or services.settings.timeout,
+                    env=wanted.env,
+                    cwd=wanted.cwd,
+                    user=wanted.user,
+                    stdin=data,
+                    max_output_bytes=wanted.max_output_bytes,
+                    capture_output=wanted.capture_output,
+                ),
+            )
     return large_results.execution(result, wanted.encoding)
 
 
@@ -87,8 +91,10 @@ async def execute_streaming(
     caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: StartRequest, request: Request
 ) -> EventStream:
     """Run a command and send its output as it is written. If the client disconnects, the command is killed."""
-    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    command = await start_command(services, sandbox, wanted, max_output_bytes=0)  # all of it is sent, nothing kept
+    with span("service.exec", user_id=caller.user_id) as current:
+        sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+        current.set(sandbox_id=sandbox.id)
+        command = await start_command(services, sandbox, wanted, max_output_bytes=0)  # all of it is sent, nothing kept
 
     async def end() -> None:
         if not command.ended:
@@ -102,11 +108,13 @@ async def run_command(
     caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: ShellRequest, request: Request
 ) -> Response:
     """Run a command line in a persistent shell, which keeps its directory, variables and functions between commands."""
-    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    seconds = wanted.timeout_s or services.settings.timeout
-    return large_results.execution(
-        await while_connected(request, sandbox.shell(wanted.shell).run(wanted.command, seconds)), "utf-8"
-    )
+    with span("service.run_command", user_id=caller.user_id) as current:
+        sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+        current.set(sandbox_id=sandbox.id)
+        seconds = wanted.timeout_s or services.settings.timeout
+        result = await while_connected(request, sandbox.shell(wanted.shell).run(wanted.command, seconds))
+        current.set(exit_code=result.exit_code, cause=result.cause)
+    return large_results.execution(result, "utf-8")
 
 
 @router.post("/commands", operation_id="start_command", summary="Start a background command", status_code=201)
@@ -118,8 +126,11 @@ async def start(
     key: IdempotencyKey = None,
 ) -> CommandInfo:
     """Start a command in the background and return its id. Without a timeout it may run as long as the sandbox."""
-    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    command = await start_command(services, sandbox, wanted, key=key, background=True, max_output_bytes=0)
+    with span("service.start_command", user_id=caller.user_id) as current:
+        sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+        current.set(sandbox_id=sandbox.id)
+        command = await start_command(services, sandbox, wanted, key=key, background=True, max_output_bytes=0)
+        current.set(command_id=command.id)
     await command.detach()
     return CommandInfo(id=command.id, pid=command.pid)
 

@@ -19,6 +19,7 @@ from atoll.server.middleware.auth import AppServices, SandboxReadScope, SandboxU
 from atoll.server.routes.openapi_parts import BINARY, BINARY_BODY, SandboxId, Success, event_stream
 from atoll.server.services import Services
 from atoll.server.tree_transfers import pack, unpack
+from atoll.tracing import span
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/files", tags=["files"])
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -102,18 +103,20 @@ async def read(
     caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, path: FilePath, request: Request
 ) -> Response:
     """Return the content of a file, or a part of it with a header such as `Range: bytes=0-99`."""
-    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    info = await sandbox.stat(path)
-    if info.kind == "directory":
-        raise IsADirectoryError(21, "Is a directory", path)
-    start, stop, partial = _range(request.headers.get("range"), info.size)
-    pieces = sandbox.read_stream(path, offset=start, length=stop - start if partial else None)
+    with span("service.read_file", user_id=caller.user_id) as current:
+        sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+        current.set(sandbox_id=sandbox.id)
+        info = await sandbox.stat(path)
+        if info.kind == "directory":
+            raise IsADirectoryError(21, "Is a directory", path)
+        start, stop, partial = _range(request.headers.get("range"), info.size)
+        pieces = sandbox.read_stream(path, offset=start, length=stop - start if partial else None)
+        # The first piece is read before the answer begins, so that a file that cannot be read is an error and not an
+        # empty answer. A file may grow or shrink while it is read, so its length is sent only for a part.
+        first = await anext(pieces, b"")
     headers = {"Accept-Ranges": "bytes", "ETag": f'"{info.mtime_s:.9f}-{info.size}"'}
     if partial:
         headers |= {"Content-Range": f"bytes {start}-{stop - 1}/{info.size}", "Content-Length": str(stop - start)}
-    # The first piece is read before the answer begins, so that a file that cannot be read is an error and not an empty
-    # answer. A file may grow or shrink while it is read, so its length is sent only for a part.
-    first = await anext(pieces, b"")
     assert isinstance(pieces, AsyncGenerator)
     content = _content(services, first, pieces)
     return Download(content, 206 if partial else 200, headers=headers, media_type="application/octet-stream")
@@ -130,9 +133,11 @@ async def write(
 ) -> FileEntry:
     """Write the body of the request to a file and create missing parent directories. Readers see either the old or the
     new content, and an interrupted upload changes nothing."""
-    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    await sandbox.write_stream(path, _body(request), mode=int(mode, 8) if mode is not None else None)
-    return _entry(await sandbox.stat(path))
+    with span("service.write_file", user_id=caller.user_id) as current:
+        sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+        current.set(sandbox_id=sandbox.id)
+        await sandbox.write_stream(path, _body(request), mode=int(mode, 8) if mode is not None else None)
+        return _entry(await sandbox.stat(path))
 
 
 @router.post("/append", operation_id="append_file", summary="Append to a file", openapi_extra=BINARY_BODY)

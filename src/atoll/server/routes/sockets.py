@@ -20,6 +20,7 @@ from atoll.server.connections.bounded_protocol import GONE
 from atoll.server.middleware.auth import admit, services_of, subprotocol
 from atoll.server.problems import respond
 from atoll.service import Scope
+from atoll.tracing import span
 from atoll.two_way_copy import SocketEnd, copy_until_one_ends
 
 T = TypeVar("T")
@@ -88,8 +89,10 @@ async def _serve(
         return
     with contextlib.suppress(WebSocketDisconnect):
         try:
-            sandbox = await services_of(websocket).sandboxes.sandbox(caller, sandbox_id)
-            opened = await open(sandbox)
+            with span("service.open_stream", user_id=caller.user_id) as current:
+                sandbox = await services_of(websocket).sandboxes.sandbox(caller, sandbox_id)
+                current.set(sandbox_id=sandbox.id)
+                opened = await open(sandbox)
         except (SandboxError, OSError, ValueError) as error:
             await websocket.send_denial_response(respond(error))
             return
