@@ -32,6 +32,7 @@ from atoll.errors import (
 )
 from atoll.guest.sandbox_paths import PartialCopyError
 from atoll.manager import ConflictError, LimitReachedError, ManagerClosedError, StateError
+from atoll.server.logs import request_context
 from atoll.service import (
     ForbiddenError,
     KeyNotFoundError,
@@ -134,6 +135,8 @@ class Problem(BaseModel):
     """Why the sandbox ended."""
     output: str | None = None
     """The end of the output of the setup command that failed."""
+    request_id: str | None = None
+    """The id of the request, by which the server's log can be searched."""
     errors: list[dict[str, Any]] | None = None
     """Each invalid part of the request: where it is, and what is wrong with it."""
 
@@ -148,9 +151,8 @@ class Refusal(HTTPException):
 
 def problem(status: int, code: str, detail: str, **more: object) -> Problem:
     title = _TITLES.get(status, "Error")
-    return Problem.model_validate(
-        {"type": f"urn:atoll:{code}", "title": title, "status": status, "code": code, "detail": detail, **more}
-    )
+    said = {"type": f"urn:atoll:{code}", "title": title, "status": status, "code": code, "detail": detail}
+    return Problem.model_validate({**said, "request_id": request_context.request_id(), **more})
 
 
 def of(error: BaseException) -> Problem:
