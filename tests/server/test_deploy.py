@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.server.settings import PREFIX, ServerSettings
+from atoll.server.setting_sources import PREFIX
+from atoll.server.settings import ServerSettings
 from needs import needs
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -119,7 +119,7 @@ def test_slow_clients_are_given_up(session_folder: Path, server: RunningServer) 
 def open_streams(admin: httpx.Client, kind: str) -> int:
     for line in admin.get("/metrics").text.splitlines():
         if line.startswith(f'atoll_open_streams{{kind="{kind}"}}'):
-            return int(line.rpartition(" ")[2])
+            return int(float(line.rpartition(" ")[2]))
     return 0
 
 

@@ -143,7 +143,7 @@ async def test_the_sdk_leaves_setup_to_the_server(server: RunningServer, ann: Pe
 
 
 def refusals(metrics: str) -> int:
-    found = re.search(r"^atoll_quota_refusals_total (\d+)$", metrics, re.MULTILINE)
+    found = re.search(r"^atoll_quota_refusals_total (\d+)\.0$", metrics, re.MULTILINE)
     assert found is not None
     return int(found[1])
 

@@ -34,8 +34,10 @@ class Holding:
 
     def now(self) -> dict[str, int]:
         text = self._admin.get("/metrics").text
-        found = {name: int(value) for name, value in re.findall(r"^(atoll_tasks|process_open_fds) (\d+)$", text, re.M)}
-        found |= {kind: int(n) for kind, n in re.findall(r'^atoll_open_streams\{kind="(\w+)"\} (\d+)$', text, re.M)}
+        found = {
+            name: int(value) for name, value in re.findall(r"^(atoll_tasks|process_open_fds) (\d+)\.0$", text, re.M)
+        }
+        found |= {kind: int(n) for kind, n in re.findall(r'^atoll_open_streams\{kind="(\w+)"\} (\d+)\.0$', text, re.M)}
         count = "pgrep -f '[s]leep 314|[y]es 314' | wc -l"
         ran = self._admin.post(f"{self._sandbox}/exec", json={"command": count}).json()
         found["processes"] = int(ran["stdout"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli.target import JsonOption, print_json, show
 from atoll.errors import EngineUnavailableError, SandboxError
+
+if TYPE_CHECKING:
+    from atoll.server.settings import ServerSettings
 
 
 def serve(
@@ -20,39 +24,53 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="A TOML file; see `atoll config`.")] = None,
 ) -> None:
     """Serve sandboxes over HTTP until SIGTERM. State is kept in ATOLL_STATE_DIR."""
-    from atoll.server.settings import ServerSettings
-
-    settings = ServerSettings.load(file=config, host=host, port=port, engine=engine)
+    settings = _settings(config, host=host, port=port, engine=engine)
     with _listen(settings.host, settings.port) as sock:
         try:
             from atoll.server.serve import serve as run
         except ImportError as error:
-            raise EngineUnavailableError(
-                f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
-            ) from error
+            raise _missing(error) from error
         run(settings, sock, _ready)
 
 
-def config(as_json: JsonOption = False) -> None:
-    """Show every setting of `atoll serve`: its value here, and how to set it."""
-    try:
-        from atoll.server.settings import PREFIX, ServerSettings
-    except ImportError as error:
-        raise EngineUnavailableError(
-            f"the server needs more packages: {error}", hint="pip install 'atoll[server]'"
-        ) from error
-    settings = ServerSettings.load()
+def config(
+    as_json: JsonOption = False,
+    file: Annotated[Path | None, typer.Option("--config", help="The TOML file to read.")] = None,
+) -> None:
+    """Show every setting of `atoll serve`: its value here, where the value comes from, and how to set it."""
+    settings = _settings(file)
+    for warning in settings.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     values = json.loads(settings.model_dump_json())
     if as_json:
         print_json(values)
         return
     show(
         [
-            {"setting": name, "value": values[name], "variable": PREFIX + name.upper(), "meaning": field.description}
-            for name, field in ServerSettings.model_fields.items()
+            {
+                "setting": name,
+                "value": values[name],
+                "from": "environment" if settings.origin(name) == variable else settings.origin(name),
+                "variable": variable,
+                "meaning": field.description,
+            }
+            for name, field in type(settings).model_fields.items()
+            if (variable := f"ATOLL_{name.upper()}")
         ],
         False,
     )
+
+
+def _settings(file: Path | None, **given: Any) -> ServerSettings:
+    try:
+        from atoll.server.settings import ServerSettings
+    except ImportError as error:
+        raise _missing(error) from error
+    return ServerSettings.load(file=file, **given)
+
+
+def _missing(error: ImportError) -> EngineUnavailableError:
+    return EngineUnavailableError(f"the server needs more packages: {error}", hint="pip install 'atoll[server]'")
 
 
 def _ready(url: str, first_key: str | None) -> None:

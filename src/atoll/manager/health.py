@@ -45,7 +45,12 @@ class Health:
         try:
             await self._believe(member, seen)
         except SandboxError as error:
-            _log.warning("the new state of sandbox %s could not be recorded: %s", member.id, error)
+            _log.warning(
+                "the new state of sandbox %s could not be recorded: %s",
+                member.id,
+                error,
+                extra={"sandbox_id": member.id},
+            )
 
     async def _believe(self, member: Member, seen: Observation) -> None:
         transitions, before = self._context.transitions, member.record.state

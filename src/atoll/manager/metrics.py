@@ -1,11 +1,24 @@
-"""Counters and latencies of a manager, and their text for Prometheus."""
+"""Counters and latencies of a manager, and the metric families of Prometheus that they become."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 _BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_POOL_GAUGES = {"ready": "Spares that can be claimed.", "target": "Spares that the pool keeps ready."}
+_POOL_COUNTERS = {
+    "hits": "Sandboxes that were claimed from the pool.",
+    "misses": "Sandboxes that were created because the pool had no spare.",
+    "discarded": "Spares that were deleted unused.",
+    "refills": "Spares that were created.",
+    "failures": "Spares that could not be created.",
+}
 
 
 class Histogram:
@@ -17,12 +30,13 @@ class Histogram:
     def add(self, seconds: float) -> None:
         self.count += 1
         self.sum_s += seconds
-        self._buckets[next((n for n, bound in enumerate(_BOUNDS_S) if seconds <= bound), len(_BOUNDS_S))] += 1
+        self._buckets[bisect_left(_BOUNDS_S, seconds)] += 1
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
         """Yield the upper bound of each bucket in Prometheus notation, and how many values were at most that."""
         total = 0
-        for bound, count in zip((*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf"), self._buckets, strict=True):
+        bounds = (*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf")
+        for bound, count in zip(bounds, list(self._buckets), strict=True):
             total += count
             yield bound, total
 
@@ -44,42 +58,72 @@ class Metrics:
         `owner` for the maximum of one owner."""
 
 
-Sample = tuple[Mapping[str, str], float]
-
-
-def exposition(
+def families(
     states: Mapping[str, int],
-    gauges: Mapping[str, float],
+    gauges: Mapping[str, tuple[str, float]],
     pools: Mapping[str, Mapping[str, int | float]],
     metrics: Metrics,
-) -> str:
+) -> Iterator[Metric]:
+    """Yield the metric families. May be called from any thread: what changes meanwhile is copied first."""
+    yield gauge("atoll_sandboxes", "Sandboxes by state.", states, "state")
+    for name, (meaning, value) in gauges.items():
+        yield gauge(f"atoll_{name}", meaning, {"": value})
+    yield counter("atoll_sandbox_deaths", "Sandboxes that ended, by cause.", metrics.deaths, "cause")
+    refused = "Sandboxes that were not created or resumed because a limit was reached."
+    yield counter("atoll_limit_refusals", refused, metrics.refusals, "limit")
+    yield counter("atoll_failures", "Failures of an engine or the journal.", metrics.failures, "operation")
+    for figure, meaning in _POOL_GAUGES.items():
+        yield gauge(f"atoll_pool_{figure}", meaning, {pool: of[figure] for pool, of in pools.items()}, "pool")
+    for figure, meaning in _POOL_COUNTERS.items():
+        yield counter(f"atoll_pool_{figure}", meaning, {pool: of[figure] for pool, of in pools.items()}, "pool")
+    yield histogram("atoll_create_seconds", "How long the creation of a sandbox took.", {(): metrics.create_s})
+    yield histogram("atoll_exec_seconds", "How long commands took.", {(): metrics.exec_s})
+
+
+def gauge(name: str, meaning: str, values: Mapping[str, float], label: str | None = None) -> Metric:
+    """Return a gauge with one value for each value of the label, or with one value and no label."""
+    from prometheus_client.metrics_core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(name, meaning, labels=[label] if label else [])
+    for text, value in dict(values).items():
+        family.add_metric([text] if label else [], value)
+    return family
+
+
+def counter(name: str, meaning: str, values: Mapping[str, float], label: str | None = None) -> Metric:
+    """Return a counter in the same way. Its samples are named `NAME_total`."""
+    from prometheus_client.metrics_core import CounterMetricFamily
+
+    family = CounterMetricFamily(name, meaning, labels=[label] if label else [])
+    for text, value in dict(values).items():
+        family.add_metric([text] if label else [], value)
+    return family
+
+
+def histogram(
+    name: str, meaning: str, values: Mapping[tuple[str, ...], Histogram], labels: Iterable[str] = ()
+) -> Metric:
+    """Return a histogram with one series for each combination of labels."""
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(name, meaning, labels=list(labels))
+    for texts, found in dict(values).items():
+        family.add_metric(list(texts), buckets=list(found.cumulative()), sum_value=found.sum_s)
+    return family
+
+
+class Collected:
+    """Metric families as something that Prometheus's client can write."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def exposition(families: Iterable[Metric]) -> str:
     """Return the metrics in the text format of Prometheus."""
-    lines: list[str] = []
+    from prometheus_client.exposition import generate_latest
 
-    def add(name: str, kind: str, samples: Iterable[Sample], of: str | None = None) -> None:
-        if of is None:
-            lines.append(f"# TYPE atoll_{name} {kind}")
-        for labels, value in samples:
-            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-            lines.append(f"atoll_{name}{{{inside}}} {value:g}" if inside else f"atoll_{name} {value:g}")
-
-    add("sandboxes", "gauge", [({"state": state}, count) for state, count in states.items()])
-    for name, value in gauges.items():
-        add(name, "gauge", [({}, value)])
-    add("sandbox_deaths_total", "counter", [({"cause": cause}, count) for cause, count in metrics.deaths.items()])
-    add("limit_refusals_total", "counter", [({"limit": what}, count) for what, count in metrics.refusals.items()])
-    add("failures_total", "counter", [({"operation": what}, count) for what, count in metrics.failures.items()])
-    for figure in ("ready", "target"):
-        add(f"pool_{figure}", "gauge", [({"pool": name}, pool[figure]) for name, pool in pools.items()])
-    for figure in ("hits", "misses", "discarded", "refills", "failures"):
-        add(f"pool_{figure}_total", "counter", [({"pool": name}, pool[figure]) for name, pool in pools.items()])
-    for name, histogram in (("create_seconds", metrics.create_s), ("exec_seconds", metrics.exec_s)):
-        add(f"{name}", "histogram", [])
-        add(f"{name}_bucket", "", [({"le": bound}, count) for bound, count in histogram.cumulative()], of=name)
-        add(f"{name}_sum", "", [({}, histogram.sum_s)], of=name)
-        add(f"{name}_count", "", [({}, histogram.count)], of=name)
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return generate_latest(Collected(families)).decode()

@@ -297,7 +297,7 @@ class Pools:
             pool.tidy()
 
     def figures(self) -> dict[str, dict[str, int | float]]:
-        return {key: pool.figures() for key, pool in self._pools.items()}
+        return {key: pool.figures() for key, pool in list(self._pools.items())}
 
     def on_event(self, event: Event) -> None:
         if event.after is State.MISSING:

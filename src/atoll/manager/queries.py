@@ -7,7 +7,8 @@ import asyncio
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import ImageSource, LimitDefaults, OnImageProgress, OwnDefaultImage, checkpointing
@@ -15,10 +16,13 @@ from atoll.errors import ImageError, ImageNotFoundError, SandboxError, SandboxNo
 from atoll.manager.context import ManagerContext
 from atoll.manager.journal_tables import Search
 from atoll.manager.members import Member
-from atoll.manager.metrics import exposition
+from atoll.manager.metrics import exposition, families
 from atoll.manager.record import Event, Record
 from atoll.manager.wiring import Wiring
 from atoll.model import Limits, SandboxSpec, State, Stats
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 _LOOK_EVERY_S = 0.25
 _MAX_ENDED = 1_000
@@ -183,15 +187,24 @@ class Queries(abc.ABC):
 
     def metrics(self) -> str:
         """Return figures about all sandboxes as text for Prometheus."""
+        return exposition(self.metric_families()) if self._wiring is not None else ""
+
+    def metric_families(self) -> list[Metric]:
+        """Return the same figures as metric families of prometheus-client, for a registry of your own. May be called
+        from any thread."""
         if self._wiring is None:
-            return ""
+            return []
         context = self._wiring.context
+        members = list(context.members)
         gauges = {
-            "sandboxes_max": context.rules.max_sandboxes,
-            "active_operations": sum(member.usage.active for member in context.members),
-            "sandboxes_not_deleted": sum(member.waits_for_deletion for member in context.members),
+            "sandboxes_max": ("The most sandboxes that may exist.", context.rules.max_sandboxes),
+            "active_operations": ("Operations in progress.", sum(member.usage.active for member in members)),
+            "sandboxes_not_deleted": (
+                "Sandboxes that could not be deleted so far.",
+                sum(member.waits_for_deletion for member in members),
+            ),
         }
-        return exposition(_states(context), gauges, self._wiring.pools.figures(), context.metrics)
+        return list(families(_states(members), gauges, self._wiring.pools.figures(), context.metrics))
 
     def _figures(self) -> dict[str, object]:
         if self._wiring is None:
@@ -200,7 +213,7 @@ class Queries(abc.ABC):
         return {
             "total_sandboxes": sum(1 for member in context.members if not member.waits_in_pool),
             "active_operations": sum(member.usage.active for member in context.members),
-            "states": _states(context),
+            "states": _states(context.members),
             "engine": context.engine.name,
             "pools": self._wiring.pools.figures(),
             "create_seconds": context.metrics.create_s.as_dict(),
@@ -254,6 +267,6 @@ class Queries(abc.ABC):
             raise ImageNotFoundError(f"engine '{source.name}' cannot fetch images in advance")
 
 
-def _states(context: ManagerContext) -> dict[str, int]:
-    count = Counter(member.record.state for member in context.members if not member.waits_in_pool)
+def _states(members: Iterable[Member]) -> dict[str, int]:
+    count = Counter(member.record.state for member in members if not member.waits_in_pool)
     return {state.value: count.get(state, 0) for state in State if state is not State.MISSING}

@@ -178,13 +178,15 @@ class Reaper:
                 await self._pauser.pause(member, disk=True, by=PausedBy.IDLE)
                 return
             except SandboxError as error:
-                _log.info("sandbox %s is paused in memory, not to disk: %s", member.id, error)
+                _log.info(
+                    "sandbox %s is paused in memory, not to disk: %s", member.id, error, extra={"sandbox_id": member.id}
+                )
         try:
             if member.usable and self._schedule.is_idle(member):
                 await self._pauser.begin(member, PausedBy.IDLE)
         except SandboxError as error:
             self._context.metrics.failures["pause"] += 1
-            _log.warning("sandbox %s could not be paused: %s", member.id, error)
+            _log.warning("sandbox %s could not be paused: %s", member.id, error, extra={"sandbox_id": member.id})
             member.usage.touch()  # so it is tried again after another timeout
 
     async def _consider_asleep(self, member: Member) -> None:
@@ -197,7 +199,7 @@ class Reaper:
             try:
                 await self._pauser.move_to_disk(member)
             except SandboxError as error:
-                _log.info("sandbox %s stays paused in memory: %s", member.id, error)
+                _log.info("sandbox %s stays paused in memory: %s", member.id, error, extra={"sandbox_id": member.id})
 
     async def _is_silent(self, member: Member) -> bool:
         """Whether nothing goes on inside. Unless nothing runs at all, this takes two checks."""

@@ -105,7 +105,7 @@ class Recovery:
             try:
                 self._context.engines.get(record.engine)
             except EngineNotFoundError as error:
-                _log.warning("sandbox %s is left alone: %s", record.id, error)
+                _log.warning("sandbox %s is left alone: %s", record.id, error, extra={"sandbox_id": record.id})
             else:
                 yield record
 
@@ -141,7 +141,7 @@ class Recovery:
             try:
                 await self._decide(member, handle)
             except SandboxError as error:
-                _log.warning("sandbox %s could not be recovered: %s", member.id, error)
+                _log.warning("sandbox %s could not be recovered: %s", member.id, error, extra={"sandbox_id": member.id})
                 self._report.failed.append(member.id)
 
     async def _decide(self, member: Member, handle: Handle | None) -> None:

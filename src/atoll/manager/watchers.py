@@ -72,7 +72,9 @@ class CommandWatcher:
             await self._context.transitions.correct(member, {"command_end": end})
             await self._context.transitions.note(member, end.cause, reason)
         except SandboxError as error:
-            _log.warning("cannot record that %s in sandbox %s: %s", reason, member.id, error)
+            _log.warning(
+                "cannot record that %s in sandbox %s: %s", reason, member.id, error, extra={"sandbox_id": member.id}
+            )
 
     async def _ask(self, member: Member) -> CommandEnd | None:
         """Return how the command ended, or None if it still runs or its state is unknown."""
@@ -123,7 +125,12 @@ class RefusalWatcher:
                 try:
                     await self._look(member, began)
                 except (SandboxError, OSError) as error:
-                    _log.debug("the refusals of sandbox %s cannot be read: %s", member.id, error)
+                    _log.debug(
+                        "the refusals of sandbox %s cannot be read: %s",
+                        member.id,
+                        error,
+                        extra={"sandbox_id": member.id},
+                    )
 
     def _is_watched(self, member: Member) -> bool:
         engine = self._context.engine_of(member)

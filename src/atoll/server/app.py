@@ -16,23 +16,30 @@ from starlette.responses import Response
 from atoll.errors import SandboxError
 from atoll.server import problems
 from atoll.server.admission import AdmissionEnd
+from atoll.server.logs.log import Log
 from atoll.server.middleware.body_limits import BodyLimits
+from atoll.server.middleware.request_record import RequestRecord
 from atoll.server.middleware.request_traces import RequestTraces
 from atoll.server.middleware.revocation import RevocationWatch
 from atoll.server.middleware.turns import BodyWeight
 from atoll.server.openapi import PREFIX, describe
 from atoll.server.ports.by_host import PortsByHost
 from atoll.server.ports.by_path import PortsByPath
-from atoll.server.request_metrics import RequestCount
 from atoll.server.routes import ROUTERS, runtime
 from atoll.server.services import services
 from atoll.server.settings import ServerSettings
 from atoll.settings import Settings
 
 
-def make_app(settings: ServerSettings, installation: Settings | None = None, *, listens_on: str = "") -> FastAPI:
+def make_app(
+    settings: ServerSettings,
+    installation: Settings | None = None,
+    *,
+    listens_on: str = "",
+    log: Log | None = None,
+) -> FastAPI:
     """Return the application, which opens everything when it starts and closes it when it ends. If it cannot start,
-    `app.state.failure` is the error."""
+    `app.state.failure` is the error. With a log, it writes a line about each request."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -42,6 +49,8 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
             except SandboxError as error:
                 app.state.failure = error
                 raise
+            if log is not None:
+                made.metrics.lines_dropped = lambda: log.writer.dropped
             app.state.services = made
             await run_in_threadpool(bool)  # imports what streaming needs now, not in the middle of a request
             yield
@@ -53,8 +62,15 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "X-Session-API-Key", "Range"],
-            expose_headers=["Content-Range", "ETag", "Retry-After"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "X-Session-API-Key",
+                "X-Request-ID",
+                "Range",
+            ],
+            expose_headers=["Content-Range", "ETag", "Retry-After", "X-Request-ID"],
         )
     app.add_middleware(
         BodyLimits,
@@ -69,7 +85,8 @@ def make_app(settings: ServerSettings, installation: Settings | None = None, *, 
     app.add_middleware(BodyWeight)
     app.add_middleware(AdmissionEnd)
     app.add_middleware(RevocationWatch)
-    app.add_middleware(RequestCount)
+    app.add_middleware(RequestRecord, log=log.requests if log is not None else None)
+    # Around the record, so that a line of the log has the trace of its request.
     app.add_middleware(RequestTraces, prefix=PREFIX)
     return app
 

@@ -45,6 +45,7 @@ from atoll.errors import (
     WebhookNotFoundError,
 )
 from atoll.guest.sandbox_paths import PartialCopyError
+from atoll.server.logs import request_context
 from atoll.service.failures import without_paths
 
 _log = logging.getLogger(__name__)
@@ -136,6 +137,8 @@ class Problem(BaseModel):
     """Why the sandbox ended."""
     output: str | None = None
     """The end of the output of the setup command that failed."""
+    request_id: str | None = None
+    """The id of the request, by which the server's log can be searched."""
     errors: list[dict[str, Any]] | None = None
     """Each invalid part of the request: where it is, and what is wrong with it."""
 
@@ -150,9 +153,8 @@ class Refusal(HTTPException):
 
 def problem(status: int, code: str, detail: str, **more: object) -> Problem:
     title = _TITLES.get(status, "Error")
-    return Problem.model_validate(
-        {"type": f"urn:atoll:{code}", "title": title, "status": status, "code": code, "detail": detail, **more}
-    )
+    said = {"type": f"urn:atoll:{code}", "title": title, "status": status, "code": code, "detail": detail}
+    return Problem.model_validate({**said, "request_id": request_context.request_id(), **more})
 
 
 def of(error: BaseException) -> Problem:

@@ -1,28 +1,43 @@
-"""Metrics of the server itself: requests by route and status; open streams, tasks and files."""
+"""What the server counts about requests, and all its metrics as text for Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from atoll.manager.metrics import Histogram, counter, gauge, histogram
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_LABELS = ("method", "route")
 
 
 class RequestMetrics:
+    """Counts requests by the template of their route, never by a path that a client made up."""
+
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         """Number of requests by method, path of the route, and status."""
-        self.seconds: Counter[str] = Counter()
+        self.durations: dict[tuple[str, ...], Histogram] = {}
+        """How long they took, by method and path of the route."""
         self.streams: Counter[str] = Counter()
         """Number of open streams, by kind."""
+        self.lines_dropped: Callable[[], int] = lambda: 0
+        """Number of lines that the log could not take."""
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        method = method if method in _METHODS else "other"
         self.requests[method, route, status] += 1
-        self.seconds[route] += seconds  # type: ignore[assignment]
+        durations = self.durations.get((method, route))
+        if durations is None:
+            durations = self.durations[method, route] = Histogram()
+        durations.add(seconds)
 
     @contextmanager
     def stream(self, kind: str) -> Iterator[None]:
@@ -32,47 +47,62 @@ class RequestMetrics:
         finally:
             self.streams[kind] -= 1
 
-    def exposition(self) -> str:
-        """Return the metrics in the text format of Prometheus. Paths are templates of routes, so their number is
-        bounded."""
-        lines = ["# TYPE atoll_http_requests_total counter"]
-        for (method, route, status), count in sorted(self.requests.items()):
-            lines.append(f'atoll_http_requests_total{{method="{method}",route="{route}",status="{status}"}} {count}')
-        lines.append("# TYPE atoll_http_request_seconds_total counter")
-        for route, seconds in sorted(self.seconds.items()):
-            lines.append(f'atoll_http_request_seconds_total{{route="{route}"}} {seconds:.6f}')
-        lines.append("# TYPE atoll_open_streams gauge")
-        for kind, count in sorted(self.streams.items()):
-            lines.append(f'atoll_open_streams{{kind="{kind}"}} {count}')
-        lines += ["# TYPE atoll_tasks gauge", f"atoll_tasks {len(asyncio.all_tasks())}"]
-        lines += ["# TYPE process_open_fds gauge", f"process_open_fds {len(os.listdir('/proc/self/fd'))}"]
-        return "\n".join(lines) + "\n"
+    def metric_families(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily
+
+        requests = CounterMetricFamily("atoll_http_requests", "Requests.", labels=[*_LABELS, "status"])
+        for (method, route, status), count in sorted(dict(self.requests).items()):
+            requests.add_metric([method, route, str(status)], count)
+        yield requests
+        durations = dict(self.durations)
+        seconds: Counter[str] = Counter()
+        for (*_, route), found in durations.items():
+            seconds[route] += found.sum_s  # type: ignore[assignment]
+        yield counter("atoll_http_request_seconds", "How long all requests took together.", seconds, "route")
+        meaning = "How long requests took, streams included."
+        yield histogram("atoll_http_request_duration_seconds", meaning, durations, _LABELS)
+        yield gauge("atoll_open_streams", "Open streams by kind.", self.streams, "kind")
+        yield counter("atoll_log_lines_dropped", "Lines that the log could not take.", {"": self.lines_dropped()})
 
 
-class RequestCount:
-    """A pure ASGI middleware that counts requests by the template of their route, never by a path that a client made
-    up."""
+class Exposition:
+    """Writes the metrics of one application, whose registry is its own. A thread of its own writes them, one scrape
+    after another, so that the event loop goes on meanwhile."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, *sources: Callable[[], Iterable[Metric]]) -> None:
+        self._sources = sources
+        self._registry: CollectorRegistry | None = None
+        self._thread = ThreadPoolExecutor(1, "atoll-metrics")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 500
+    async def write(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics and their media type: OpenMetrics for clients that ask for it."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._write, accept, loop)
 
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
+    def _write(self, accept: str, loop: asyncio.AbstractEventLoop) -> tuple[bytes, str]:
+        from prometheus_client.exposition import choose_encoder
 
-        try:
-            await self._app(scope, receive, watched)
-        finally:
-            route = scope.get("route")
-            made = getattr(scope["app"].state, "services", None)
-            if made is not None:
-                path = getattr(route, "path", "none")
-                made.metrics.count(scope["method"], path, status, time.perf_counter() - started)
+        if self._registry is None:
+            self._registry = self._made(loop)
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
+
+    def _made(self, loop: asyncio.AbstractEventLoop) -> CollectorRegistry:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+
+        registry = CollectorRegistry()
+        for source in self._sources:
+            registry.register(_Collector(source))
+        registry.register(
+            _Collector(lambda: [gauge("atoll_tasks", "Tasks of the event loop.", {"": len(asyncio.all_tasks(loop))})])
+        )
+        ProcessCollector(registry=registry)
+        return registry
+
+
+class _Collector:
+    def __init__(self, source: Callable[[], Iterable[Metric]]) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        return self._source()

@@ -17,9 +17,11 @@ from atoll import workers
 from atoll.errors import SandboxError
 from atoll.server.app import make_app
 from atoll.server.connections.bounded_protocol import BoundedProtocol, BoundedSocket
+from atoll.server.logs.log import Log, open_log
 from atoll.server.middleware.turns import take_turns
 from atoll.server.settings import ServerSettings
 
+_log = logging.getLogger(__name__)
 _MAX_MESSAGE_BYTES = 4 << 20
 _SWITCH_S = 0.001
 """A thread that computes lets the event loop continue after this time."""
@@ -30,10 +32,19 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
 
     `sock` listens already. `on_ready` gets the URL and, on the first run, the administrator's key.
     """
+    with open_log(settings.log_level, settings.log_format) as log:
+        for warning in settings.warnings:
+            _log.warning(warning)
+        _serve(settings, sock, on_ready, log)
+
+
+def _serve(
+    settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str, str | None], None], log: Log
+) -> None:
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{port}"
-    app = make_app(settings, listens_on=url)
+    app = make_app(settings, listens_on=url, log=log)
     config = _Config(
         app,
         http=BoundedProtocol,
@@ -41,7 +52,8 @@ def serve(settings: ServerSettings, sock: socket.socket, on_ready: Callable[[str
         ws_max_size=_MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         lifespan="on",
-        log_level="warning",
+        log_config=None,
+        log_level="warning",  # below that, headers are logged
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing depends on the address that a client claims to have

@@ -18,7 +18,7 @@ from atoll.images.access import Access, parse_places
 from atoll.manager import Retention, SandboxManager
 from atoll.sandbox.command import AsyncCommand
 from atoll.server.admission import Admissions, RateLimiter
-from atoll.server.request_metrics import RequestMetrics
+from atoll.server.request_metrics import Exposition, RequestMetrics
 from atoll.server.settings import ServerSettings
 from atoll.server.tree_transfers import Transfers
 from atoll.server.webhooks.delivery import Webhooks
@@ -54,7 +54,8 @@ class Services:
     webhooks: Webhooks
     admissions: Admissions
     transfers: Transfers
-    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    metrics: RequestMetrics
+    exposition: Exposition
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
     """Commands whose output a client reads right now, by sandbox and id. Input for them goes over the same stream."""
     port_sockets: dict[str, int] = field(default_factory=dict)
@@ -137,6 +138,7 @@ async def services(
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
+        metrics = RequestMetrics()
         made = Services(
             settings,
             engine,
@@ -152,6 +154,8 @@ async def services(
             webhooks,
             admissions,
             transfers,
+            metrics,
+            Exposition(manager.metric_families, sandboxes.metric_families, metrics.metric_families),
         )
         made.first_key = await users.first_run()
         try:

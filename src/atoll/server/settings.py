@@ -1,30 +1,29 @@
-"""The settings of a server, from a TOML file and from the environment, which takes precedence."""
+"""The settings of a server: arguments, before variables of the environment, before a TOML file, before defaults."""
 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
 from atoll.model import Limits, Size
 from atoll.resources import Resources
+from atoll.server.setting_sources import PREFIX, ServerTable, Variables, unknown_variables, variable_of
 from atoll.service.exposed_ports import check_pattern
 from atoll.settings import Settings
 
-PREFIX = "ATOLL_"
 
-
-class ServerSettings(BaseModel):
+class ServerSettings(BaseSettings):
     """The settings of a server. Each can be given as `name = value` in the table `[server]`, or as ATOLL_NAME in the
     environment."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX, case_sensitive=True)
 
     host: str = Field("127.0.0.1", description="The address to listen on.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8420, description="The port to listen on; 0: any that is free.")
@@ -147,6 +146,12 @@ class ServerSettings(BaseModel):
     drain_s: Annotated[float, Field(ge=0)] = Field(
         10, description="Seconds that requests in progress have after SIGTERM."
     )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least important lines that the log has; info: one line for each request."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="Lines of JSON, or text for people; auto: text if the log goes to a terminal."
+    )
     jwt_algorithm: Literal["HS256", "RS256", "ES256"] = Field(
         "HS256", description="The algorithm that tokens must be signed with."
     )
@@ -156,29 +161,54 @@ class ServerSettings(BaseModel):
     jwt_jwks_url: str | None = Field(None, description="With RS256 or ES256: where the provider lists its keys.")
     cors_origins: list[str] = Field([], description="Web pages of these origins may use the server.")
 
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _warnings: list[str] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Settings made by hand have the values that they are given and defaults. Only `load` looks anywhere else."""
+        return (init_settings,)
+
     @classmethod
     def load(
         cls, environ: Mapping[str, str] | None = None, *, file: Path | None = None, **given: object
     ) -> ServerSettings:
         """Load the settings. The file is ATOLL_CONFIG, or /etc/atoll/server.toml if there is one. Raises SpecError."""
         environ = os.environ if environ is None else environ
-        values = _from_file(file or _customary(environ))
-        for name in cls.model_fields:
-            text = environ.get(PREFIX + name.upper())
-            if text:
-                is_list = name in ("cors_origins", "webhook_hosts", "registries", "shared_registries")
-                values[name] = [part.strip() for part in text.split(",")] if is_list else text
-        values |= {name: value for name, value in given.items() if value is not None}
+        file = file or _customary(environ)
+        table, variables = ServerTable(cls, file)(), Variables(cls, environ)()
+        arguments = {name: value for name, value in given.items() if value is not None}
+        values: dict[str, Any] = table | variables | arguments
         values.setdefault("state_dir", Settings.load(environ).data_dir / "server")
+        origins = dict.fromkeys(table, str(file))
+        origins |= {name: variable_of(name) for name in variables} | dict.fromkeys(arguments, "argument")
         try:
             settings = cls(**values)
         except ValidationError as error:
-            detail = error.errors()[0]
-            where = ".".join(str(part) for part in detail["loc"])
-            raise SpecError(f"Invalid server configuration: {where}: {detail['msg']}") from error
+            raise _invalid(error, origins) from None  # the cause would show the value, which may be secret
         if settings.jwt_algorithm != "HS256" and not (settings.jwt_public_key_file or settings.jwt_jwks_url):
-            raise SpecError(f"{settings.jwt_algorithm} needs jwt_public_key_file or jwt_jwks_url")
+            raise SpecError(
+                f"{settings.jwt_algorithm} needs jwt_public_key_file or jwt_jwks_url",
+                hint=f"Set one of them, or correct {origins['jwt_algorithm']}.",
+            )
+        settings._origins, settings._warnings = origins, unknown_variables(environ, cls.model_fields)
         return settings
+
+    def origin(self, name: str) -> str:
+        """Return where the value of a setting comes from: `default`, `argument`, a variable or a file."""
+        return self._origins.get(name, "default")
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about variables that were probably meant as settings."""
+        return list(self._warnings)
 
     @property
     def runtime_hosts(self) -> bool:
@@ -227,13 +257,12 @@ def _customary(environ: Mapping[str, str]) -> Path | None:
     return usual if usual.exists() else None
 
 
-def _from_file(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        table = tomllib.loads(path.read_text()).get("server", {})
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"cannot read the configuration '{path}': {error}") from error
-    if not isinstance(table, dict):
-        raise SpecError(f"'server' in '{path}' is not a table")
-    return table
+def _invalid(error: ValidationError, origins: Mapping[str, str]) -> SpecError:
+    detail = error.errors(include_url=False, include_input=False)[0]
+    name = str(detail["loc"][0])
+    origin = origins.get(name, "default")
+    if origin in ("argument", "default"):
+        hint = f"Correct the argument for {name}." if origin == "argument" else f"Set {variable_of(name)}."
+    else:
+        hint = f"Correct {origin}." if origin == variable_of(name) else f"Correct {name} in '{origin}'."
+    return SpecError(f"Invalid server configuration: {name}: {detail['msg']}", hint=hint)

@@ -78,7 +78,9 @@ class PortWatch:
                 if not await self._look(sandbox_id):
                     return
         except SandboxError as error:
-            _log.debug("the ports of sandbox %s are not reported: %s", sandbox_id, error)
+            _log.debug(
+                "the ports of sandbox %s are not reported: %s", sandbox_id, error, extra={"sandbox_id": sandbox_id}
+            )
 
     async def _look(self, sandbox_id: str) -> bool:
         """Poll a sandbox. Returns False if there is no sandbox to poll any more."""

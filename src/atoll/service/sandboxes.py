@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from atoll.errors import SandboxError, SandboxGoneError, SandboxTimeoutError
 from atoll.manager import Event, ManagedSandbox, Record, SandboxManager
+from atoll.manager.metrics import counter
 from atoll.model import State
 from atoll.model.state import SandboxStatus
 from atoll.service import exposed_ports, startup
@@ -31,6 +32,9 @@ from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
 from atoll.tracing import traced
 from atoll.workers import in_portions
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 class SandboxService:
@@ -239,9 +243,10 @@ class SandboxService:
         shown = [dataclasses.replace(event, reason=without_paths(event.reason)) for event in found]
         return shown, found[-1].number if found else after
 
-    def metrics(self) -> str:
-        """Return metrics in the text format of Prometheus."""
-        return f"# TYPE atoll_quota_refusals_total counter\natoll_quota_refusals_total {self.creation.quota_refusals}\n"
+    def metric_families(self) -> list[Metric]:
+        """Return the service's own figures as metric families of prometheus-client."""
+        meaning = "Sandboxes that were not created because a quota of their user was reached."
+        return [counter("atoll_quota_refusals", meaning, {"": self.creation.quota_refusals})]
 
     async def get_sandbox_by_session_api_key(self, key: str) -> SandboxInfo:
         """Return the running sandbox of a session key. Raise the same NotAuthenticatedError for any other text."""

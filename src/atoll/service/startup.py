@@ -94,7 +94,12 @@ class Startups:
         try:
             await self._until_healthy(sandbox_id)
         except SandboxError as error:
-            _log.debug("the health of sandbox %s is not checked any more: %s", sandbox_id, error)
+            _log.debug(
+                "the health of sandbox %s is not checked any more: %s",
+                sandbox_id,
+                error,
+                extra={"sandbox_id": sandbox_id},
+            )
 
     async def _until_healthy(self, sandbox_id: str) -> None:
         pause_s, deadline = _FIRST_PAUSE_S, None

@@ -34,11 +34,14 @@ class Database:
             address = make_url(url)
             backend = address.get_backend_name()
         except (ArgumentError, SQLAlchemyError) as error:
-            raise StoreError(f"'{url}' is not a database URL", hint="Write postgresql://USER@HOST/NAME.") from error
+            raise StoreError(
+                "database_url is not a database URL", hint="Write postgresql://USER@HOST/NAME."
+            ) from error  # the URL itself may contain a password
         if backend not in _DRIVERS:
             raise StoreError(f"a database of kind '{backend}' is not supported", hint="Use SQLite or PostgreSQL.")
         self._is_sqlite = backend == "sqlite"
         options: dict[str, Any] = {} if self._is_sqlite else {"pool_size": 5, "max_overflow": 10, "pool_pre_ping": True}
+        options["hide_parameters"] = True  # errors go to the log, and the values may be secret
         self._engine: AsyncEngine = create_async_engine(address.set(drivername=_DRIVERS[backend]), **options)
         if self._is_sqlite:
             event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)

@@ -202,7 +202,9 @@ def _beside_the_rest(sandbox_id: str) -> Iterator[None]:
     try:
         yield
     except (EngineError, OSError) as error:
-        _log.warning("what is left of sandbox %s cannot be removed: %s", sandbox_id, error)
+        _log.warning(
+            "what is left of sandbox %s cannot be removed: %s", sandbox_id, error, extra={"sandbox_id": sandbox_id}
+        )
 
 
 def _remove_tree(path: Path) -> None:

@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
 from atoll.server.admission import admission_of
+from atoll.server.logs import request_context
 from atoll.server.middleware.revocation import remember
 from atoll.server.problems import respond
 from atoll.server.services import Services
@@ -69,6 +70,9 @@ def take_in(connection: HTTPConnection, caller: Caller) -> None:
     services = services_of(connection)
     services.rate.count(caller)
     services.admissions.admit(connection.scope, caller)
+    request_context.know_user(caller.user_id)
+    if caller.sandbox_id is not None:
+        request_context.know_sandbox(caller.sandbox_id)
 
 
 def subprotocol(websocket: WebSocket) -> str | None:

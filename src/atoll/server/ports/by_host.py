@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atoll.errors import SandboxError
+from atoll.server.logs import request_context
 from atoll.server.middleware.auth import allow, identify, services_of, take_in
 from atoll.server.middleware.body_limits import BodyLimits
 from atoll.server.middleware.revocation import remember
@@ -65,6 +66,7 @@ class PortsByHost:
         if found is None or int(found[2]) > 65_535:
             await say(scope, receive, send, 404, "There is nothing at this host")
             return
+        request_context.know_sandbox(found[3])
         scope["atoll.port"] = (SERVICES[found[1]] if found[1] else int(found[2]), found[3], hosts[0])
         await self._ports(scope, receive, send)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
 from atoll.server.middleware.auth import AdminScope, AppServices, ReadScope
 
+_MAX_ACCEPT = 1000
 router = APIRouter(tags=["server"])
 
 
@@ -68,8 +69,15 @@ async def info(caller: ReadScope, services: AppServices) -> ServerInfo:
     )
 
 
-@router.get("/metrics", operation_id="metrics", summary="Get metrics", response_class=PlainTextResponse)
-async def metrics(caller: AdminScope, services: AppServices) -> PlainTextResponse:
-    """Return the metrics of the server in the text format of Prometheus."""
-    text = services.manager.metrics() + services.sandboxes.metrics() + services.metrics.exposition()
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    summary="Get metrics",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
+)
+async def metrics(request: Request, caller: AdminScope, services: AppServices) -> Response:
+    """Return the metrics of the server in the text format of Prometheus, or in OpenMetrics for clients that accept
+    it."""
+    text, media_type = await services.exposition.write(request.headers.get("accept", "")[:_MAX_ACCEPT])
+    return Response(text, media_type=media_type)

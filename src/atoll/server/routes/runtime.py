@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from atoll.server.logs.request_context import know_sandbox
 from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope
 from atoll.service.models.openhands_runtime import RuntimeChoice, RuntimeInfo, RuntimeList, RuntimeStart
 
@@ -18,7 +19,9 @@ RuntimeId = Annotated[str, Path(max_length=128, description="The id of the runti
 async def start(caller: ManageScope, services: AppServices, wanted: RuntimeStart) -> RuntimeInfo:
     """Start the sandbox of a session, or return the one that the same request started before. The answer comes when the
     sandbox runs, or with status `starting` if that takes long."""
-    return await services.runtimes.start(caller, wanted)
+    made = await services.runtimes.start(caller, wanted)
+    know_sandbox(made.runtime_id)
+    return made
 
 
 @router.post("/stop", operation_id="stop_runtime", summary="Delete an OpenHands runtime")

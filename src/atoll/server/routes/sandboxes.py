@@ -12,6 +12,7 @@ from atoll.errors import SandboxNotFoundError
 from atoll.model.state import SandboxStatus
 from atoll.sandbox.sandbox import MAX_LEASE_S
 from atoll.server.connections.streaming import while_connected
+from atoll.server.logs.request_context import know_sandbox
 from atoll.server.middleware.auth import (
     SESSION_HEADER,
     AppServices,
@@ -136,7 +137,9 @@ async def start(
             raise ValueError("sandbox_spec_id differs between the query and the body: send it once")
         wanted = wanted.model_copy(update={"sandbox_spec_id": sandbox_spec_id})
     work = services.sandboxes.creation.start(caller, wanted, key=key)
-    return await (while_connected(request, work) if key is None else work)
+    made = await (while_connected(request, work) if key is None else work)
+    know_sandbox(made.id)
+    return made
 
 
 @router.post("/pause-old", operation_id="pause_old_sandboxes", summary="Pause the oldest sandboxes")

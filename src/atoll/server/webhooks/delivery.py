@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from atoll.errors import SandboxError
 from atoll.manager import Event, LimitReachedError
@@ -112,7 +113,7 @@ class Webhooks:
             status, answer = await self._post(hook, {"type": "ping", "challenge": word})
             good = status == 200 and hmac.compare_digest(str(json.loads(answer)["challenge"]).encode(), word.encode())
         except (NotPostedError, ValueError, KeyError, TypeError, RecursionError) as error:
-            _log.info("the webhook %s cannot be used: %s", hook.url, error)
+            _log.info("the webhook %s cannot be used: %s", _place(hook), error)
             good = False
         if not good:
             raise ValueError(
@@ -136,7 +137,7 @@ class Webhooks:
                     await asyncio.sleep(min(pause_s * (0.5 + random.random()), max(0.0, hook.left_s)))  # noqa: S311
                     pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         except SandboxError as error:
-            _log.warning("the webhook %s ends: %s", hook.url, error)
+            _log.warning("the webhook %s ends: %s", _place(hook), error)
         finally:
             self._all.pop(hook.id, None)
 
@@ -145,7 +146,7 @@ class Webhooks:
         try:
             status, _ = await self._post(hook, {"type": "events", "events": told, "next_after": after})
         except NotPostedError as error:
-            _log.debug("the webhook %s did not accept a message: %s", hook.url, error)
+            _log.debug("the webhook %s did not accept a message: %s", _place(hook), error)
             return False
         return 200 <= status < 300
 
@@ -168,6 +169,12 @@ class Webhooks:
         if hook.task is not None:
             hook.task.cancel()
             await asyncio.gather(hook.task, return_exceptions=True)
+
+
+def _place(hook: Webhook) -> str:
+    """Return the part of the URL that is no secret: a path or a query may be the key to it."""
+    parts = urlsplit(hook.url)
+    return f"{hook.id} at {parts.scheme}://{parts.netloc}"
 
 
 def _words(event: Event) -> dict[str, object]:
