@@ -77,7 +77,10 @@ def spec_of(options: object) -> SandboxSpec:
     if (rule := _rule(undo)) is not None:
         given["undo"] = rule
     if "labels" in given or name is not None:
-        given["labels"] = {**own_labels(given.get("labels", {})), **({NAME_LABEL: checked_name(name)} if name else {})}
+        given["labels"] = {
+            **own_labels(given.get("labels", {})),
+            **({NAME_LABEL: checked_name(name)} if name is not None else {}),
+        }
     return SandboxSpec.described(given)
 
 
