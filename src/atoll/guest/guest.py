@@ -162,7 +162,15 @@ class Guest:
         try:
             if self._connection is not None:
                 self._connection.close()
-            self._connection = await self._greet(await dial(self._connect, self._connect_timeout_s))
+            sock = await dial(self._connect, self._connect_timeout_s)
+            try:
+                self._connection = await self._greet(sock)
+            except AgentUnreachableError as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    raise
+                # It died between accepting the connection and its answer, as during a rollback that another program
+                # began: whoever accepts the next connection is the agent from now on.
+                self._connection = await self._greet(await dial(self._connect, self._connect_timeout_s))
             return self._connection
         finally:
             if self._connecting is me:

@@ -162,3 +162,24 @@ async def test_an_attempt_from_before_a_new_start_fails_nobody_who_waits_for_tha
     await waiting
     assert attempts == 2
     await guest.aclose()
+
+
+async def test_an_agent_that_dies_before_its_first_answer_is_followed_by_the_next(scripted: Scripted) -> None:
+    async def killed(peer: Peer) -> None:
+        await peer.opened(Op.HELLO)
+
+    agent = scripted(killed, hold)
+    guest = Guest(agent.connect)
+    await guest.present(10)
+    assert agent.connections == 2
+    await guest.aclose()
+
+
+async def test_an_agent_that_always_dies_before_its_first_answer_is_unreachable(scripted: Scripted) -> None:
+    async def killed(peer: Peer) -> None:
+        await peer.opened(Op.HELLO)
+
+    agent = scripted(killed, killed)
+    with pytest.raises(AgentUnreachableError, match="lost"):
+        await Guest(agent.connect).present(10)
+    assert agent.connections == 2
