@@ -180,6 +180,6 @@ async def test_an_agent_that_always_dies_before_its_first_answer_is_unreachable(
         await peer.opened(Op.HELLO)
 
     agent = scripted(killed, killed)
-    with pytest.raises(AgentUnreachableError, match="lost"):
+    with pytest.raises(AgentUnreachableError, match="closed the connection"):
         await Guest(agent.connect).present(10)
     assert agent.connections == 2
