@@ -58,6 +58,7 @@ check: setup ## format, lint, types, layers, generated files, docs
 	@$(BIN)/python scripts/generate_exports.py --check
 	@$(BIN)/python scripts/generate_sync.py --check
 	@$(BIN)/python scripts/generate_openapi.py --check
+	@$(BIN)/python scripts/generate_options.py --check
 	@$(BIN)/python scripts/check_docs.py
 
 bench: setup ## measure every promise against its peers; results in benchmarks/results
@@ -71,6 +72,7 @@ generate: setup ## write the generated files again
 	@$(BIN)/python scripts/generate_exports.py
 	@$(BIN)/python scripts/generate_sync.py
 	@$(BIN)/python scripts/generate_openapi.py
+	@$(BIN)/python scripts/generate_options.py
 
 clean: ## remove everything that can be made again
 	rm -rf .venv .venv-3.* .venv-tools src/atoll/bin native/build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

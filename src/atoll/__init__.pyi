@@ -110,7 +110,6 @@ EXPORTS: dict[str, str]
 RETIRED: dict[str, str]
 __all__ = [
     "ALLOW",
-    "SANDBOX_CLIENT",
     "AgentError",
     "AgentUnreachableError",
     "Answer",
@@ -124,8 +123,8 @@ __all__ = [
     "AsyncWatch",
     "BaseSandboxClient",
     "Capability",
-    "Cause",
     "Ceilings",
+    "Cause",
     "Change",
     "ChangeKind",
     "Checkpoint",
@@ -183,6 +182,7 @@ __all__ = [
     "Resources",
     "Retention",
     "Rule",
+    "SANDBOX_CLIENT",
     "Sandbox",
     "SandboxDetails",
     "SandboxError",

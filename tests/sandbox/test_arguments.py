@@ -113,7 +113,8 @@ async def test_it_is_created_only_once(sandbox: AsyncSandbox) -> None:
 
 
 def test_every_error_has_a_code_of_its_own() -> None:
-    errors = [value for value in vars(atoll).values() if isinstance(value, type) and issubclass(value, SandboxError)]
+    public = [getattr(atoll, name) for name in atoll.__all__]
+    errors = [value for value in public if isinstance(value, type) and issubclass(value, SandboxError)]
     assert len(errors) > 20
     assert len({error.code for error in errors}) == len(errors)
     for error in errors:

@@ -63,6 +63,8 @@ def settings(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, An
     plain = renamed(values, {*fields, *_SHORT, *(("task_id",) * has_labels)}, _OTHERS, of=_SANDBOX, others=_KEYWORDS)
     if (task := plain.pop("task_id", None)) is not None:
         plain["labels"] = {**(plain.get("labels") or {}), TASK_LABEL: task_id(task)}
+    if isinstance(volumes := plain.get("volumes"), Mapping):
+        plain["volumes"] = [f"{host}:{path}" for host, path in volumes.items()]
     limits = {name: plain.pop(name) for name in LIMITS if name in plain}
     network = {name: plain.pop(name) for name in _NETWORK if name in plain}
     resources = plain.pop("resources", None)
@@ -116,7 +118,13 @@ def start(values: Mapping[Any, Any], fields: Collection[str], described: Collect
     `lifetime_s`.
     """
     own = {**_OTHERS, "timeout": "lifetime_s", "lifetime": "lifetime_s", "idle_timeout": "idle_timeout_s"}
-    plain = renamed(values, {*fields, *described, *_SHORT}, own, of="a request for a sandbox")
+    plain = renamed(values, {*fields, *described, *_SHORT, "ports"}, own, of="a request for a sandbox")
+    if isinstance(ports := plain.pop("ports", None), Mapping):
+        if plain.get("exposed_ports"):
+            raise SpecError("'ports' and 'exposed_ports' both name ports", hint="Give only one of them.")
+        plain["exposed_ports"] = [{"name": name, "port": port} for name, port in ports.items()]
+    elif ports is not None:
+        raise SpecError(f"ports are an object such as {{'WEB': 8000}}, not {str(ports)[:80]!r}")
     inside = {name: plain.pop(name) for name in list(plain) if name not in fields}
     if inside and plain.get("settings") is not None:
         raise SpecError(

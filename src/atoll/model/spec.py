@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from atoll.errors import SpecError
 from atoll.model import manus_names
@@ -71,6 +71,12 @@ class Volume(BaseModel):
     read_only: bool = False
     """Whether the sandbox may only read it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _written(cls, value: Any) -> Any:
+        """Accept the form of a command line as well."""
+        return cls.parse(value).model_dump() if isinstance(value, str) else value
+
     @classmethod
     def parse(cls, text: str) -> Volume:
         """Parse the form `HOST:PATH[:ro|rw]`, as on a command line. Raises SpecError."""
@@ -121,6 +127,14 @@ class UndoRule(BaseModel):
     """Shell patterns, such as `*rm *`, of the command lines that are worth it. None: all."""
 
 
+def _rule(value: object) -> object:
+    """Return the rule that `true` and `false` stand for."""
+    return (UndoRule() if value else None) if isinstance(value, bool) else value
+
+
+UndoSetting = Annotated[UndoRule | None, BeforeValidator(_rule)]
+
+
 class SandboxSpec(BaseModel):
     """The description of a sandbox to be made. It is immutable. `SandboxSpec.of(...)` raises `SpecError` if invalid."""
 
@@ -134,7 +148,7 @@ class SandboxSpec(BaseModel):
     volumes: tuple[Volume, ...] = ()
     network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
     labels: dict[str, str] = Field(default_factory=dict)
-    undo: UndoRule | None = None
+    undo: UndoSetting = None
     """Whether to make checkpoints before commands, so that `undo` can go back to them."""
     setup: SetupCommands = ()
     """Command lines that are run in order before anybody gets the sandbox."""

@@ -70,12 +70,10 @@ def spec_of(options: object) -> SandboxSpec:
     ports, name, undo = given.pop("ports", None), given.pop("name", None), given.pop("undo", None)
     if ports:
         given["env"] = {**{variable: str(port) for variable, port in ports.items()}, **given.get("env", {})}
-    if "volumes" in given:
-        given["volumes"] = volumes_of(given["volumes"])
     if isinstance(given.get("network"), Mapping):
         given["network"] = dict(given["network"])
-    if (rule := _rule(undo)) is not None:
-        given["undo"] = rule
+    if undo is not None:
+        given["undo"] = _rule(undo)
     if "labels" in given or name is not None:
         given["labels"] = {
             **own_labels(given.get("labels", {})),
@@ -110,8 +108,6 @@ def volumes_of(volumes: Mapping[str, str] | Sequence[str | Volume]) -> tuple[Vol
 
 def _rule(undo: object) -> object:
     """Return what a spec can hold of an undo option. Raises SpecError for a function, which cannot be written down."""
-    if isinstance(undo, bool):
-        return UndoRule() if undo else None
     if isinstance(undo, Undo):
         if undo.risky is not None:
             raise SpecError(

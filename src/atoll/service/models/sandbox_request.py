@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
-from atoll.model import Limits, SandboxSpec, SetupCommands, SetupTime, UndoRule, Volume, manus_names
+from atoll.model import Limits, SandboxSpec, SetupCommands, SetupTime, UndoSetting, Volume, manus_names
 from atoll.model.network_policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 from atoll.model.spelling import before, renamed
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
@@ -53,7 +53,7 @@ class SandboxSettings(BaseModel):
     the server's own network is one."""
     volumes: Annotated[list[Volume], Field(max_length=64)] = []
     """Directories of the server's machine to mount. Only administrators may request them."""
-    undo: UndoRule | None = None
+    undo: UndoSetting = None
     """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
     setup: SetupCommands = ()
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
