@@ -24,7 +24,7 @@ def generate() -> str:
         [HEADER, *imports, "", "EXPORTS: dict[str, str]", "RETIRED: dict[str, str]", f"__all__ = [{names}]"]
     )
     ruff = str(Path(sys.executable).with_name("ruff"))
-    for step in (["check", "--fix", "--select=I"], ["format"]):
+    for step in (["check", "--fix", "--select=I,RUF022"], ["format"]):
         command = [ruff, *step, "--quiet", "--stdin-filename", str(TARGET), "-"]
         text = subprocess.run(command, input=text, text=True, capture_output=True, check=True, cwd=ROOT).stdout
     return text

@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
+from docs import forked_atoll
 from docs.blocks import Block, BlockError, replace
 
 _TIMEOUT_S = 50
@@ -19,8 +21,8 @@ _TIMEOUT_S = 50
 _ATOLL = """\
 #!/bin/sh
 # `atoll shell` needs a terminal: it gets one, whose user types `exit` at once.
-[ "$1" = shell ] || exec "$ATOLL" "$@"
-printf 'exit\\n' | script -qefc "$ATOLL $*" /dev/null
+[ "$1" = shell ] || exec "$PYTHON" -IS "$FORKED" call "$SOCKET" "$@"
+printf 'exit\\n' | script -qefc "$PYTHON -m atoll.cli $*" /dev/null
 """
 _PREAMBLE = """\
 unset BASH_ENV
@@ -29,8 +31,23 @@ set -euxo pipefail
 """
 
 
-def run_shell(block: Block, folder: Path, variables: Mapping[str, str], replaced: Mapping[str, str]) -> None:
-    """Run it with bash in this folder. Every command has to succeed."""
+@contextmanager
+def forking_atoll(socket: Path) -> Iterator[None]:
+    """Let `run_shell` call the `atoll` command, at this path."""
+    command = [sys.executable, "-W", "ignore", forked_atoll.__file__, "serve", str(socket)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+def run_shell(
+    block: Block, folder: Path, variables: Mapping[str, str], replaced: Mapping[str, str], socket: Path
+) -> None:
+    """Run it with bash in this folder. Every command has to succeed. `socket` is that of `forking_atoll`."""
     programs, preamble = folder / ".programs", folder / ".preamble"
     programs.mkdir()
     (programs / "atoll").write_text(_ATOLL)
@@ -38,7 +55,9 @@ def run_shell(block: Block, folder: Path, variables: Mapping[str, str], replaced
     preamble.write_text(_PREAMBLE)
     ours = {
         "PATH": f"{programs}:{os.environ['PATH']}",
-        "ATOLL": str(Path(sys.executable).with_name("atoll")),
+        "PYTHON": sys.executable,
+        "FORKED": forked_atoll.__file__,
+        "SOCKET": str(socket),
         "BASH_ENV": str(preamble),
     }
     # The empty lines make the numbers of lines in messages those of the page.

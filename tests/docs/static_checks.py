@@ -18,6 +18,7 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from atoll.cli.listed_command import ListedCommand
 from docs.blocks import ROOT, Block, parsed
 
 Command = TyperCommand | TyperGroup
@@ -27,14 +28,10 @@ Command = TyperCommand | TyperGroup
 
 @functools.lru_cache
 def program() -> TyperGroup:
-    """The parser of the `atoll` command, with the commands that are added when they are first needed."""
+    """The parser of the `atoll` command."""
     from atoll import cli
-    from atoll.cli import image
 
-    root = cast(TyperGroup, typer.main.get_command(cli.app))
-    if root.get_command(_context(root), "image") is None:
-        root.add_command(typer.main.get_command(image.app), "image")
-    return root
+    return cast(TyperGroup, typer.main.get_command(cli.app))
 
 
 def _context(command: Command) -> typer.Context:
@@ -47,7 +44,7 @@ def command_problem(line: str, *, strict: bool) -> str | None:
     Prose names commands without all of their arguments: then, without `strict`, only the names have to exist.
     """
     words = shlex.split(line.replace("…", "X"), comments=True)[1:]
-    command: Command = program()
+    command: Any = program()
     while isinstance(command, TyperGroup):
         known = _options(command)
         while words and words[0] in known:
@@ -57,7 +54,7 @@ def command_problem(line: str, *, strict: bool) -> str | None:
         found = command.get_command(_context(command), words[0])
         if found is None:
             return f"there is no command '{words[0]}' in '{line}'"
-        command, words = cast(Command, found), words[1:]
+        command, words = found.imported() if isinstance(found, ListedCommand) else found, words[1:]
     if not strict:
         own = words[: words.index("--")] if "--" in words else words
         unknown = [word for word in own if re.match(r"\[?--?[a-z]", word) and not _known(command, word)]

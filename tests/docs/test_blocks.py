@@ -87,12 +87,19 @@ def test_python(block: Block, given: Given, request: pytest.FixtureRequest) -> N
         python_blocks.run(block, given.names, given.replaced)
 
 
+@pytest.fixture(scope="module")
+def socket(settings: Settings, session_folder: Path) -> Iterator[Path]:
+    path = session_folder / "docs" / "atoll.socket"
+    with shell_blocks.forking_atoll(path):
+        yield path
+
+
 @pytest.mark.parametrize("block", run_with("sh"))
-def test_shell(block: Block, given: Given, request: pytest.FixtureRequest) -> None:
+def test_shell(block: Block, given: Given, socket: Path, request: pytest.FixtureRequest) -> None:
     if "ATOLL_URL" in block.text:
         given.replaced |= request.getfixturevalue("of_the_server")
     with prelude(block)(block, given):
-        shell_blocks.run_shell(block, given.folder, given.variables, given.replaced)
+        shell_blocks.run_shell(block, given.folder, given.variables, given.replaced, socket)
 
 
 @pytest.mark.parametrize("block", run_with("http"))
