@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -85,6 +84,9 @@ def read_spec_file(path: Path) -> dict[str, Any]:
             text = file.read(_MAX_SPEC_BYTES + 1)
         if len(text) > _MAX_SPEC_BYTES:
             raise SpecError(f"'{path}' is larger than {_MAX_SPEC_BYTES:,} bytes")
+        if path.suffix == ".toml":
+            import tomllib
+
         found = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, SpecError):

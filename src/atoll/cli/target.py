@@ -10,11 +10,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from atoll.engines import leases, registry
 from atoll.engines.contract import Engine
@@ -24,6 +22,9 @@ from atoll.model.manus_names import TASK_LABEL
 from atoll.printable import printable
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 T = TypeVar("T")
 _LISTED = "`atoll ls` lists them."
@@ -136,6 +137,8 @@ def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
     if not rows:
         print("nothing found", file=sys.stderr)
         return
+    from rich.console import Console  # here, because most commands print no table
+
     table = plain_table(*(column.replace("_", " ") for column in rows[0]))
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
@@ -143,6 +146,8 @@ def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
 
 
 def plain_table(*columns: str) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 2))
     for column in columns:
         table.add_column(column, header_style="bold")
