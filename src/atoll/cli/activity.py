@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.target import JsonOption, SandboxArgument, ask_server, on_sandbox, server_url, show
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 
 def logs(sandbox_id: SandboxArgument) -> None:

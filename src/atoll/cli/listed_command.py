@@ -6,7 +6,6 @@ The modules of all commands together take several times longer to import than an
 
 from __future__ import annotations
 
-import gc
 from importlib import import_module
 from typing import Any
 
@@ -25,11 +24,7 @@ class ListedCommand(TyperCommand):
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Begin the command: everything from here on is done by the one that is imported."""
-        command = self.imported()
-        if not gc.isenabled():  # see `atoll.cli.main`
-            gc.freeze()
-            gc.enable()
-        return command.make_context(*args, **options)
+        return self.imported().make_context(*args, **options)
 
     def imported(self) -> Any:
         """Return the command itself."""

@@ -8,14 +8,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from atoll.cli.network import read_policy
 from atoll.errors import SpecError
-from atoll.model import SandboxSpec
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 EngineOption = Annotated[
     str, typer.Option("--engine", help="The engine that makes the sandbox; `atoll doctor` lists them.")
@@ -79,14 +80,15 @@ def read_spec_file(path: Path) -> dict[str, Any]:
 
     Raises SpecError for a description that is found invalid without an engine.
     """
+    import tomllib
+
+    from atoll.model import SandboxSpec
+
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_SPEC_BYTES + 1)
         if len(text) > _MAX_SPEC_BYTES:
             raise SpecError(f"'{path}' is larger than {_MAX_SPEC_BYTES:,} bytes")
-        if path.suffix == ".toml":
-            import tomllib
-
         found = tomllib.loads(text.decode()) if path.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, SpecError):
@@ -151,6 +153,8 @@ def make_sandbox(
     file: Path | None = None,
     ports: Mapping[str, int] | None = None,
 ) -> AsyncSandbox:
+    from atoll.sandbox.sandbox import AsyncSandbox
+
     full = wanted if isinstance(wanted, FullSandboxOptions) else FullSandboxOptions()
     return AsyncSandbox(
         None if file is None else read_spec_file(file),

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,13 +28,13 @@ from atoll.cli.target import (
     server_url,
     show,
 )
-from atoll.engines import leases, registry
-from atoll.engines.contract import Engine, GarbageCollecting
 from atoll.errors import EngineUnavailableError
-from atoll.model import Handle, manus_names
-from atoll.sandbox.export import Export
-from atoll.sandbox.sandbox import AsyncSandbox
-from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from atoll.engines.contract import Engine
+    from atoll.model import Handle
+    from atoll.sandbox.export import Export
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 
 @with_sandbox_options
@@ -94,6 +94,8 @@ def remove(
     """Delete sandboxes and everything in them. A sandbox whose files cannot be exported is kept."""
     if not sandbox_ids and not all_of_them:
         raise typer.BadParameter("name the sandboxes to delete, or give --all")
+    from atoll.sandbox.export import Export
+
     wanted = None if all_of_them else sandbox_ids
     results = Export(export, source=export_from) if export is not None else None
     asyncio.run(_remove_from_server(wanted, results) if server_url() else _remove(wanted, results))
@@ -131,6 +133,11 @@ def keep_alive(
 
 
 async def _gc() -> None:
+    from atoll.engines import leases, registry
+    from atoll.engines.contract import GarbageCollecting
+    from atoll.images import Images
+    from atoll.settings import Settings
+
     settings = Settings.load()
     removed: list[str] = []
     for name in registry.names():
@@ -138,14 +145,15 @@ async def _gc() -> None:
         if isinstance(engine, GarbageCollecting):
             with suppress(EngineUnavailableError):  # an engine that is unavailable has nothing to remove
                 removed += [f"{name}: {text}" for text in await engine.gc()]
-    from atoll.images import Images
-
     collected = await Images(settings.data_dir).gc()
     removed += [f"image {digest}" for digest in collected.digests]
     print("\n".join(removed) or "nothing to remove")
 
 
 async def _everything() -> list[tuple[Engine, Handle]]:
+    from atoll.engines import leases, registry
+    from atoll.settings import Settings
+
     settings = Settings.load()
     engines = [(await leases.acquire(name, settings)).engine for name in registry.names()]
     found: list[tuple[Engine, Handle]] = []
@@ -196,6 +204,8 @@ async def _remove_from_server(ids: list[str] | None, export: Export | None) -> N
 
 
 async def _remove(ids: list[str] | None, export: Export | None) -> None:
+    from atoll.sandbox.sandbox import AsyncSandbox
+
     found = await _everything()
     if ids is None:
         wanted = {handle.sandbox_id: (engine, handle, handle.sandbox_id) for engine, handle in found}
@@ -209,6 +219,8 @@ async def _remove(ids: list[str] | None, export: Export | None) -> None:
 
 
 async def _export(sandbox: AsyncSandbox, export: Export, id: str) -> None:
+    from atoll.model import manus_names
+
     try:
         # A label may be any text: only a plain name may become part of a path here.
         folder = id if manus_names.is_plain(id) else sandbox.id
