@@ -110,6 +110,7 @@ EXPORTS: dict[str, str]
 RETIRED: dict[str, str]
 __all__ = [
     "ALLOW",
+    "SANDBOX_CLIENT",
     "AgentError",
     "AgentUnreachableError",
     "Answer",
@@ -123,8 +124,8 @@ __all__ = [
     "AsyncWatch",
     "BaseSandboxClient",
     "Capability",
-    "Ceilings",
     "Cause",
+    "Ceilings",
     "Change",
     "ChangeKind",
     "Checkpoint",
@@ -182,7 +183,6 @@ __all__ = [
     "Resources",
     "Retention",
     "Rule",
-    "SANDBOX_CLIENT",
     "Sandbox",
     "SandboxDetails",
     "SandboxError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Annotated, Any
@@ -99,6 +100,9 @@ _FAILED = 125
 
 def main() -> None:
     """Run the command line. An error of Atoll's is a message and exit code 125, never a traceback."""
+    # What is imported stays: looking for garbage among it less often, and not when the interpreter ends, saves a tenth
+    # of the time of a short command.
+    gc.set_threshold(20_000, 5, 2)
     try:
         with traced_command(sys.argv[1:]):
             app()
@@ -114,3 +118,5 @@ def main() -> None:
             raise SystemExit(141) from None
         print(f"atoll: {error}", file=sys.stderr)
         raise SystemExit(_FAILED) from None
+    finally:
+        gc.freeze()

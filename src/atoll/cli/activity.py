@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,9 @@ from atoll.cli.target import (
     size,
 )
 from atoll.printable import printable
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 
 def logs(sandbox_id: SandboxArgument, as_json: JsonOption = False) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from atoll.cli.target import age, on_sandbox, plain_table, size
-from atoll.model.checkpoint import Checkpoint
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.model.checkpoint import Checkpoint
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 SandboxArgument = Annotated[
     str, typer.Argument(metavar="SANDBOX", help="The id, name or task of the sandbox; `atoll ls` lists them.")
@@ -119,6 +120,8 @@ def fork(
 
 
 def _show(found: list[Checkpoint]) -> None:
+    from rich.console import Console
+
     table = plain_table("id", "name", "size", "age", "made by")
     children: dict[str | None, list[Checkpoint]] = {}
     known = {each.id for each in found}

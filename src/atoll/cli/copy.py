@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.target import on_sandbox
 from atoll.errors import SpecError
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 
 def copy(

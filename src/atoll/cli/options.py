@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from atoll.cli.network import read_policy
 from atoll.cli.ports import named_ports
 from atoll.errors import SpecError
-from atoll.sandbox.options import spec_of
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 _MAX_SPEC_BYTES = 1 << 20
 _DEFAULT = "`atoll doctor` shows the default."
@@ -152,6 +152,10 @@ def read_spec_file(path: Path) -> dict[str, Any]:
 
     Raises SpecError for a description that is found invalid without an engine.
     """
+    import tomllib
+
+    from atoll.sandbox.options import spec_of
+
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_SPEC_BYTES + 1)
@@ -195,6 +199,8 @@ def with_sandbox_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def make_sandbox(wanted: SandboxFlags) -> AsyncSandbox:
     """Return the sandbox that the flags describe, which does not exist yet. Raises SpecError."""
+    from atoll.sandbox.sandbox import AsyncSandbox
+
     given, engine = wanted.given(), wanted.engine or "auto"
     if wanted.file is None:
         return AsyncSandbox(engine=engine, **given)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.target import JsonOption, SandboxArgument, on_sandbox, open_server, print_json, server_url, show
 from atoll.errors import SpecError
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 
 def ports(sandbox_id: SandboxArgument, as_json: JsonOption = False) -> None:

@@ -10,15 +10,16 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.options import EnvOption, SandboxFlags, make_sandbox, pair, with_sandbox_flags
 from atoll.cli.target import SandboxArgument, attached
-from atoll.model import Cause
-from atoll.sandbox.command import AsyncCommand
-from atoll.sandbox.sandbox import AsyncSandbox
+
+if TYPE_CHECKING:
+    from atoll.sandbox.command import AsyncCommand
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 _CHUNK = 65536
 CommandArgument = Annotated[
@@ -95,6 +96,8 @@ async def _until_stopped(running: AsyncCommand) -> int:
 
 async def _relay(running: AsyncCommand) -> int:
     """Relay standard input and output between this program and the command. Returns the command's exit code."""
+    from atoll.model import Cause
+
     feeding = asyncio.create_task(_feed(running))
     try:
         async for output in running:

@@ -9,7 +9,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,15 +28,12 @@ from atoll.cli.target import (
     server_url,
     show,
 )
-from atoll.engines import leases, registry
-from atoll.engines.contract import GarbageCollecting
 from atoll.errors import EngineUnavailableError
-from atoll.model import ListedSandbox, manus_names
-from atoll.sandbox.class_methods import listed
-from atoll.sandbox.export import Export
-from atoll.sandbox.sandbox import AsyncSandbox
-from atoll.sandbox.sandbox_access import EngineChoice
-from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from atoll.model import ListedSandbox
+    from atoll.sandbox.export import Export
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 
 @with_sandbox_flags
@@ -83,6 +80,8 @@ def list_sandboxes(
     as_json: JsonOption = False,
 ) -> None:
     """List the sandboxes of this installation, or yours on the server."""
+    from atoll.model.manus_names import TASK_LABEL
+
     wanted = dict(pair(text, "a label") for text in label or ()).items()
     found = [each for each in asyncio.run(_listed()) if wanted <= each.labels.items()]
     if as_json:
@@ -92,7 +91,7 @@ def list_sandboxes(
         [
             {
                 "id": each.id,
-                "name": each.name or each.labels.get(manus_names.TASK_LABEL),
+                "name": each.name or each.labels.get(TASK_LABEL),
                 "engine": each.engine,
                 "image": each.image,
                 "state": f"{each.state} ({each.cause})" if each.cause else str(each.state),
@@ -124,6 +123,8 @@ def remove(
     """Delete sandboxes and everything in them. A sandbox whose files cannot be exported is kept."""
     if not sandbox_ids and not all_of_them:
         raise typer.BadParameter("name the sandboxes to delete, or give --all")
+    from atoll.sandbox.export import Export
+
     wanted = None if all_of_them else sandbox_ids
     results = Export(export, source=export_from) if export is not None else None
     asyncio.run(_remove_from_server(wanted, results) if server_url() else _remove(wanted, results))
@@ -161,6 +162,11 @@ def keep_alive(
 
 
 async def _gc() -> None:
+    from atoll.engines import leases, registry
+    from atoll.engines.contract import GarbageCollecting
+    from atoll.images import Images
+    from atoll.settings import Settings
+
     settings = Settings.load()
     removed: list[str] = []
     for name in registry.names():
@@ -168,14 +174,16 @@ async def _gc() -> None:
         if isinstance(engine, GarbageCollecting):
             with suppress(EngineUnavailableError):  # an engine that is unavailable has nothing to remove
                 removed += [f"{name}: {text}" for text in await engine.gc()]
-    from atoll.images import Images
-
     collected = await Images(settings.data_dir).gc()
     removed += [f"image {digest}" for digest in collected.digests]
     print("\n".join(removed) or "nothing to remove")
 
 
 async def _listed() -> list[ListedSandbox]:
+    from atoll.sandbox.class_methods import listed
+    from atoll.sandbox.sandbox_access import EngineChoice
+    from atoll.settings import Settings
+
     return await listed(EngineChoice("auto", None, None, Settings.load()), _not_asked)
 
 
@@ -195,6 +203,8 @@ async def _remove_from_server(ids: list[str] | None, export: Export | None) -> N
 
 
 async def _remove(ids: list[str] | None, export: Export | None) -> None:
+    from atoll.sandbox.sandbox import AsyncSandbox
+
     found = await everything()
     if ids is None:
         wanted = {handle.sandbox_id: (engine, handle, handle.sandbox_id) for engine, handle in found}
@@ -208,6 +218,8 @@ async def _remove(ids: list[str] | None, export: Export | None) -> None:
 
 
 async def _export(sandbox: AsyncSandbox, export: Export, id: str) -> None:
+    from atoll.model import manus_names
+
     try:
         # A label may be any text: only a plain name may become part of a path here.
         folder = id if manus_names.is_plain(id) else sandbox.id

@@ -11,7 +11,7 @@ import sys
 import termios
 import tty
 from collections.abc import Coroutine, Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,8 +19,10 @@ from atoll.cli.options import SandboxFlags, make_sandbox, refuse_together, with_
 from atoll.cli.run import stopped_by_signals
 from atoll.cli.target import on_sandbox
 from atoll.errors import SandboxError
-from atoll.sandbox.sandbox import AsyncSandbox
-from atoll.sandbox.terminal import AsyncTerminal
+
+if TYPE_CHECKING:
+    from atoll.sandbox.sandbox import AsyncSandbox
+    from atoll.sandbox.terminal import AsyncTerminal
 
 
 @with_sandbox_flags

@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from atoll.cli.checkpoints import MemoryOption, SandboxArgument
 from atoll.cli.target import age, attached, plain_table, server_url, size, the_server
-from atoll.engines import registry
-from atoll.engines.checkpointing import Checkpointing
-from atoll.engines.contract import Engine, supporting
 from atoll.errors import UnsupportedError
-from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from atoll.engines.checkpointing import Checkpointing
+    from atoll.engines.contract import Engine
 
 EngineOption = Annotated[
     str, typer.Option("--engine", help="The engine that keeps the snapshots; `native` and `oci` share them.")
@@ -48,6 +47,8 @@ def create_snapshot(
 @app.command("ls")
 def list_snapshots(engine: EngineOption = "native") -> None:
     """List snapshots."""
+
+    from rich.console import Console
 
     async def work() -> None:
         table = plain_table("name", "image", "size", "age", "from")
@@ -81,6 +82,8 @@ def export_snapshot(
 ) -> None:
     """Write a snapshot to a file, for another machine."""
 
+    from rich.console import Console
+
     async def work() -> None:
         async with _keeper(engine) as keeper:
             with Console(stderr=True).status(f"writing {file}"):
@@ -100,6 +103,8 @@ def import_snapshot(
 ) -> None:
     """Import a file that `export` wrote. It is checked first."""
 
+    from rich.console import Console
+
     async def work() -> None:
         async with _keeper(engine) as keeper:
             with Console(stderr=True).status(f"reading {file}"):
@@ -113,6 +118,11 @@ def import_snapshot(
 async def _keeper(name: str) -> AsyncIterator[Checkpointing]:
     """Yield the engine that has the snapshots. They belong to the user on a server, or to the machine, where engines
     share them."""
+    from atoll.engines import registry
+    from atoll.engines.checkpointing import Checkpointing
+    from atoll.engines.contract import supporting
+    from atoll.settings import Settings
+
     engine: Engine = the_server() if server_url() is not None else registry.get(name, Settings.load())
     try:
         keeper = await supporting(engine, Checkpointing)

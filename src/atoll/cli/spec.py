@@ -6,8 +6,6 @@ import asyncio
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from atoll.cli.options import FileOption, SetupOption, read_spec_file
 from atoll.cli.target import JsonOption, ask_server, open_server, show
@@ -58,6 +56,9 @@ def remove_spec(id: Annotated[str, typer.Argument(help="The id of the spec.")]) 
 
 
 async def _pull(id: str) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TimeElapsedColumn())
     async with open_server() as server:
         info = await server.call("POST", f"/sandbox-specs/{id}/pull")

@@ -11,20 +11,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from atoll.engines import leases, registry
-from atoll.engines.contract import Engine
 from atoll.errors import ConflictError, EngineUnavailableError, SandboxError, SandboxNotFoundError
-from atoll.model import Handle
-from atoll.model.manus_names import TASK_LABEL
 from atoll.printable import printable
-from atoll.sandbox.sandbox import AsyncSandbox
-from atoll.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from atoll.engines.contract import Engine
+    from atoll.model import Handle
+    from atoll.sandbox.sandbox import AsyncSandbox
 
 T = TypeVar("T")
 _LISTED = "`atoll ls` lists them."
@@ -44,6 +43,9 @@ def the_server() -> Any:
         raise SandboxError(
             "this needs a server", hint="Set ATOLL_URL and ATOLL_API_KEY, or start one here with `atoll serve`."
         )
+    from atoll.engines import registry
+    from atoll.settings import Settings
+
     return registry.remote(Settings.load(), None, None)
 
 
@@ -69,6 +71,8 @@ def ask_server(method: str, path: str, **options: Any) -> Any:
 
 async def attach(sandbox_id: str) -> AsyncSandbox:
     """Attach to an existing sandbox of the server, or of whichever engine of this machine has it."""
+    from atoll.sandbox.sandbox import AsyncSandbox
+
     if server_url() is not None:
         try:
             return await AsyncSandbox.attach(sandbox_id)
@@ -104,6 +108,8 @@ def called(text: str, found: Sequence[tuple[Engine, Handle]]) -> tuple[Engine, H
 
     Raises SandboxNotFoundError, or ConflictError if several have that name or task.
     """
+    from atoll.model.manus_names import TASK_LABEL
+
     labels = ("atoll.name", TASK_LABEL)
     for matching in (
         [each for each in found if each[1].sandbox_id == text],
@@ -120,6 +126,9 @@ def called(text: str, found: Sequence[tuple[Engine, Handle]]) -> tuple[Engine, H
 async def everything() -> list[tuple[Engine, Handle]]:
     """Return all sandboxes of this machine with their engines, which are closed when the event loop ends. Engines that
     are unavailable here are skipped."""
+    from atoll.engines import leases, registry
+    from atoll.settings import Settings
+
     settings = Settings.load()
     found: list[tuple[Engine, Handle]] = []
     for name in registry.names():
@@ -137,6 +146,8 @@ def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
     if not rows:
         print("nothing found", file=sys.stderr)
         return
+    from rich.console import Console
+
     table = plain_table(*(column.replace("_", " ") for column in rows[0]))
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
@@ -144,6 +155,8 @@ def show(rows: Sequence[Mapping[str, object]], as_json: bool) -> None:
 
 
 def plain_table(*columns: str) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 2))
     for column in columns:
         table.add_column(column, header_style="bold")

@@ -19,7 +19,6 @@ from atoll.cancellation import finish_or_stop
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
 from atoll.images import access
 from atoll.images.image_store import HOST, Collected, Image, Store
-from atoll.images.maker import ImageMaker
 from atoll.images.recipes import Recipe, Recipes
 from atoll.images.reference import Kind, Reference, parse
 from atoll.tracing import span
@@ -148,6 +147,8 @@ class Images:
     ) -> Image:
         if reference.kind is Kind.HOST:
             return HOST
+        from atoll.images.maker import ImageMaker  # not needed for `host`, and slow to import
+
         maker = ImageMaker(self.store, self.recipes, self._limits, self._plain_http_registries, access.current())
         source = archive or reference
         if not refresh:

@@ -17,23 +17,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from atoll.errors import EngineError, EngineUnavailableError, UnsupportedError
 from atoll.model.network_policy import NetworkPolicy, opens_tls
 from atoll.network.authority import Authority
-from atoll.network.gateway.member import MemberRecord
 from atoll.network.gateway_files import GatewayFiles
 from atoll.network.link import router
 from atoll.network.refusals import Refusal, forget_refusals, read_refusals
 from atoll.settings import Settings
 
+if TYPE_CHECKING:
+    from atoll.network.gateway.member import MemberRecord
+
 _ANSWER_S = 10.0
 _START_S = 20.0
 _TRIES = 4
-_POLICY: TypeAdapter[NetworkPolicy] = TypeAdapter(NetworkPolicy)
+_POLICY: TypeAdapter[NetworkPolicy] = TypeAdapter(NetworkPolicy, config=ConfigDict(defer_build=True))
 
 NAME_SERVER = str(router.RESOLVER)
 LINK = router.LINK
@@ -109,6 +111,8 @@ class Gateway:
 
     def record(self, sandbox_id: str) -> MemberRecord | None:
         """Return the gateway's record of a sandbox, or None if it has no link."""
+        from atoll.network.gateway.member import MemberRecord  # a part of the gateway, which few sandboxes use
+
         try:
             return MemberRecord.model_validate_json(self.files.member(sandbox_id).read_bytes())
         except (OSError, ValueError):

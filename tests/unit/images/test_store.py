@@ -323,7 +323,7 @@ def test_an_ordinary_user_can_import_and_remove_read_only_directories(passable: 
         small_root(directory("ro", mode=0o555), file("ro/f", mode=0o000, uid=7), file("su", mode=0o4755))
     )
     script = (
-        "import asyncio, concurrent.futures.thread, os, sys; from atoll.images import Images\n"
+        "import asyncio, concurrent.futures.thread, os, sys, atoll.images.maker; from atoll.images import Images\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "async def main():\n"
         "    images = Images(sys.argv[1]); image = await images.import_tar(sys.argv[2], 'mine')\n"

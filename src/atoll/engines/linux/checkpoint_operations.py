@@ -6,6 +6,7 @@ import abc
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll import workers
 from atoll.cancellation import finish
@@ -18,12 +19,14 @@ from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.states.checkpoints import Checkpoints, Dump
 from atoll.engines.linux.states.saved_state import SavedState
-from atoll.engines.linux.states.snapshot_file import MemoryFormat
 from atoll.engines.linux.states.snapshots import Snapshots
 from atoll.errors import CheckpointNotFoundError, SpecError, UnsupportedError
 from atoll.model import Handle, SandboxSpec
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot
 from atoll.waiting import Deadline
+
+if TYPE_CHECKING:
+    from atoll.engines.linux.states.snapshot_file import MemoryFormat
 
 _PAUSE_S = 10.0
 _DUMP_S = 120.0

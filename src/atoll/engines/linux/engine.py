@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from atoll import timer, workers
 from atoll.archive.work import Progress
@@ -39,7 +40,6 @@ from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.states.checkpoints import Checkpoints
 from atoll.engines.linux.states.saved_state import SavedState
-from atoll.engines.linux.states.snapshot_file import MemoryFormat
 from atoll.engines.linux.states.snapshots import SNAPSHOT, Snapshots
 from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.engines.linux.teardown import Teardown
@@ -48,6 +48,9 @@ from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limi
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 from atoll.waiting import Deadline
+
+if TYPE_CHECKING:
+    from atoll.engines.linux.states.snapshot_file import MemoryFormat
 
 _CONNECT_S = 5.0
 _RETRY_S = 0.01

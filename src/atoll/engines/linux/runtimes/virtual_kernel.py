@@ -34,7 +34,7 @@ from atoll.engines.linux.runtimes.runtime_call import (
     memory_file,
     seccomp_filter,
 )
-from atoll.engines.linux.states.snapshot_file import VERSION_NOTE
+from atoll.engines.linux.states.saved_state import VERSION_NOTE
 from atoll.errors import AgentUnreachableError, EngineError, EngineUnavailableError
 from atoll.images import Image
 from atoll.waiting import Deadline

@@ -34,6 +34,9 @@ from atoll.model.checkpoint import Checkpoint, Snapshot
 _ID = re.compile(r"[0-9a-f]{24}")
 _PROCESS = re.compile(r"[0-9]{1,10}(-[0-9]{1,20})?")
 _USERS = ".users"
+VERSION_NOTE = "version"
+"""The file beside the memory files that names the version of the program that saved them. Earlier versions of Atoll
+wrote none."""
 LEASE = "saved-"
 """The prefix of the names of image leases that saved states hold."""
 

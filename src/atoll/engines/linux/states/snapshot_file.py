@@ -36,7 +36,7 @@ from atoll.archive.work import Work
 from atoll.engines.host.saved_states import check_snapshot_digest, check_snapshot_version, read_snapshot_header
 from atoll.engines.linux.linux_record import Base
 from atoll.engines.linux.states import overlay_diff
-from atoll.engines.linux.states.saved_state import SavedState
+from atoll.engines.linux.states.saved_state import VERSION_NOTE, SavedState
 from atoll.errors import EngineError, ImageError
 from atoll.storage import Layers
 
@@ -44,9 +44,6 @@ _FORMAT, _VERSION, _WITH_MEMORY = "atoll-snapshot", 1, 2
 _MEMORY_FILES = ("checkpoint.img", "pages.img", "pages_meta.img")
 _MAX_HEADER_BYTES = 8 << 20
 """The maximum length of the JSON line of a file. Parsed, it takes many times its length in memory."""
-VERSION_NOTE = "version"
-"""The file beside the memory files that names the version of the program that saved them. Earlier versions of Atoll
-wrote none."""
 _BLOCK = 1 << 20
 _OPAQUE = "user.overlay.opaque"
 _ENTRY_BYTES = 512

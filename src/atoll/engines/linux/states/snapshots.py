@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll import workers
 from atoll.cancellation import finish
 from atoll.engines.host.saved_states import checked_snapshot
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.linux_record import Base, Record
-from atoll.engines.linux.states import snapshot_file
 from atoll.engines.linux.states.saved_state import SavedState
-from atoll.engines.linux.states.snapshot_file import MemoryFormat
 from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.errors import ImageNotFoundError, SnapshotNotFoundError
 from atoll.model.checkpoint import Snapshot
+
+if TYPE_CHECKING:
+    from atoll.engines.linux.states.snapshot_file import MemoryFormat
 
 SNAPSHOT = "snapshot:"
 """The prefix of an image name that stands for a snapshot."""
@@ -77,10 +79,14 @@ class Snapshots:
             return self._write(saved_id, name, record.sandbox_id, size_bytes, base, record.runtime if memory else "")
 
     def _export(self, saved: SavedState, file: Path) -> None:
+        from atoll.engines.linux.states import snapshot_file
+
         memory = snapshot_file.Memory.saved_in(self._layout.memory(saved.id)) if saved.memory else None
         snapshot_file.write(self._layout.layers, saved, file, memory)
 
     def _take_in(self, file: Path, name: str, most_bytes: int | None, memory_format: MemoryFormat | None) -> SavedState:
+        from atoll.engines.linux.states import snapshot_file
+
         self._storage.refuse_taken(name)
         with snapshot_file.opened(file, most_bytes) as incoming, self._storage.new_id() as saved_id:
             memory = memory_format if incoming.has_memory else None
