@@ -34,4 +34,4 @@ def test_the_command_line_shows_both() -> None:
         [sys.executable, "-m", "atoll.cli", "run", "-e", "wrong", "true"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 125
-    assert done.stderr.splitlines() == ["atoll: 'wrong' is not a variable", "Write -e NAME=VALUE."]
+    assert done.stderr.splitlines() == ["atoll: 'wrong' is not a variable", "Write NAME=VALUE."]

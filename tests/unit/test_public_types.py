@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 import atoll
 
-_NOT_FOR_USERS = {"access", "supervisor"}
+_NOT_FOR_USERS = {"access", "supervisor", "metric_families"}
 
 
 def _named(annotation: object) -> Iterator[type]:

@@ -47,7 +47,7 @@ COMMANDS = (
     ("exec", "atoll.cli.run:execute", "Run a command in an existing sandbox."),
     ("cp", "atoll.cli.copy:copy", "Copy files and directories into a sandbox or out of it."),
     ("logs", "atoll.cli.activity:logs", "Show what happened to a sandbox, and why it ended if it has."),
-    ("stats", "atoll.cli.activity:stats", "Show what a sandbox uses."),
+    ("stats", "atoll.cli.activity:stats", "Show what a sandbox uses, and the limits of that."),
     ("pause", "atoll.cli.sandboxes:pause", "Pause a sandbox: stop its processes where they are."),
     ("resume", "atoll.cli.sandboxes:resume", "Resume a paused sandbox."),
     (
@@ -57,7 +57,11 @@ COMMANDS = (
     ),
     ("limits", "atoll.cli.limits:limits", "Show the limits of a sandbox, or change those that are given."),
     ("events", "atoll.cli.activity:events", "Show what happened to your sandboxes on the server."),
-    ("config", "atoll.cli.serve:config", "Show every setting of `atoll serve`: its value here, and how to set it."),
+    (
+        "config",
+        "atoll.cli.serve:config",
+        "Show every setting of `atoll serve`: its value here, where the value comes from, and how to set it.",
+    ),
     ("port-forward", "atoll.cli.ports:port_forward", "Forward a local port to a port in the sandbox, until Ctrl-C."),
     ("ports", "atoll.cli.ports:ports", "List what listens in a sandbox, with its process and, on a server, its URL."),
     ("expose", "atoll.cli.ports:expose", "Expose a port of a sandbox on the server, and print a link to it."),
