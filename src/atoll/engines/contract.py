@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from atoll.engines.checkpointing import Checkpointing
@@ -48,6 +48,8 @@ class EngineDescription:
     unknown."""
     is_complete: bool = True
     """Whether the service behind the engine answered. If not, it may have capabilities that are not listed."""
+    missing: Mapping[Capability, str] = field(default_factory=dict)
+    """Why capabilities are missing on this machine, as far as the reasons are known."""
 
 
 @runtime_checkable
@@ -116,6 +118,15 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Release the connections, threads and files that this object holds. Sandboxes go on. May be repeated."""
+
+
+@runtime_checkable
+class IsolationLevels(Protocol):
+    """An engine whose sandboxes may have one of several isolation levels, which differ in what can be enforced."""
+
+    async def levels(self) -> Mapping[str, EngineDescription]:
+        """Describe the engine at each isolation level that it has on this machine. The first is that of a sandbox whose
+        spec names none. May be repeated."""
 
 
 @runtime_checkable

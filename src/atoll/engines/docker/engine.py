@@ -43,6 +43,7 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
+from atoll.model.handle import ISOLATION
 from atoll.model.network_policy import NetworkPolicy
 from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
@@ -134,6 +135,7 @@ class DockerEngine(DockerSnapshots):
             raise
         given = container_plan.defaults_of(body["Labels"])
         details = target.details() | (limit_details(given) if given is not None else {})
+        details[ISOLATION] = body["Labels"][container_plan.LEVEL]
         return Handle(self.name, sandbox_id, spec, created_at, details)
 
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
@@ -286,7 +288,23 @@ class DockerEngine(DockerSnapshots):
 
     def _description_from(self, known: facts.Facts) -> EngineDescription:
         linked = {Capability.NETWORK} if self._links.problem(known) is None else frozenset()
-        return EngineDescription(known.capabilities | linked, known.isolation, known.version)
+        return EngineDescription(known.capabilities | linked, known.isolation, known.version, missing=known.problems)
+
+    async def levels(self) -> Mapping[str, EngineDescription]:
+        """Describe each level that the Docker engine has a runtime for. A kernel of its own hides the processes inside,
+        and has no link to the gateway."""
+        known, own = await facts.learn(self._http), await self.describe()
+        hidden = {Capability.PIDS, Capability.NETWORK}
+        return {
+            level: own
+            if level == known.isolation
+            else dataclasses.replace(
+                own,
+                isolation=level,
+                capabilities=own.capabilities - (hidden if level != "namespaces" else frozenset()),
+            )
+            for level in known.levels
+        }
 
     async def _link(self, who: Identity, target: Target, policy: NetworkPolicy) -> None:
         try:
@@ -386,6 +404,8 @@ class DockerEngine(DockerSnapshots):
             return None
         given = container_plan.defaults_of(labels)
         details = {"container": str(entry.get("Id", "")), **(limit_details(given) if given is not None else {})}
+        if container_plan.LEVEL in labels:  # containers of earlier versions lack it
+            details[ISOLATION] = str(labels[container_plan.LEVEL])
         try:
             spec = self._links.now(sandbox_id, SandboxSpec.model_validate_json(labels.get(container_plan.SPEC, "")))
             created_at = float(labels.get(container_plan.CREATED, ""))

@@ -26,6 +26,7 @@ from atoll.model import (
     State,
 )
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
+from atoll.model.handle import ISOLATION
 from atoll.settings import Settings
 
 MARK = "atoll-client"
@@ -177,6 +178,8 @@ class RemoteStates(abc.ABC):
 def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
     created = datetime.fromisoformat(info["created_at"]).timestamp()
     details = {"remote_id": str(info["id"])}
+    if isinstance(info.get("isolation"), str):
+        details[ISOLATION] = info["isolation"]
     if info.get("effective_limits") is not None:
         given = Limits.model_validate(info["effective_limits"])
         details |= limit_details(EffectiveLimits(given, tuple(map(str, info.get("limits_left_out") or ()))))
