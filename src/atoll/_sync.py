@@ -414,7 +414,7 @@ class Sandbox:
         return self._portal.call(self._async.inspect())
 
     def info(self) -> SandboxDetails:
-        """Return the sandbox's engine, image and isolation level, and the limits in effect, requested or default."""
+        """Return the sandbox's engine and image, and the isolation level and limits that it has, requested or not."""
         return self._portal.call(self._async.info())
 
     def stats(self) -> Stats:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from atoll.conformance.bench import Bench, new_mark
 from atoll.conformance.check import check, must, must_equal, refusal
 from atoll.conformance.inside import running
+from atoll.engines.contract import IsolationLevels, supporting
 from atoll.model import Capability
+from atoll.sandbox.sandbox import AsyncSandbox
 
 _WALL = {Capability.ISOLATION}
 
@@ -23,6 +25,28 @@ def _listening(family: int, address: object) -> Iterator[socket.socket]:
         server.bind(address)  # type: ignore[arg-type]
         server.listen()
         yield server
+
+
+@check()
+async def the_isolation_level_is_reported_as_it_is(bench: Bench) -> None:
+    """`info` says which one a sandbox has, whether it asked for one or not; so does a later attachment.
+
+    A kernel in user space or of a virtual machine is not the one that sandboxes with namespaces run on.
+    """
+    described = await bench.engine.describe()
+    engine = await supporting(bench.engine, IsolationLevels)
+    levels = {described.isolation} if engine is None else set(await engine.levels())
+    kernels: dict[str | None, str] = {}
+    for asked in (None, *sorted(level for level in levels if level is not None)):
+        async with bench.sandbox(isolation=asked) as sandbox:
+            has = asked or described.isolation
+            must_equal((await sandbox.info()).isolation, has, f"the isolation of a sandbox that asked for {asked}")
+            kernels[has] = (await sandbox.exec("cat /proc/sys/kernel/osrelease", timeout=10)).stdout
+            again = await AsyncSandbox.attach(sandbox.id, engine=bench.engine, settings=bench.settings)
+            must_equal((await again.info()).isolation, has, "the isolation that an attached sandbox reports")
+            await again.detach()
+    shared = [level for level in kernels if level != "namespaces" and kernels[level] == kernels.get("namespaces")]
+    must_equal(shared, [], "the levels with a kernel of their own that have the host's")
 
 
 @check(needs=_WALL)

@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from atoll.engines.checkpointing import Checkpointing
@@ -51,6 +51,8 @@ class EngineDescription:
     changeable_limits: frozenset[str] = frozenset()
     """The limits that `Resizable.set_limits` can change, by their names in `Limits`, for sandboxes of that isolation
     level. Empty: none."""
+    missing: Mapping[Capability, str] = field(default_factory=dict)
+    """Why capabilities are missing on this machine, as far as the reasons are known."""
 
 
 @runtime_checkable
@@ -119,6 +121,15 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Release the connections, threads and files that this object holds. Sandboxes go on. May be repeated."""
+
+
+@runtime_checkable
+class IsolationLevels(Protocol):
+    """An engine whose sandboxes may have one of several isolation levels, which differ in what can be enforced."""
+
+    async def levels(self) -> Mapping[str, EngineDescription]:
+        """Describe the engine at each isolation level that it has on this machine. The first is that of a sandbox whose
+        spec names none. May be repeated."""
 
 
 @runtime_checkable

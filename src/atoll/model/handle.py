@@ -31,6 +31,11 @@ class Handle:
         """The name that was chosen for the sandbox."""
         return self.spec.labels.get(NAME_LABEL)
 
+    @property
+    def isolation(self) -> str | None:
+        """The isolation level that the sandbox has. None: the engine has not noted it, and the spec asks for none."""
+        return self.details.get(ISOLATION, self.spec.isolation)
+
     def limits(self) -> EffectiveLimits:
         """The limits that hold, whether they were asked for or are the engine's defaults."""
         return effective_limits(self.spec, self.details)
@@ -38,6 +43,8 @@ class Handle:
 
 DEFAULTS, LEFT_OUT = "default_limits", "limits_left_out"
 """Keys in the details of a handle: the default limits that the engine set, and the defaults that it cannot enforce."""
+ISOLATION = "isolation"
+"""Key in the details of a handle: the isolation level that the sandbox has, whether or not its spec asked for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,8 @@ class SandboxDetails:
     engine: str
     image: str
     isolation: str | None
-    """None: the engine's own."""
+    """The isolation level that the sandbox has: `namespaces`, `gvisor` or `vm`. None: it is not isolated at all, which
+    only the engine `unsafe-none` does."""
     limits: Limits
     """The limits that are enforced, whether they were asked for or are the engine's defaults."""
     limits_left_out: tuple[str, ...] = ()

@@ -23,6 +23,8 @@ class Capability(enum.StrEnum):
     PAUSE = "pause"
     CHECKPOINTS = "checkpoints"
     """The states of a sandbox's files can be saved and restored, and new sandboxes can start from them."""
+    SAVED_MEMORY = "saved_memory"
+    """Checkpoints can include the memory of running processes, and a sandbox can be paused to disk."""
     NETWORK = "network"
     """Network policies other than `none` can be enforced."""
     USERS = "users"

@@ -219,14 +219,14 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         return await (await self.access.engine()).inspect(self.access.handle())
 
     async def info(self) -> SandboxDetails:
-        """Return the sandbox's engine, image and isolation level, and the limits in effect, requested or default."""
+        """Return the sandbox's engine and image, and the isolation level and limits that it has, requested or not."""
         handle = self.access.handle()
         held = handle.limits()
         return SandboxDetails(
             id=handle.sandbox_id,
             engine=handle.engine,
             image=handle.spec.image,
-            isolation=handle.details.get("isolation", handle.spec.isolation),
+            isolation=handle.isolation or (await (await self.access.engine()).describe()).isolation,
             limits=held.limits,
             limits_left_out=held.left_out,
         )

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.docker.api.facts import ARCHITECTURES, Facts, has_own_kernel, is_gvisor
+from atoll.engines.docker.api.facts import ARCHITECTURES, Facts, has_own_kernel, is_gvisor, isolation_of
 from atoll.engines.docker.api.image_pull import Image
 from atoll.engines.docker.connect import agent_volume
 from atoll.engines.host.confinement.masks import masked_paths
@@ -45,6 +45,7 @@ from atoll.network.client import NAME_SERVER
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
 GIVEN, LEFT_OUT = "atoll.default_limits", "atoll.limits_left_out"
+LEVEL = "atoll.isolation"
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _RESERVED = (agent_volume.HOME, "/proc", "/sys", "/dev")
 _LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
@@ -141,6 +142,7 @@ def container(
             CREATED: repr(created_at),
             GIVEN: defaults.limits.model_dump_json(exclude_none=True),
             LEFT_OUT: " ".join(defaults.left_out),
+            LEVEL: isolation_of(facts.runtime(spec)),
             **(labels or {}),
         },
         "HostConfig": _host_config(spec, facts, agent, trusted, image)

@@ -44,6 +44,7 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
+from atoll.model.handle import ISOLATION
 from atoll.model.network_policy import NetworkPolicy
 from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
@@ -136,6 +137,7 @@ class DockerEngine(DockerLimits):
             raise
         given = container_plan.defaults_of(body["Labels"])
         details = target.details() | (limit_details(given) if given is not None else {})
+        details[ISOLATION] = body["Labels"][container_plan.LEVEL]
         return Handle(self.name, sandbox_id, spec, created_at, details)
 
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
@@ -275,7 +277,20 @@ class DockerEngine(DockerLimits):
     def _description_from(self, known: facts.Facts) -> EngineDescription:
         linked = {Capability.NETWORK} if self._links.problem(known) is None else frozenset()
         found, can = known.capabilities | linked, changeable(known.capabilities)
-        return EngineDescription(found, known.isolation, known.version, changeable_limits=can)
+        return EngineDescription(found, known.isolation, known.version, missing=known.problems, changeable_limits=can)
+
+    async def levels(self) -> Mapping[str, EngineDescription]:
+        """Describe each level that the Docker engine has a runtime for. A kernel of its own hides the processes inside,
+        and has no link to the gateway."""
+        known, own = await facts.learn(self._http), await self.describe()
+        found = {}
+        for level in known.levels:
+            hidden = {Capability.PIDS, Capability.NETWORK} if level not in ("namespaces", known.isolation) else set()
+            has = own.capabilities - hidden
+            found[level] = dataclasses.replace(
+                own, isolation=level, capabilities=has, changeable_limits=changeable(has)
+            )
+        return found
 
     async def _link(self, who: Identity, target: Target, policy: NetworkPolicy) -> None:
         try:
@@ -376,6 +391,8 @@ class DockerEngine(DockerLimits):
             return None
         given = container_plan.defaults_of(labels)
         details = {"container": str(entry.get("Id", "")), **(limit_details(given) if given is not None else {})}
+        if container_plan.LEVEL in labels:  # containers of earlier versions lack it
+            details[ISOLATION] = str(labels[container_plan.LEVEL])
         try:
             made = SandboxSpec.model_validate_json(labels.get(container_plan.SPEC, ""))
             spec = self._limits.now(sandbox_id, self._links.now(sandbox_id, made))

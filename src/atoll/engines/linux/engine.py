@@ -60,7 +60,8 @@ _PAUSE_S = 10.0
 
 class LinuxEngine(CheckpointOperations):
     """Implements `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `ImageSource`, `LimitDefaults`, `Balancing`,
-    `LimitReporting`, `GarbageCollecting` and `Checkpointing`. A subclass adds a name and launchers."""
+    `LimitReporting`, `GarbageCollecting`, `IsolationLevels` and `Checkpointing`. A subclass adds a name and
+    launchers."""
 
     name: str
     unsupported: Mapping[Capability, str] = MappingProxyType({})
@@ -87,8 +88,15 @@ class LinuxEngine(CheckpointOperations):
     # --- the contract ----------------------------------------------------------------------------------------------
 
     async def describe(self) -> EngineDescription:
-        changeable = changeable_limits(self.capabilities)
-        return EngineDescription(self.capabilities, self._launchers.isolation, changeable_limits=changeable)
+        return self._description(self._launchers.isolation)
+
+    async def levels(self) -> Mapping[str, EngineDescription]:
+        return {level: self._description(level) for level in self._launchers.levels()}
+
+    def _description(self, isolation: Isolation) -> EngineDescription:
+        found = self._capabilities(isolation)
+        can = changeable_limits(found)
+        return EngineDescription(found, isolation, missing=self.unsupported, changeable_limits=can)
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
         return await self._create(sandbox_id, spec, None)

@@ -143,6 +143,9 @@ class Launchers(Protocol):
     def lacks(self, isolation: Isolation) -> frozenset[Capability]:
         """Return the capabilities that no sandbox of this isolation level can have."""
 
+    def levels(self) -> tuple[Isolation, ...]:
+        """Return the isolation levels whose programs are installed, after that of a sandbox whose spec names none."""
+
     def forget(self, sandbox_id: str) -> None:
         """Close the connections that were prepared for a sandbox, which is stopped or gone. May be repeated, also for
         unknown sandboxes."""

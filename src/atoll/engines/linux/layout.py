@@ -65,7 +65,7 @@ class SandboxLayout:
         if self.layers.enforces_disk:
             found.add(Capability.DISK)
         if self.layers.can_save:
-            found.add(Capability.CHECKPOINTS)
+            found |= {Capability.CHECKPOINTS, Capability.SAVED_MEMORY}
         return frozenset(found)
 
     @functools.cached_property

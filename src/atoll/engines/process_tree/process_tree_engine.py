@@ -28,6 +28,7 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.model import Capability, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
+from atoll.model.handle import ISOLATION
 from atoll.settings import Settings
 from atoll.waiting import Deadline
 
@@ -241,6 +242,8 @@ class ProcessTreeEngine(ABC):
 
     def _handle(self, record: Record) -> Handle:
         details = {**({"uid": str(record.uid)} if record.uid is not None else {}), **record.limit_details()}
+        if self.isolation is not None:
+            details[ISOLATION] = self.isolation
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at, details)
 
     def _found(self, sandbox_id: str) -> Handle:

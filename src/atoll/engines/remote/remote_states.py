@@ -26,6 +26,7 @@ from atoll.model import (
     State,
 )
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
+from atoll.model.handle import ISOLATION
 from atoll.settings import Settings
 
 MARK = "atoll-client"
@@ -176,7 +177,10 @@ class RemoteStates(abc.ABC):
 
 def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
     created = datetime.fromisoformat(info["created_at"]).timestamp()
-    return Handle("remote", sandbox_id, spec, created, {"remote_id": str(info["id"]), **effective_details(info)})
+    details = {"remote_id": str(info["id"]), **effective_details(info)}
+    if isinstance(info.get("isolation"), str):
+        details[ISOLATION] = info["isolation"]
+    return Handle("remote", sandbox_id, spec, created, details)
 
 
 def effective_details(info: Mapping[str, Any]) -> dict[str, str]:

@@ -30,6 +30,7 @@ _ALWAYS = frozenset(
 _GVISOR = ("runsc", "runsc-systrap", "runsc-kvm")
 _VIRTUAL = ("kata", "kata-runtime", "kata-qemu", "kata-clh", "io.containerd.kata.v2")
 _NAMESPACES = ("runc", "crun", "youki")
+_RUNTIMES = {"namespaces": _NAMESPACES, "gvisor": _GVISOR, "vm": _VIRTUAL}
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -67,9 +68,13 @@ class Facts:
     @property
     def isolation(self) -> str:
         """The isolation level of the default OCI runtime."""
-        if is_gvisor(self.default_runtime):
-            return "gvisor"
-        return "vm" if has_own_kernel(self.default_runtime) else "namespaces"
+        return isolation_of(self.default_runtime)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The isolation levels that the engine has a runtime for, the default one first."""
+        found = {level for level, names in _RUNTIMES.items() if self.runtimes.intersection(names)}
+        return (self.isolation, *sorted(found - {self.isolation}, reverse=True))
 
     @property
     def problems(self) -> dict[Capability, str]:
@@ -90,7 +95,7 @@ class Facts:
         none."""
         if spec.isolation is None:
             return self.default_runtime
-        wanted = {"namespaces": _NAMESPACES, "gvisor": _GVISOR, "vm": _VIRTUAL}[spec.isolation]
+        wanted = _RUNTIMES[spec.isolation]
         for name in (self.default_runtime, *wanted):
             if name in wanted and name in self.runtimes:
                 if has_own_kernel(name) and spec.limits.pids is not None:
@@ -145,6 +150,13 @@ def machine(architecture: str) -> str:
 
 def is_gvisor(runtime: str) -> bool:
     return runtime in _GVISOR
+
+
+def isolation_of(runtime: str) -> str:
+    """Return the isolation level of an OCI runtime. One that is not known is trusted to do no more than runc."""
+    if is_gvisor(runtime):
+        return "gvisor"
+    return "vm" if has_own_kernel(runtime) else "namespaces"
 
 
 def has_own_kernel(runtime: str) -> bool:

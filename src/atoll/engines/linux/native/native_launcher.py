@@ -33,6 +33,7 @@ from atoll.engines.linux.volume_guard import supervisor
 from atoll.errors import EngineError, EngineUnavailableError, UnsupportedError
 from atoll.images import Image
 from atoll.model import Capability, SandboxSpec
+from atoll.model.handle import ISOLATION
 from atoll.waiting import Deadline
 
 NAME = "native"
@@ -43,7 +44,7 @@ class NativeLauncher(SharedKernelLauncher):
     """Implements `Launcher` and, as the only launcher of its engine, `Launchers` too."""
 
     name = NAME
-    handle_details: Mapping[str, str] = MappingProxyType({})
+    handle_details: Mapping[str, str] = MappingProxyType({ISOLATION: SharedKernelLauncher.isolation})
 
     def __init__(self, layout: SandboxLayout, namespace: UserNamespace | None) -> None:
         """`namespace` is the user namespace in which an ordinary user is root. None: Atoll runs as root."""
@@ -74,7 +75,10 @@ class NativeLauncher(SharedKernelLauncher):
 
     def lacks(self, isolation: Isolation) -> frozenset[Capability]:
         single = self._namespace is not None and self._namespace.ranges is None
-        return frozenset((Capability.USERS,)) if single else frozenset()
+        return frozenset((Capability.SAVED_MEMORY, *((Capability.USERS,) if single else ())))
+
+    def levels(self) -> tuple[Isolation, ...]:
+        return (self.isolation,)
 
     def forget(self, sandbox_id: str) -> None:
         """Do nothing: this launcher prepares no connections."""

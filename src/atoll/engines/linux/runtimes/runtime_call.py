@@ -27,6 +27,7 @@ from atoll.engines.linux.runtimes.oci_runtimes import Runtime
 from atoll.engines.linux.volume_guard import supervisor
 from atoll.errors import EngineError, EngineUnavailableError, ImageError, SpecError
 from atoll.images import Image
+from atoll.model.handle import ISOLATION
 from atoll.waiting import Deadline
 
 FIRST_FD = 3
@@ -45,7 +46,7 @@ class RuntimeCall:
         self._layout = layout
         self._name = name
         self._materials = MaterialStore(layout)
-        self.handle_details: Mapping[str, str] = {"runtime": name, "isolation": oci_runtimes.isolation_of(name)}
+        self.handle_details: Mapping[str, str] = {"runtime": name, ISOLATION: oci_runtimes.isolation_of(name)}
 
     def runtime(self, network: str = "none") -> Runtime:
         program = oci_runtimes.locate(self._name, self._layout.settings.data_dir)

@@ -54,6 +54,15 @@ class RuntimeLaunchers:
     def lacks(self, isolation: Isolation) -> frozenset[Capability]:
         return _LACKS[isolation]
 
+    def levels(self) -> tuple[Isolation, ...]:
+        data_dir = self._layout.settings.data_dir
+        found = (
+            isolation
+            for isolation, names in oci_runtimes.BY_ISOLATION.items()
+            if any(oci_runtimes.locate(name, data_dir) is not None for name in names)
+        )
+        return tuple(dict.fromkeys((self.isolation, *found)))
+
     def forget(self, sandbox_id: str) -> None:
         self._bridges.drop(sandbox_id)
 
@@ -65,9 +74,9 @@ class RuntimeLaunchers:
 
 
 _LACKS: dict[Isolation, frozenset[Capability]] = {
-    "namespaces": frozenset(),
+    "namespaces": frozenset((Capability.SAVED_MEMORY,)),
     "gvisor": frozenset((Capability.PIDS,)),  # see `for_virtual_kernel`
-    "vm": frozenset((Capability.PIDS, Capability.NETWORK)),
+    "vm": frozenset((Capability.PIDS, Capability.NETWORK, Capability.SAVED_MEMORY)),
 }
 
 
