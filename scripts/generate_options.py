@@ -51,7 +51,7 @@ REASONS: dict[str, dict[str, str]] = {
     "idle_timeout": {SDK: _ENDS, CLI: _ENDS},
     "on_idle": {SDK: _ENDS, CLI: _ENDS},
     "services": {SDK: _ENDS, REST: "the exposed ports", CLI: _ENDS},
-    "registry_login": {SDK: "`atoll image login`", MANAGER: "`atoll image login`", CLI: "`atoll image login`"},
+    "registry_login": {SDK: "`docker login`", MANAGER: "`docker login`", CLI: "`docker login`"},
     "health": {SDK: "the program asks itself", MANAGER: "the program asks itself", CLI: "specs have it"},
     "callback": {SDK: "for servers", MANAGER: "for servers", CLI: "specs have it"},
 }
