@@ -72,7 +72,11 @@ def test_a_command_that_is_given_up_does_not_go_on(environment: dict[str, str]) 
 def test_keys_specs_and_settings(environment: dict[str, str]) -> None:
     assert "default" in atoll(environment, "spec", "ls").stdout
     assert atoll(environment, "spec", "create", "clis").stdout == "clis\n"
-    id = atoll(environment, "create", "--spec", "clis").stdout.strip()
+    flags = ("--name", "of-spec", "--label", "run=1", "-e", "STAGE=spec", "--lifetime", "900")
+    id = atoll(environment, "create", "--spec", "clis", *flags).stdout.strip()
+    assert atoll(environment, "exec", "of-spec", "--", "sh", "-c", "echo $STAGE").stdout == "spec\n"
+    (row,) = json.loads(atoll(environment, "ls", "--label", "run=1", "--json").stdout)
+    assert (row["id"], row["name"]) == (id, "of-spec")
     assert atoll(environment, "rm", id).returncode == 0
     assert atoll(environment, "spec", "rm", "clis").returncode == 0
     key = atoll(environment, "key", "create", "mine", "--scope", "read").stdout.strip()

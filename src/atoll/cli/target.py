@@ -77,7 +77,7 @@ async def attach(sandbox_id: str) -> AsyncSandbox:
         try:
             return await AsyncSandbox.attach(sandbox_id)
         except SandboxNotFoundError as error:
-            error.hint = error.hint or _LISTED
+            error.hint = _LISTED
             raise
     engine, handle = called(sandbox_id, await everything())
     return await AsyncSandbox.attach(handle.sandbox_id, engine=engine)
