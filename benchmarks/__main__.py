@@ -15,6 +15,7 @@ from benchmarks.measure import Figure
 
 NAMES = (
     "exec_latency",
+    "startup",
     "create",
     "memory",
     "copying",

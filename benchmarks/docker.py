@@ -31,13 +31,13 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "test-docker"
 async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
     if engine != "docker":
         return
-    with _engine(directory):
+    with running_engine(directory):
         async for figure in _measure(directory):
             yield figure
 
 
 @contextmanager
-def _engine(directory: Path) -> Iterator[None]:
+def running_engine(directory: Path) -> Iterator[None]:
     if os.environ.get("DOCKER_HOST"):
         yield
         return

@@ -63,6 +63,16 @@ def test_the_list_needs_none_of_the_commands() -> None:
     assert set(imported.split()).isdisjoint({"asyncio", "opentelemetry", "pydantic", "rich", "ssl"})
 
 
+@pytest.mark.parametrize(
+    "line", ["run", "exec", "create", "ls", "shell", "cp", "events", "snapshot ls", "spec pull", "key ls", "serve"]
+)
+def test_the_help_of_a_command_needs_none_of_its_work(line: str) -> None:
+    shown, _, imported = ask(*line.split(), "--help").partition("IMPORTED ")
+    assert shown.startswith(f"Usage: atoll {line} ")
+    packages = {".".join(name.split(".")[:2]) for name in imported.split()}
+    assert packages.isdisjoint({"atoll.engines", "atoll.model", "atoll.sandbox", "atoll.server", "httpx", "rich"})
+
+
 def test_a_misspelt_command_is_refused_with_a_suggestion() -> None:
     refused = runner.invoke(app, ["rnu"])
     assert refused.exit_code == 2

@@ -37,7 +37,7 @@ COMPARE_S = 120.0
 class StateRecord(BaseModel):
     """The description of a saved state, as it is stored."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)  # most programs save no states
     id: str
     sandbox_id: str = ""
     """The sandbox it belongs to; empty for snapshots and origins."""

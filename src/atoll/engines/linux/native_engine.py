@@ -14,7 +14,7 @@ from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.native import native_probe, rootless
 from atoll.engines.linux.native.native_launcher import NAME, NativeLauncher
 from atoll.engines.linux.native.rootless import UserLayers, UserNamespace
-from atoll.engines.linux.runtimes.oci_runtimes import GvisorMemory
+from atoll.engines.linux.runtimes.gvisor_memory import GvisorMemory
 from atoll.errors import SandboxGoneError
 from atoll.model import Capability, Handle, Stats
 from atoll.model.state import Availability

@@ -10,7 +10,7 @@ from atoll.engines.host.cgroups.hierarchy import Hierarchy
 from atoll.engines.linux.engine import LinuxEngine
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.runtimes import oci_runtimes, runtime_launchers
-from atoll.engines.linux.runtimes.oci_runtimes import GvisorMemory
+from atoll.engines.linux.runtimes.gvisor_memory import GvisorMemory
 from atoll.engines.linux.runtimes.runtime_launchers import RuntimeLaunchers
 from atoll.errors import SandboxError
 from atoll.model import SandboxSpec

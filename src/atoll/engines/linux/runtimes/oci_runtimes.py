@@ -83,20 +83,6 @@ def find(isolation: Isolation, data_dir: Path, prefer: str | None = None) -> Run
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GvisorMemory:
-    """The format of gVisor's saved memory. It is the only `MemoryFormat`."""
-
-    data_dir: Path
-
-    @property
-    def runtime(self) -> str:
-        return "runsc"
-
-    def version(self) -> str:
-        return version_of(find("gvisor", self.data_dir).program)
-
-
 def version_of(program: Path) -> str:
     """Return the first line that an OCI runtime prints about its version. Blocks. Raises EngineUnavailableError."""
     try:
