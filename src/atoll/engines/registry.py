@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import Protocol, cast
 
@@ -110,9 +111,12 @@ def probe_all(settings: Settings, *, thorough: bool = True) -> list[Availability
 def _engine_class(name: str) -> EngineClass:
     location = (_ENGINES | _ELSEWHERE).get(canonical(name))
     if location is None:
+        near = difflib.get_close_matches(name, [*_ENGINES, *_ALIASES, *_ELSEWHERE, "auto"], n=1)
+        meant = f"Did you mean '{near[0]}'? " if near else ""
         raise EngineNotFoundError(
             f"there is no engine '{name}'",
-            hint=f"Known engines: {', '.join(_ENGINES)}; or 'auto' for the strongest that works here.",
+            hint=f"{meant}Known engines: {', '.join(_ENGINES)}; or 'auto' for the first of "
+            f"{', '.join(_STRONGEST_FIRST)} that works here.",
         )
     module, _, attribute = location.partition(":")
     return cast(EngineClass, getattr(importlib.import_module(module), attribute))
