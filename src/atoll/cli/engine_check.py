@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.theme import Theme
 
 from atoll.cli.run import stopped_by_signals
 from atoll.cli.target import print_json
@@ -22,6 +23,8 @@ from atoll.errors import EngineUnavailableError, SpecError
 from atoll.settings import Settings
 
 _WORDS = {Outcome.KEPT: "ok", Outcome.BROKEN: "BROKEN", Outcome.SKIPPED: "n/a"}
+_THEME = Theme({"progress.elapsed": "default"})
+"""Yellow cannot be read on a light background."""
 _STYLES = {Outcome.KEPT: "green", Outcome.BROKEN: "bold red", Outcome.SKIPPED: "default"}
 
 
@@ -61,7 +64,7 @@ async def _check(engine: str, checks: Sequence[Check], as_json: bool) -> int:
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
-    console = Console(highlight=False, stderr=as_json)
+    console = Console(highlight=False, stderr=as_json, theme=_THEME)
     results: list[CheckResult] = []
     with stopped_by_signals(task, received), _progress(console, engine, len(checks)) as (began, ended):
 
