@@ -1,17 +1,13 @@
-"""`python -m atoll.conformance --engine process`: measures one engine and says which promises it breaks."""
+"""`python -m atoll.conformance --engine bubblewrap`: measures one engine and says which promises it breaks."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
-import tempfile
-from pathlib import Path
 
-from atoll.conformance import CHECKS, Bench, Check, CheckResult, Outcome, run
-from atoll.engines import registry
-from atoll.settings import Settings
+from atoll.conformance import CHECKS, Check, CheckResult, Outcome, run
+from atoll.conformance.installation import own_bench
 
 _WORDS = {Outcome.KEPT: "ok", Outcome.BROKEN: "BROKEN", Outcome.SKIPPED: "skipped"}
 
@@ -24,25 +20,15 @@ def main() -> int:
     parser.add_argument("only", nargs="*", help="parts of the names of the checks to run")
     chosen = parser.parse_args()
     checks = [check for check in CHECKS if not chosen.only or any(part in check.name for part in chosen.only)]
-    folder = Path(tempfile.mkdtemp(prefix="at-", dir="/tmp"))
-    folder.chmod(0o755)
-    settings = Settings(data_dir=folder / "data", run_dir=folder / "run")
-    try:
-        bench = Bench(registry.get(chosen.engine, settings), settings, chosen.image)
-        results = asyncio.run(_run(bench, not chosen.slow, checks))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    results = asyncio.run(_run(chosen.engine, chosen.image, not chosen.slow, checks))
     counts = {outcome: sum(result.outcome is outcome for result in results) for outcome in Outcome}
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     return 1 if counts[Outcome.BROKEN] or not counts[Outcome.KEPT] else 0
 
 
-async def _run(bench: Bench, quick: bool, checks: list[Check]) -> list[CheckResult]:
-    try:
+async def _run(engine: str, image: str, quick: bool, checks: list[Check]) -> list[CheckResult]:
+    async with own_bench(engine, image) as bench:
         return await run(bench, quick, checks, _show)
-    finally:
-        # An engine may hold a mounted file system: only without it can the directory be removed.
-        await bench.engine.aclose()
 
 
 def _show(result: CheckResult) -> None:

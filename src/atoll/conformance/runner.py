@@ -35,12 +35,15 @@ async def run(
     quick: bool,
     checks: Iterable[Check] = CHECKS,
     on_result: Callable[[CheckResult], None] | None = None,
+    on_start: Callable[[Check], None] | None = None,
 ) -> list[CheckResult]:
     """Run all checks, or the quick ones. A broken promise is a result, and so is a check that raises or hangs."""
     results = []
     for check in checks:
         if quick and check.slow:
             continue
+        if on_start is not None:
+            on_start(check)
         result = await run_one(bench, check)
         results.append(result)
         if on_result is not None:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.engines import registry
-from atoll.engines.contract import Engine, LimitDefaults
+from atoll.engines.contract import Engine, IsolationLevels, LimitDefaults, Resizable, supporting
 from atoll.engines.host.machine import Machine, look
 from atoll.errors import EngineUnavailableError
-from atoll.model import EffectiveLimits, SandboxSpec
+from atoll.model import Capability, EffectiveLimits, SandboxSpec
 from atoll.model.state import Availability
 from atoll.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLevel:
+    """An engine on this machine, at one of its isolation levels."""
+
+    engine: str
+    isolation: str | None
+    capabilities: frozenset[Capability]
+    sets_limits_later: bool
+    """Whether a running sandbox that was made without limits of memory, CPUs and processes can get them."""
+    missing: Mapping[Capability, str]
+    """Why capabilities are missing, as far as the reasons are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +42,40 @@ class Diagnosis:
     """The limits that a sandbox has on that engine if it asks for none."""
     shared: tuple[str, ...] = ()
     """What that engine limits for all sandboxes of an account, and of the installation, together."""
+    levels: tuple[EngineLevel, ...] = ()
+    """What the engines that work here can enforce and offer, at each of their isolation levels."""
 
 
 def diagnose(settings: Settings) -> Diagnosis:
     """Try every engine for real. This blocks for up to a few seconds: do not call it in an event loop."""
     engines = tuple(registry.probe_all(settings, thorough=True))
+    working = [registry.get(found.name, settings) for found in engines if found.available]
+    levels = tuple(level for engine in working for level in asyncio.run(_levels(engine)))
     try:
         engine, reasons = registry.auto(settings, thorough=True)
         picked = engine.name
     except EngineUnavailableError as error:
-        return Diagnosis(look(settings.data_dir), settings, engines, None, (error.reason,))
+        return Diagnosis(look(settings.data_dir), settings, engines, None, (error.reason,), levels=levels)
     limits, shared = asyncio.run(_limits(engine))
-    return Diagnosis(look(settings.data_dir), settings, engines, picked, tuple(reasons), limits, shared)
+    return Diagnosis(look(settings.data_dir), settings, engines, picked, tuple(reasons), limits, shared, levels)
+
+
+async def _levels(engine: Engine) -> list[EngineLevel]:
+    try:
+        several = await supporting(engine, IsolationLevels)
+        described = [await engine.describe()] if several is None else (await several.levels()).values()
+        return [
+            EngineLevel(
+                engine.name,
+                each.isolation,
+                each.capabilities,
+                isinstance(engine, Resizable) and Capability.MEMORY in each.capabilities,
+                {capability: why for capability, why in each.missing.items() if capability not in each.capabilities},
+            )
+            for each in described
+        ]
+    finally:
+        await engine.aclose()
 
 
 async def _limits(engine: Engine) -> tuple[EffectiveLimits | None, tuple[str, ...]]:

@@ -111,12 +111,12 @@ def probe_all(settings: Settings, *, thorough: bool = True) -> list[Availability
 def _engine_class(name: str) -> EngineClass:
     location = (_ENGINES | _ELSEWHERE).get(canonical(name))
     if location is None:
-        meant = nearest(name, [*_ENGINES, *_ALIASES, *_ELSEWHERE, "auto"])
+        near = nearest(name, [*_ENGINES, *_ALIASES, *_ELSEWHERE, "auto"])
+        meant = f"Did you mean '{near}'? " if near else ""
         raise EngineNotFoundError(
             f"there is no engine '{name}'",
-            hint=f"Did you mean '{meant}'?"
-            if meant
-            else f"Known engines: {', '.join(_ENGINES)}; or 'auto' for the strongest that works here.",
+            hint=f"{meant}Known engines: {', '.join(_ENGINES)}; or 'auto' for the first of "
+            f"{', '.join(_STRONGEST_FIRST)} that works here.",
         )
     module, _, attribute = location.partition(":")
     return cast(EngineClass, getattr(importlib.import_module(module), attribute))
