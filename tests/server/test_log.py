@@ -14,9 +14,12 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from atoll.server import problems
+from atoll.server.middleware.request_record import RequestRecord
 from atoll.settings import Settings
 from server.conftest import Person, new_user
 from server.running import RunningServer, new_folder, running_server
@@ -230,3 +233,21 @@ def test_a_reader_that_stopped_holds_nothing_up_and_nothing_is_lost(
     found = [json.loads(line) for line in read.splitlines()]
     assert [each["request_id"] for each in found if each["route"] == "/info"] == [f"r-{n}" for n in range(60)]
     assert not [each for each in found if each["route"] == "/health"]
+
+
+async def test_an_unexpected_failure_is_logged_once_and_found_by_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+    problems.install(app)
+    app.add_middleware(RequestRecord)
+
+    @app.get("/fails")
+    async def fails() -> None:
+        raise RuntimeError("nobody expected this")
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        answer = await client.get("/fails", headers={"X-Request-ID": "fails-1"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "server_error")
+    assert answer.headers["X-Request-ID"] == answer.json()["request_id"] == "fails-1"
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert "nobody expected this" not in answer.text

@@ -36,7 +36,8 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(file: Pa
 
 
 def test_only_load_looks_at_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATOLL_PORT", "3")
+    for name in ("ATOLL_PORT", "ATOLL_port"):
+        monkeypatch.setenv(name, "3")
     assert ServerSettings.model_validate({"state_dir": "/x"}).port == 8420
 
 
