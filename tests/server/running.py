@@ -54,9 +54,17 @@ class RunningServer:
 
 
 def launch(
-    folder: Path, engine: str = "bubblewrap", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+    folder: Path,
+    engine: str = "bubblewrap",
+    port: int = 0,
+    /,
+    *,
+    module: str = "atoll.cli",
+    log: int | None = None,
+    **variables: str,
 ) -> subprocess.Popen[str]:
-    """Returns at once. Its messages go to the file `log`. `module` is what is run instead of the command line."""
+    """Returns at once. Its messages go to the file `log`, or to the descriptor. `module` is what is run instead of the
+    command line."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     environment = {
@@ -67,17 +75,23 @@ def launch(
         **variables,
     }
     command = [sys.executable, "-W", "ignore", "-m", module, "serve", "--engine", engine, "--port", str(port)]
-    log = (folder / "log").open("a")
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/")
-    log.close()
-    return process
+    with (folder / "log").open("a") as file:
+        stderr = file.fileno() if log is None else log
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd="/")
 
 
 def start_server(
-    folder: Path, engine: str = "bubblewrap", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+    folder: Path,
+    engine: str = "bubblewrap",
+    port: int = 0,
+    /,
+    *,
+    module: str = "atoll.cli",
+    log: int | None = None,
+    **variables: str,
 ) -> RunningServer:
     """Returns when it listens."""
-    process = launch(folder, engine, port, module=module, **variables)
+    process = launch(folder, engine, port, module=module, log=log, **variables)
     assert process.stdout is not None
     url = key = None
     deadline = time.monotonic() + START_S
@@ -113,9 +127,16 @@ def new_folder(session_folder: Path, name: str) -> Path:
 
 @contextmanager
 def running_server(
-    folder: Path, engine: str = "bubblewrap", port: int = 0, /, *, module: str = "atoll.cli", **variables: str
+    folder: Path,
+    engine: str = "bubblewrap",
+    port: int = 0,
+    /,
+    *,
+    module: str = "atoll.cli",
+    log: int | None = None,
+    **variables: str,
 ) -> Iterator[RunningServer]:
-    server = start_server(folder, engine, port, module=module, **variables)
+    server = start_server(folder, engine, port, module=module, log=log, **variables)
     try:
         yield server
     finally:

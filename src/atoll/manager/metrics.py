@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,20 +22,21 @@ _POOL_COUNTERS = {
 
 
 class Histogram:
-    def __init__(self) -> None:
+    def __init__(self, bounds_s: Sequence[float] = _BOUNDS_S) -> None:
         self.count = 0
         self.sum_s = 0.0
-        self._buckets = [0] * (len(_BOUNDS_S) + 1)
+        self._bounds_s = bounds_s
+        self._buckets = [0] * (len(bounds_s) + 1)
 
     def add(self, seconds: float) -> None:
         self.count += 1
         self.sum_s += seconds
-        self._buckets[bisect_left(_BOUNDS_S, seconds)] += 1
+        self._buckets[bisect_left(self._bounds_s, seconds)] += 1
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
         """Yield the upper bound of each bucket in Prometheus notation, and how many values were at most that."""
         total = 0
-        bounds = (*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf")
+        bounds = (*(f"{bound:g}" for bound in self._bounds_s), "+Inf")
         for bound, count in zip(bounds, list(self._buckets), strict=True):
             total += count
             yield bound, total

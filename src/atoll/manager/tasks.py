@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from atoll.cancellation import finish
-from atoll.errors import ManagerClosedError, SandboxTimeoutError
+from atoll.errors import ManagerClosedError, SandboxTimeoutError, SetupError
 
 T = TypeVar("T")
 _UNDO_S = 60.0
@@ -61,8 +61,10 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.debug("%s failed: %r", task.get_name(), task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # What a user's own command wrote is not for the log.
+            said = type(error).__name__ if isinstance(error, SetupError) else repr(error)
+            _log.debug("%s failed: %s", task.get_name(), said)
 
 
 async def outcome(task: asyncio.Task[T]) -> T:

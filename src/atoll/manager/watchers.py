@@ -67,14 +67,13 @@ class CommandWatcher:
             wait = min(_MAX_S, wait * 2)
 
     async def _report(self, member: Member, end: CommandEnd) -> None:
-        reason = end.reason
         try:
             await self._context.transitions.correct(member, {"command_end": end})
-            await self._context.transitions.note(member, end.cause, reason)
+            await self._context.transitions.note(member, end.cause, end.reason)
         except SandboxError as error:
-            _log.warning(
-                "cannot record that %s in sandbox %s: %s", reason, member.id, error, extra={"sandbox_id": member.id}
-            )
+            # Without the reason, which quotes the command's output.
+            said = "the end of the command of sandbox %s cannot be recorded: %s"
+            _log.warning(said, member.id, error, extra={"sandbox_id": member.id})
 
     async def _ask(self, member: Member) -> CommandEnd | None:
         """Return how the command ended, or None if it still runs or its state is unknown."""

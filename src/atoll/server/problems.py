@@ -165,7 +165,10 @@ def of(error: BaseException) -> Problem:
         error = _of_this_server(error)
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError) else None
-        reason, hint = _discreet(error.reason), error.hint and _discreet(error.hint)
+        # What a user's own command wrote is not for the log.
+        has_output = isinstance(error, SetupError | SandboxGoneError)
+        reason = without_paths(error.reason) if has_output else _discreet(error.reason)
+        hint = error.hint and _discreet(error.hint)
         output = error.output if isinstance(error, SetupError) else None
         return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None, output=output)
     if isinstance(error, PartialCopyError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -22,6 +23,8 @@ from atoll.server.logs.log_writer import LogWriter
 Level = Literal["debug", "info", "warning", "error"]
 _log = logging.getLogger(__name__)
 _CLOSE_S = 2.0
+_JSON = json.JSONEncoder(default=repr, check_circular=False)
+"""Made once: that costs as much as a line. `contents` leaves nothing that could contain itself."""
 _EXTRA = ("sandbox_id", "user_id")
 """What calls of `logging` may add to a line, with `extra`."""
 
@@ -81,7 +84,7 @@ def _chain(form: str, *, colors: bool) -> list[Processor]:
         ExceptionRenderer(),
     ]
     if form != "console":
-        return [*first, contents.bounded_json, JSONRenderer()]
+        return [*first, contents.bounded_json, JSONRenderer(serializer=lambda line, **_: _JSON.encode(line))]
     text = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     return [*first, contents.bounded_text, text]
 

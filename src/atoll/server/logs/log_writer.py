@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 MAX_WAITING_BYTES = 4 << 20
-_GATHER_S = 0.005
+_GATHER_S = 0.03
 """How long the thread gathers lines before it writes: waking it for each one would cost every request."""
 
 
