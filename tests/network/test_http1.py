@@ -40,3 +40,16 @@ def test_a_header_that_is_added_stands_alone(name: str) -> None:
     written = request.write(keep_upgrade=False)
     assert b"mine" not in written
     assert written.endswith(b"X-Api-Keys: other\r\nX-Api-Key: SECRET\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("Transfer-Encoding: CHUNKED", b"Transfer-Encoding: chunked"),
+        ("content-length:\t007 ", b"content-length: 7"),
+        ("Content-Length: 00000000000000000", b"Content-Length: 0"),
+    ],
+)
+def test_the_framing_is_written_in_one_spelling(line: str, written: bytes) -> None:
+    """Not every server compares the coding as it should, and a leading zero could mean an octal number."""
+    assert read_request(head(line)).write(keep_upgrade=False).splitlines()[2] == written

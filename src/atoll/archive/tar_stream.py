@@ -127,13 +127,17 @@ class TarStream:
         if size > (self._budget.limits.path_bytes + 1 if flag in (b"L", b"K") else self._budget.limits.pax_bytes):
             raise ImageError(f"the archive has a header of {size:,} bytes, more than any image needs")
         self._expect(size)
-        return b"".join(self.data())
+        data = b"".join(self.data())
+        # GNU tar reads a name up to the first zero byte, even after the end of the data.
+        if flag in (b"L", b"K") and b"\0" not in data and self._padding_bytes().strip(b"\0"):
+            raise ImageError("the archive is damaged: a long name does not end where it should")
+        return data
 
     def _extend(self, flag: bytes, data: bytes, extensions: dict[bytes, bytes]) -> None:
         if flag == b"L":
-            extensions[b"path"] = _text(data)
+            _add(extensions, {b"path": _text(data)})
         elif flag == b"K":
-            extensions[b"linkpath"] = _text(data)
+            _add(extensions, {b"linkpath": _text(data)})
         else:
             records = _pax_records(data)
             if any(key.startswith(b"GNU.sparse") for key in records):
@@ -144,7 +148,8 @@ class TarStream:
                 return
             if b"\0" in records.get(b"path", b"") + records.get(b"linkpath", b""):
                 raise ImageError("the archive has a name with a zero byte")
-            extensions.update(records)
+            # The mark is no key that a record could have: its sign is the one that ends a key.
+            _add(extensions, records | {b"=": b""})
 
     def _expect(self, size: int) -> None:
         self._budget.spend_bytes(size)
@@ -154,9 +159,11 @@ class TarStream:
     def _skip_data(self) -> None:
         for _ in self.data():
             pass
+        self._padding_bytes()
+
+    def _padding_bytes(self) -> bytes:
         self._unread, self._padding = self._padding, 0
-        for _ in self.data():
-            pass
+        return b"".join(self.data())
 
     def _fill(self) -> bool:
         chunk = self._reader.read(_READ)
@@ -193,6 +200,13 @@ class TarStream:
             rest = self._reader.read(_READ)
 
 
+def _add(extensions: dict[bytes, bytes], more: dict[bytes, bytes]) -> None:
+    """Add what one more header says about the next entry. Programs disagree about which of two headers counts."""
+    if extensions.keys() & more.keys():
+        raise ImageError("the archive describes an entry twice")
+    extensions.update(more)
+
+
 def _verify(block: bytes) -> None:
     stored = _number(block[148:156])
     blank = block[:148] + b" " * 8 + block[156:]
@@ -205,8 +219,12 @@ def _verify(block: bytes) -> None:
 
 def _type(flag: bytes, name: bytes) -> Type:
     if flag in (b"0", b"\0", b"7"):
-        # Archives older than ustar mark a directory only by the slash.
-        return Type.DIRECTORY if flag == b"\0" and name.endswith(b"/") else Type.FILE
+        if not name.endswith(b"/"):
+            return Type.FILE
+        # Archives older than ustar mark a directory only by the slash. In others some programs would see a file.
+        if flag == b"\0":
+            return Type.DIRECTORY
+        raise ImageError("the archive has a file whose name ends like that of a directory")
     if flag == b"S":
         raise _sparse()
     try:

@@ -15,7 +15,11 @@ from atoll.model.addresses import Address
 A, CNAME, AAAA, OPT, HTTPS = 1, 5, 28, 41, 65
 _IN = 1
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, REFUSED = 0, 1, 2, 3, 5
+_HEAD = 12
 _LONGEST = 4096
+_LONGEST_NAME = 255
+"""With a byte for the length of each label, also of the empty one at the end."""
+_LONGEST_TTL = 0x7FFF_FFFF
 _MAX_RECORDS = 64
 _MAX_POINTERS = 32
 
@@ -43,18 +47,18 @@ class Answer:
 
 
 def read_question(message: bytes) -> Question:
-    if not 12 < len(message) <= _LONGEST:
+    if not _HEAD < len(message) <= _LONGEST:
         raise BadMessageError("its length")
     number, flags, questions, answers, _, _ = struct.unpack_from("!6H", message)
     if flags & 0xF800 or questions != 1 or answers:
         raise BadMessageError("it is no plain question")
-    name, at = _name(message, 12)
+    name, at = _name(message, _HEAD)
     if at + 4 > len(message):
         raise BadMessageError("it is cut short")
     kind, family = struct.unpack_from("!HH", message, at)
     if family != _IN:
         raise BadMessageError("its class")
-    return Question(number, name, kind, bool(flags & 0x100), message[12 : at + 4])
+    return Question(number, name, kind, bool(flags & 0x100), message[_HEAD : at + 4])
 
 
 def write_answer(question: Question, answer: Answer) -> bytes:
@@ -76,12 +80,12 @@ def write_question(number: int, name: str, kind: int) -> bytes:
 def read_answer(message: bytes, number: int, name: str, kind: int) -> Answer:
     """Return the addresses of a name from a server's answer, following the aliases in it. Raises BadMessageError if it
     is not an answer to the question."""
-    if len(message) < 12:
+    if len(message) < _HEAD:
         raise BadMessageError("its length")
     found, flags, questions, answers, _, _ = struct.unpack_from("!6H", message)
-    if found != number or not flags & 0x8000 or questions != 1:
+    if found != number or flags & 0xF800 != 0x8000 or questions != 1:
         raise BadMessageError("it answers something else")
-    asked, at = _name(message, 12)
+    asked, at = _name(message, _HEAD)
     if at + 4 > len(message):
         raise BadMessageError("it is cut short")
     if asked != name or struct.unpack_from("!HH", message, at) != (kind, _IN):
@@ -107,10 +111,13 @@ def _addresses(message: bytes, at: int, count: int, name: str, kind: int) -> tup
             raise BadMessageError("it is cut short")
         if family == _IN and owner in aliases:
             if found == CNAME:
-                aliases.add(_name(message, at)[0])
+                alias, after = _name(message, at)
+                if after != at + length:
+                    raise BadMessageError("an alias is of another length than its record")
+                aliases.add(alias)
             elif found == kind and length == (4 if kind == A else 16):
                 addresses.append(IPv4Address(data) if kind == A else IPv6Address(data))
-                ttls.append(ttl)
+                ttls.append(ttl if ttl <= _LONGEST_TTL else 0)  # longer ones are an error that means 0 (RFC 2181)
         at += length
     return tuple(dict.fromkeys(addresses)), min(ttls, default=0)
 
@@ -119,26 +126,29 @@ def _name(message: bytes, at: int) -> tuple[str, int]:
     """Return the name at a position, in lower case, and the position after it. Bytes other than ASCII are kept as
     Latin-1 characters, so that such a name matches no normalized name."""
     labels: list[str] = []
+    start, limit = at, len(message)
     end, jumps, total = -1, 0, 0
     while True:
-        if at >= len(message):
+        if at >= limit:
             raise BadMessageError("a name is cut short")
         length = message[at]
         if length & 0xC0 == 0xC0:
-            if at + 1 >= len(message) or jumps >= _MAX_POINTERS:
-                raise BadMessageError("a name has no end")
             end = at + 2 if end < 0 else end
-            at, jumps = (length & 0x3F) << 8 | message[at + 1], jumps + 1
+            to = (length & 0x3F) << 8 | message[at + 1] if at + 1 < limit else 0
+            # A pointer leads back, to something that ends before this part of the name. The header belongs to no name.
+            if not _HEAD <= to < start or jumps >= _MAX_POINTERS:
+                raise BadMessageError("a pointer leads to no name")
+            start, limit, at, jumps = to, start, to, jumps + 1
             continue
         if length & 0xC0:
             raise BadMessageError("a label is of an unknown kind")
         at += 1
+        label = message[at : min(at + length, limit)]
+        total += length + 1
+        if len(label) != length or total > _LONGEST_NAME:
+            raise BadMessageError("a name is too long")
         if not length:
             break
-        label = message[at : at + length]
-        total += length + 1
-        if len(label) != length or total > 255:
-            raise BadMessageError("a name is too long")
         # A dot inside a label must not look like one between labels.
         text = label.decode("latin-1").lower()
         labels.append(text.replace(".", "\0"))

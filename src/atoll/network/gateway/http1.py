@@ -49,6 +49,10 @@ class Request:
                 continue
             if lower == b"connection" and not keep_upgrade:
                 value = b"close" if b"close" in value.lower() else b"keep-alive"
+            elif lower == b"transfer-encoding":
+                value = b"chunked"  # in the one spelling that all servers know
+            elif lower == b"content-length":
+                value = b"%d" % self.length
             lines.append(b"%s: %s" % (name, value))
         lines += [b"%s: %s" % pair for pair in self.added]
         return b"\r\n".join(lines) + b"\r\n\r\n"

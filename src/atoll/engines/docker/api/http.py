@@ -32,7 +32,8 @@ _CONTINUE = 100
 _BODILESS = ("GET", "HEAD")
 _CUSTOMARY = {"Host": "docker", "User-Agent": "atoll", "Connection": "close"}
 _EXPECTING = {"Expect": "100-continue"}
-"""Archives are sent after "100 Continue": an engine that refuses closes the connection, and its reason would be lost."""
+"""An archive is sent after "100 Continue": an engine that refuses it closes the connection, and its reason would be
+lost."""
 
 
 class RefusedError(Exception):
