@@ -58,15 +58,21 @@ def _is_free(handle: Handle) -> bool:
 
 async def _locked(path: str) -> int:
     """Open the file and lock it, when nobody else has. The kernel releases the lock if this program dies."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd
-        except BlockingIOError:
-            await asyncio.sleep(_RETRY_S)
-        except BaseException:
-            os.close(fd)
-            raise
+    while (fd := _lock(path)) is None:
+        await asyncio.sleep(_RETRY_S)
+    return fd
+
+
+def _lock(path: str) -> int | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+    except (BlockingIOError, FileNotFoundError):  # somebody has it, or has just removed the file
+        pass
+    except BaseException:
         os.close(fd)
+        raise
+    os.close(fd)
+    return None
