@@ -60,11 +60,11 @@ def launch(
     /,
     *,
     module: str = "atoll.cli",
-    log: int | None = None,
+    log: str = "",
     **variables: str,
 ) -> subprocess.Popen[str]:
-    """Returns at once. Its messages go to the file `log`, or to the descriptor. `module` is what is run instead of the
-    command line."""
+    """Returns at once. Its messages go to the file `log`, by default one in its folder. `module` is what is run instead
+    of the command line."""
     folder.mkdir(exist_ok=True)
     folder.chmod(0o755)
     environment = {
@@ -75,9 +75,8 @@ def launch(
         **variables,
     }
     command = [sys.executable, "-W", "ignore", "-m", module, "serve", "--engine", engine, "--port", str(port)]
-    with (folder / "log").open("a") as file:
-        stderr = file.fileno() if log is None else log
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd="/")
+    with open(log or folder / "log", "a") as file:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=file, text=True, cwd="/")
 
 
 def start_server(
@@ -87,7 +86,7 @@ def start_server(
     /,
     *,
     module: str = "atoll.cli",
-    log: int | None = None,
+    log: str = "",
     **variables: str,
 ) -> RunningServer:
     """Returns when it listens."""
@@ -133,7 +132,7 @@ def running_server(
     /,
     *,
     module: str = "atoll.cli",
-    log: int | None = None,
+    log: str = "",
     **variables: str,
 ) -> Iterator[RunningServer]:
     server = start_server(folder, engine, port, module=module, log=log, **variables)

@@ -214,7 +214,9 @@ def test_a_reader_that_stopped_holds_nothing_up_and_nothing_is_lost(
     reading, writing = os.pipe()
     fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     try:
-        with running_server(new_folder(session_folder, "unread"), "bubblewrap", log=writing) as server:
+        with running_server(
+            new_folder(session_folder, "unread"), "bubblewrap", log=f"/proc/self/fd/{writing}"
+        ) as server:
             os.close(writing)
             with server.client() as admin:
                 for number in range(60):

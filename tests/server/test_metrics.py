@@ -36,7 +36,7 @@ KEPT = {
 def families(client: httpx.Client, accept: str = "") -> dict[str, Metric]:
     answer = client.get("/metrics", headers={"Accept": accept})
     if answer.headers["content-type"].startswith("application/openmetrics-text"):
-        return {each.name: each for each in openmetrics.text_string_to_metric_families(answer.text)}
+        return {each.name: each for each in openmetrics.text_string_to_metric_families(answer.text)}  # type: ignore[no-untyped-call]
     return {each.name: each for each in text_string_to_metric_families(answer.text)}
 
 
