@@ -1,7 +1,8 @@
 """How long a user waits before anything happens: imports, and a whole command in a new sandbox.
 
-Every candidate is a new process, and all take turns in one run: a Python that does nothing, `bwrap` over this machine's
-own /usr, and `docker run`, if Docker is installed and can be started or DOCKER_HOST names an engine.
+Every candidate is a new process, and all take turns in one run. The peers are a Python that does nothing, the libraries
+that the SDK is built upon, `bwrap` over this machine's own /usr, and `docker run`, if Docker is installed and can be
+started or DOCKER_HOST names an engine.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from benchmarks.create import BWRAP
 from benchmarks.measure import Figure, Samples, Timed, take_turns
 
 ROUNDS = 25
-PYTHON, DOCKER = "python3 -c pass", "docker run --rm true"
+PYTHON, LIBRARIES, DOCKER = "python3 -c pass", "asyncio and Pydantic", "docker run --rm true"
 IMPORT, FROM, RUN, PROGRAM = "import atoll", "from atoll import Sandbox", "atoll run -- true", "with Sandbox()"
+_LIBRARIES = "import asyncio, pydantic; pydantic.create_model('Model', field=(int, 0))"
 _PROGRAM = "from atoll import Sandbox\nwith Sandbox() as sandbox: assert sandbox.exec('true').success"
 
 
@@ -32,6 +34,7 @@ async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
     python = sys.executable
     commands: dict[str, Sequence[str]] = {
         PYTHON: [python, "-c", "pass"],
+        LIBRARIES: [python, "-c", _LIBRARIES],
         IMPORT: [python, "-c", IMPORT],
         FROM: [python, "-c", FROM],
         PROGRAM: [python, "-c", _PROGRAM],
@@ -63,8 +66,9 @@ def _figures(found: Mapping[str, Samples]) -> list[Figure]:
 
     figures = [
         compared(IMPORT, PYTHON, 1.5),
-        compared(FROM, PYTHON, 20.0),
-        compared(RUN, PYTHON, 40.0),
+        compared(FROM, PYTHON, 25.0),
+        compared(FROM, LIBRARIES, 2.0),
+        compared(RUN, PYTHON, 45.0),
         compared(RUN, "bwrap", 100.0),
     ]
     if DOCKER in found:
