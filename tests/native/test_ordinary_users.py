@@ -90,7 +90,7 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(user: OrdinaryUser) 
         """
         from atoll import Sandbox
         from atoll.errors import UnsupportedError
-        for name, value in {"memory": "64m", "cpus": 1, "pids": 50, "disk": "64m"}.items():
+        for name, value in {"memory": "64m", "cpus": 1, "pids": 50, "disk": "64m", "network": "all"}.items():
             try:
                 with Sandbox(engine="native", **{name: value}):
                     print("made")
@@ -99,8 +99,9 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(user: OrdinaryUser) 
         """,
     )
     lines = said.splitlines()
-    assert ["control groups" in line for line in lines] == [True, True, True, False]
+    assert ["control groups" in line for line in lines] == [True, True, True, False, False]
     assert "quotas" in lines[3]
+    assert "cannot enforce network" in lines[4]
 
 
 def test_defaults_that_cannot_be_enforced_are_left_out_and_reported(user: OrdinaryUser) -> None:
