@@ -243,7 +243,10 @@ def test_what_looks_like_it_has_one_reading(tmp_path: Path) -> None:
     old_directory, old_file = block(b"old/", b"\0", mode=0o755), block(b"file", b"\0")
     unended = block(b"././@LongLink", b"L", size=120) + padded(NAME.encode())
     both = pax({"mtime": "1"}) + long_name(OTHER.encode())
-    archive = tar(pax({"comment": "x"}, b"g"), old_directory, old_file, unended, file("x", b"1"), both, file("x", b"2"))
+    gnu = bytearray(block(b"gnu"))
+    gnu[257:265], gnu[345:356] = b"ustar  \0", b"14524770400"  # GNU tar has other times where ustar has a prefix
+    long_names = (unended, file("x", b"1"), both, file("x", b"2"))
+    archive = tar(pax({"comment": "x"}, b"g"), old_directory, old_file, *long_names, checksummed(bytes(gnu)))
     unpack(archive, tmp_path / "root")
-    assert sorted(os.listdir(tmp_path / "root")) == sorted(["old", "file", NAME, OTHER])
+    assert sorted(os.listdir(tmp_path / "root")) == sorted(["old", "file", "gnu", NAME, OTHER])
     assert (tmp_path / "root" / OTHER).stat().st_mtime == 1
