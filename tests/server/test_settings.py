@@ -91,6 +91,7 @@ def test_a_misspelt_variable_gets_a_warning_and_those_of_other_parts_none() -> N
 def test_atoll_config_says_where_each_value_comes_from(file: Path) -> None:
     file.write_text("[server]\ntimeout = 7\n")
     names = {"ATOLL_CONFIG": str(file), "ATOLL_PORT": "99", "ATOLL_PROT": "1"}
+    names["ATOLL_DATABASE_URL"] = "postgresql://ann:s3c:r@t@db/atoll"
     environment = {**{name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}, **names}
 
     def config(*options: str) -> subprocess.CompletedProcess[str]:
@@ -103,4 +104,7 @@ def test_atoll_config_says_where_each_value_comes_from(file: Path) -> None:
     assert rows["timeout"][0] == "7.0"
     assert str(file)[:20] in shown.stdout
     assert "did you mean ATOLL_PORT?" in shown.stderr
-    assert json.loads(config("--json").stdout)["port"] == 99
+    exact = config("--json").stdout
+    assert json.loads(exact)["port"] == 99
+    assert json.loads(exact)["database_url"] == "postgresql://ann:***@db/atoll"
+    assert "s3c" not in shown.stdout + exact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ def config(
     for warning in settings.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     values = json.loads(settings.model_dump_json())
+    values["database_url"] = _without_password(values["database_url"])
     if as_json:
         print_json(values)
         return
@@ -67,6 +69,11 @@ def _settings(file: Path | None, **given: Any) -> ServerSettings:
     except ImportError as error:
         raise _missing(error) from error
     return ServerSettings.load(file=file, **given)
+
+
+def _without_password(url: str | None) -> str | None:
+    """Return the URL of a database as it may be shown."""
+    return None if url is None else re.sub(r"(?<=://)([^:@/]*):.*@", r"\1:***@", url)
 
 
 def _missing(error: ImportError) -> EngineUnavailableError:
