@@ -47,7 +47,7 @@ class Collector:
 
     def spans(self) -> list[SeenSpan]:
         """All spans so far, in the order in which they began."""
-        found = []
+        found: list[SeenSpan] = []
         for path, body in list(self.requests):
             if path == "/v1/traces":
                 found += _spans(ExportTraceServiceRequest.FromString(body))

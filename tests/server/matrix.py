@@ -123,6 +123,7 @@ MATRIX = (
     Line("POST", "/webhooks/{sandbox_id}/conversations", "session", body={"id": "c"}),
     Line("POST", "/webhooks/{sandbox_id}/events/{conversation_id}", "session", body=[{"kind": "x"}]),
     Line("GET", "/webhooks/secrets", "nobody"),
+    Line("POST", "/otlp/{sandbox_id}/v1/{signal}", "nobody", body={}),
     # runtimes
     Line("POST", "/runtime/start", "manage", body={"image": "no-such:image", "session_id": "x"}),
     *(Line("POST", f"/runtime/{act}", "manage", body={"runtime_id": "none"}) for act in ("stop", "pause", "resume")),

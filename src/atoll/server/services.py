@@ -20,6 +20,7 @@ from atoll.sandbox.command import AsyncCommand
 from atoll.server.admission import Admissions, RateLimiter
 from atoll.server.request_metrics import Exposition, RequestMetrics
 from atoll.server.settings import ServerSettings
+from atoll.server.telemetry.relay import Relay
 from atoll.server.tree_transfers import Transfers
 from atoll.server.webhooks.delivery import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService, UserService
@@ -54,6 +55,8 @@ class Services:
     webhooks: Webhooks
     admissions: Admissions
     transfers: Transfers
+    relay: Relay | None
+    """Passes on the telemetry of programs in sandboxes. None: the server accepts none."""
     metrics: RequestMetrics
     exposition: Exposition
     followed: dict[str, AsyncCommand] = field(default_factory=dict)
@@ -121,6 +124,7 @@ async def services(
             ports_domain=settings.ports_domain,
             max_snapshots=settings.max_snapshots,
             exposed_url_pattern=settings.exposed_url_pattern,
+            relays_telemetry=settings.otlp_endpoint is not None,
         )
         await sandboxes.startups.go_on()
         public_url = settings.public_url or listens_on
@@ -138,7 +142,9 @@ async def services(
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
+        relay = Relay(settings.otlp_endpoint) if settings.otlp_endpoint is not None else None
         metrics = RequestMetrics()
+        sources = (manager.metric_families, sandboxes.metric_families, metrics.metric_families)
         made = Services(
             settings,
             engine,
@@ -154,13 +160,16 @@ async def services(
             webhooks,
             admissions,
             transfers,
+            relay,
             metrics,
-            Exposition(manager.metric_families, sandboxes.metric_families, metrics.metric_families),
+            Exposition(*sources, *([relay.metric_families] if relay is not None else [])),
         )
         made.first_key = await users.first_run()
         try:
             yield made
         finally:
+            if relay is not None:
+                await relay.aclose()
             await webhooks.aclose()
             await runtimes.aclose()
             await specs.aclose()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -17,6 +18,13 @@ from atoll.resources import Resources
 from atoll.server.setting_sources import PREFIX, ServerTable, Variables, unknown_variables, variable_of
 from atoll.service.exposed_ports import check_pattern
 from atoll.settings import Settings
+
+
+def _http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
+        raise ValueError("write http://HOST:PORT, without a user or a query")
+    return url
 
 
 class ServerSettings(BaseSettings):
@@ -44,6 +52,11 @@ class ServerSettings(BaseSettings):
         None,
         description="URLs of exposed ports where a proxy of your own leads to them, with {public_url}, {sandbox_id},"
         " {port} and {name}; default: by path on this server.",
+    )
+    otlp_endpoint: Annotated[str, AfterValidator(_http_url)] | None = Field(
+        None,
+        description="URL of the collector (OTLP over HTTP) that telemetry of programs in sandboxes is passed on to;"
+        " without it none is accepted.",
     )
     runtime_urls: Literal["auto", "host", "path"] = Field(
         "auto",

@@ -11,17 +11,16 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from atoll.errors import SandboxNotFoundError
 from atoll.manager import Record, SandboxManager
 from atoll.model import State
 from atoll.printable import printable
 from atoll.service.caller import Caller
-from atoll.service.failures import NotAuthenticatedError, RateLimitedError
+from atoll.service.failures import NotAuthenticatedError
 from atoll.service.identities import Identities
+from atoll.service.rates import Rate, Rates
 from atoll.service.session_keys import SessionKeys
-from atoll.token_bucket import TokenBucket
 
 CALLBACK = "callback"
 """The kind of these events."""
@@ -31,23 +30,13 @@ MAX_MESSAGES = 200
 """Maximum number of messages in one request."""
 MAX_BODY = 1 << 20
 _MAX_MESSAGE = 16 << 10
-_MAX_BUCKETS = 10_000
 _MAX_WORD = 80
 _MAX_DEPTH = 32
 _MAX_KEY = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _Rate:
-    """How many messages per second are accepted, and how many at once after a pause."""
-
-    of: str
-    per_s: float
-    burst: float
-
-
-_OF_SANDBOX = _Rate("sandbox", 20.0, 400.0)
-_OF_USER = _Rate("user", 50.0, 1000.0)
+_OF_SANDBOX = Rate("messages", "sandbox", 20.0, 400.0)
+_OF_USER = Rate("messages", "user", 50.0, 1000.0)
 """The rate for all sandboxes of one user together, because one thread writes the messages of all users."""
 
 
@@ -64,8 +53,7 @@ class Callbacks:
         self._session_keys = session_keys
         self._identities = identities
         self._public_url = public_url.rstrip("/")
-        self._now = now
-        self._buckets: dict[tuple[_Rate, str], TokenBucket] = {}
+        self._rates = Rates(now)
 
     def variables(self, record: Record, *, url: bool) -> dict[str, str]:
         """Return the environment variables that tell programs inside where to post, under the names of OpenHands's
@@ -109,11 +97,8 @@ class Callbacks:
             raise ValueError(f"a request may have at most {MAX_MESSAGES} messages")
         record = await self._manager.recall(sandbox_id)
         number = max(1, len(messages))
-        places = [(_OF_SANDBOX, sandbox_id), (_OF_USER, record.owner or "" if record is not None else "")]
-        for place in places:
-            self._need(place, number)
-        for place in places:
-            self._bucket(place).take(number)
+        owner = record.owner or "" if record is not None else ""
+        self._rates.take((_OF_SANDBOX, sandbox_id, number), (_OF_USER, owner, number))
         if messages:
             events = [_event(conversation_id, message) for message in messages]
             await self._manager.report(sandbox_id, CALLBACK, events)
@@ -123,22 +108,6 @@ class Callbacks:
         claims = self._session_keys.claims(key)
         own = claims is not None and claims[0] == record.id
         return inside or (own and self._session_keys.is_valid(key, record.owner, time.time()))
-
-    def _need(self, place: tuple[_Rate, str], number: int) -> None:
-        rate, wait_s = place[0], self._bucket(place).wait_s(number)
-        if wait_s > 0:
-            raise RateLimitedError(
-                f"more than {rate.per_s:g} messages per second from one {rate.of}", retry_after_s=math.ceil(wait_s)
-            )
-
-    def _bucket(self, place: tuple[_Rate, str]) -> TokenBucket:
-        found = self._buckets.get(place)
-        if found is None:
-            if len(self._buckets) >= _MAX_BUCKETS:
-                self._buckets = {each: bucket for each, bucket in self._buckets.items() if not bucket.is_full()}
-            rate = place[0]
-            found = self._buckets[place] = TokenBucket(rate.per_s, rate.burst, self._now)
-        return found
 
 
 def _event(conversation_id: str, message: object) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from atoll.service.models.sandbox_info import SandboxInfo
 from atoll.service.models.sandbox_request import MAX_SETTINGS, ForkStart, SandboxSettings, SandboxStart
 from atoll.service.quotas import Reservations
 from atoll.service.sandbox_lookup import SandboxLookup
+from atoll.service.sandbox_telemetry import SandboxTelemetry
 from atoll.service.sandbox_view import IN_PLACE, SPEC_LABEL, SandboxView, refuse_own_labels
 from atoll.service.snapshots import SnapshotService
 from atoll.service.specs import Recipe, SandboxSpecService
@@ -58,6 +59,7 @@ class SandboxCreation:
         lookup: SandboxLookup,
         view: SandboxView,
         callbacks: Callbacks,
+        telemetry: SandboxTelemetry,
         startups: startup.Startups,
         reservations: Reservations,
     ) -> None:
@@ -67,6 +69,7 @@ class SandboxCreation:
         self._lookup = lookup
         self._view = view
         self._callbacks = callbacks
+        self._telemetry = telemetry
         self._startups = startups
         self._reservations = reservations
 
@@ -103,6 +106,7 @@ class SandboxCreation:
         labels = {**wanted.labels, **workload.labels, **task, SPEC_LABEL: spec_id, **exposed_ports.labels_of(ports)}
         labels |= _marks(recipe.health if wanted.health is None else wanted.health, ports)
         labels |= {CALLBACK_LABEL: "yes"} if (recipe.callback if wanted.callback is None else wanted.callback) else {}
+        labels |= self._telemetry.label(wanted.telemetry)
         variables = exposed_ports.variables_of(ports, settings.env)
         wanted = wanted.model_copy(update={"env": {**variables, **wanted.env}})
         made: list[str] = []
@@ -200,9 +204,10 @@ class SandboxCreation:
         record = await self._manager.recall(sandbox_id)
         if record is None:
             return
-        callback = CALLBACK_LABEL in record.labels
+        callback, variables = CALLBACK_LABEL in record.labels, self._telemetry.variables(record)
         if callback or f"{exposed_ports.PORT_LABEL}{exposed_ports.VSCODE}" in record.labels:
-            variables = self._callbacks.variables(record, url=callback)
+            variables |= self._callbacks.variables(record, url=callback)
+        if variables:
             await self._manager.update(sandbox_id, lambda now: {"env": {**now.env, **variables}})
         if startup.is_waited_for(record):
             self._startups.begin(sandbox_id)

@@ -14,6 +14,7 @@ from atoll.service.failures import without_paths
 from atoll.service.models.exposed_port import ExposedUrl
 from atoll.service.models.sandbox_info import CommandEndInfo, SandboxInfo
 from atoll.service.sandbox_credentials import SandboxCredentials
+from atoll.service.sandbox_telemetry import TELEMETRY_LABEL
 from atoll.service.snapshots import shown_image
 
 SPEC_LABEL = "sandbox_spec_id"
@@ -24,6 +25,7 @@ _OWN_LABELS = (
     exposed_ports.PORT_LABEL,
     *startup.HEALTH_LABELS,
     CALLBACK_LABEL,
+    TELEMETRY_LABEL,
     "runtime_session_id",
 )
 

@@ -26,6 +26,7 @@ from atoll.service.quotas import Reservations
 from atoll.service.sandbox_creation import SandboxCreation
 from atoll.service.sandbox_credentials import SandboxCredentials
 from atoll.service.sandbox_lookup import SandboxLookup
+from atoll.service.sandbox_telemetry import SandboxTelemetry
 from atoll.service.sandbox_view import SandboxView
 from atoll.service.session_keys import SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
@@ -54,12 +55,14 @@ class SandboxService:
         max_snapshots: int = 100,
         ports_domain: str = "localhost",
         exposed_url_pattern: str | None = None,
+        relays_telemetry: bool = False,
     ) -> None:
         self.manager = manager
         self.specs = specs
         urls = exposed_ports.PortUrls(public_url, ports_domain, exposed_url_pattern)
         self.snapshots = SnapshotService(manager, most=max_snapshots)
         self.callbacks = Callbacks(manager, session_keys, identities, public_url)
+        self.telemetry = SandboxTelemetry(self.callbacks, public_url, is_on=relays_telemetry)
         self.startups = startup.Startups(manager)
         self.credentials = SandboxCredentials(manager, session_keys, identities)
         self.view = SandboxView(self.credentials, urls)
@@ -68,7 +71,15 @@ class SandboxService:
         reservations = Reservations()
         self.limits = LimitChanges(manager, lookup, specs.ceilings, reservations)
         self.creation = SandboxCreation(
-            manager, specs, self.snapshots, lookup, self.view, self.callbacks, self.startups, reservations
+            manager,
+            specs,
+            self.snapshots,
+            lookup,
+            self.view,
+            self.callbacks,
+            self.telemetry,
+            self.startups,
+            reservations,
         )
 
     # --- finding --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Traces: what a request or a call caused, as spans that are nested as the layers are.
 
-While nobody records them, a span costs one function call, and Atoll never imports OpenTelemetry. Spans are recorded after
-`start`, or as soon as the program that uses Atoll has set up OpenTelemetry itself.
+While nobody records them, a span costs one function call, and Atoll does not import OpenTelemetry. Spans are recorded
+after `use`, or as soon as the program that uses Atoll has set up OpenTelemetry itself.
 
 A span has only the attributes in `Attributes`: never a command line, a variable, a path, the content of a file, the
 text of an error or a credential.

@@ -17,6 +17,7 @@ from atoll.server.routes import (
     snapshots,
     sockets,
     specs,
+    telemetry,
     users,
     webhooks,
 )
@@ -41,4 +42,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     users.router,
     webhooks.router,
     callbacks.router,
+    telemetry.router,
 )

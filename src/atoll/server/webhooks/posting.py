@@ -7,6 +7,7 @@ there is no second name lookup, no proxy and no redirect. The size of the answer
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import socket
 import ssl
@@ -68,7 +69,7 @@ async def _resolve(host: str, port: int, is_named: bool) -> tuple[str, int]:
 async def _exchange(
     parts: SplitResult, address: tuple[str, int], headers: dict[str, str], body: bytes
 ) -> tuple[int, bytes]:
-    context = ssl.create_default_context() if parts.scheme == "https" else None
+    context = _tls() if parts.scheme == "https" else None
     name = parts.hostname if context is not None else None
     reader, writer = await asyncio.open_connection(*address, ssl=context, server_hostname=name)
     try:
@@ -100,6 +101,12 @@ async def _answer(http: h11.Connection, reader: asyncio.StreamReader) -> tuple[i
             return status, answer
         elif isinstance(event, h11.ConnectionClosed):
             raise NotPostedError("there was no answer")
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return the TLS settings. Reading all certificates takes long enough to hold up the event loop."""
+    return ssl.create_default_context()
 
 
 def _port(parts: SplitResult) -> int:

@@ -125,6 +125,9 @@ class SandboxStart(BaseModel):
     callback: bool | None = None
     """Whether programs inside get the variables `OH_WEBHOOKS_0_BASE_URL` and `OH_SESSION_API_KEYS_0`, which say where
     to post messages and with which key. Default: as the spec says."""
+    telemetry: bool = False
+    """Whether programs inside get the variables of OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT` and others) with which
+    they send traces, metrics and logs through the server. Refused unless the server has an `otlp_endpoint`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,1 @@
+"""Telemetry of programs in sandboxes, on its way through the server to the operator's collector."""
