@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from atoll.server.telemetry.stamping import MAX_BYTES, TooLargeError, decompressed, stamped, stamped_json
 from atoll.settings import Settings
-from server.collector import Collector, collector, values
+from server.collector import Collector, collector, parents, values
 from server.conftest import new_user
 from server.running import RunningServer, new_folder, running_server
 from server.waiting import run, start, until
@@ -210,6 +211,40 @@ def test_a_server_without_a_collector_refuses_the_wish_and_has_no_route(native_s
         assert refused.status_code in (400, 422)
         assert "otlp_endpoint" in refused.json()["hint"]
         assert client.post("/otlp/anything/v1/traces", content=b"").status_code == 404
+
+
+INSIDE = """
+import os
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+parent = TraceContextTextMapPropagator().extract({"traceparent": os.environ["TRACEPARENT"]})
+with provider.get_tracer("program").start_as_current_span("work inside", parent):
+    pass
+provider.shutdown()
+"""
+
+
+def test_a_program_with_an_sdk_of_its_own_continues_the_trace_of_its_request(
+    session_folder: Any, session_settings: Settings, need_engine: Callable[[str, Settings], None], seen: Collector
+) -> None:
+    engine = "unsafe-none"  # only its sandboxes reach the loopback interface, where this server listens
+    need_engine(engine, session_settings)
+    both = {"ATOLL_OTLP_ENDPOINT": seen.url, "OTEL_EXPORTER_OTLP_ENDPOINT": seen.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with running_server(new_folder(session_folder, "inside"), engine, **both) as server, server.client() as client:
+        info = start(client, telemetry=True)
+        path = f"/sandboxes/{info['id']}"
+        client.put(f"{path}/files/content", params={"path": "program.py"}, content=INSIDE).raise_for_status()
+        run(client, info["id"], f"{sys.executable} program.py")
+        inside = until(lambda: [span for span in seen.spans() if span.name == "work inside"])[0]
+        assert inside.resource["atoll.sandbox.id"] == info["id"]
+        route = "POST /api/v1/sandboxes/{sandbox_id}/exec"
+        until(lambda: any(span.name == route for span in seen.trace(inside.trace_id)))
+        around = parents(seen.trace(inside.trace_id), inside)
+        assert around == [route, "service.exec", "manager.exec", "sandbox.exec", "agent.exec"]
 
 
 # --- what is read of an export ----------------------------------------------------------------------------------------

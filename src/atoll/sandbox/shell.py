@@ -27,6 +27,7 @@ from atoll.guest.guest import Guest
 from atoll.guest.processes import Capture, FollowedProcess, ProcessExit, StartRequest
 from atoll.model import Cause, ExecutionResult
 from atoll.sandbox.command import new_command_id, shell_exit_code
+from atoll.tracing import traced
 
 _RECONNECTS = 5
 _START_TIMEOUT_S = 10.0
@@ -127,6 +128,7 @@ class AsyncShell:
         self._lost_count = False
         """Whether it is unknown what, if anything, runs in the shell."""
 
+    @traced("sandbox.run_command")
     async def run(self, command: str, timeout: float) -> ExecutionResult:
         """Type one command and return its exit code and output, with stdout and stderr in order.
 

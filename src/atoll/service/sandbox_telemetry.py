@@ -13,8 +13,8 @@ from atoll.service.rates import Rate, Rates
 TELEMETRY_LABEL = "sandbox_telemetry"
 _HEADER = "x-session-api-key"
 _OF_SANDBOX, _OF_USER = Rate("exports", "sandbox", 10.0, 100.0), Rate("exports", "user", 40.0, 400.0)
-_BYTES_OF_SANDBOX = Rate("bytes of exports", "sandbox", float(1 << 20), float(8 << 20))
-_BYTES_OF_USER = Rate("bytes of exports", "user", float(4 << 20), float(32 << 20))
+_BYTES_OF_SANDBOX = Rate("bytes of exports", "sandbox", float(1 << 20), float(10 << 20))
+_BYTES_OF_USER = Rate("bytes of exports", "user", float(4 << 20), float(40 << 20))
 
 
 class SandboxTelemetry:
