@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from atoll import SandboxManager, tracing
+from atoll.errors import SandboxGoneError
+from atoll.model import State
 from atoll.settings import Settings
 from server.collector import CLIENT, ERROR, SERVER, Collector, collector, one, parents, tree
 from server.running import RunningServer, new_folder, running_server
@@ -153,6 +160,30 @@ def test_what_ends_a_sandbox_later_is_a_trace_of_its_own(api: httpx.Client, seen
     found = until(deletion)[0]
     assert (found.parent_id, found.links) == ("", [])
     assert found.trace_id != f"{7:032x}"
+
+
+async def test_what_a_manager_does_by_itself_is_not_part_of_its_programs_trace(
+    session_settings: Settings, need_engine: Callable[[str, Settings], None]
+) -> None:
+    need_engine("native", session_settings)
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracing.use(provider)
+    try:
+        with tracing.span("program"):
+            async with SandboxManager(engine="native", settings=session_settings) as manager:
+                sandbox_id = await manager.create_sandbox(lifetime=0.3)
+                with contextlib.suppress(SandboxGoneError):
+                    await manager.wait_until(sandbox_id, State.MISSING, 20)
+        spans = exporter.get_finished_spans()
+        program = next(span for span in spans if span.name == "program").context
+        deleted = next(span for span in spans if span.name == "manager.delete_sandbox")
+        created = next(span for span in spans if span.name == "manager.create_sandbox")
+        assert deleted.parent is None
+        assert created.parent is not None
+        assert created.parent.span_id == program.span_id
+    finally:
+        tracing.use(None)
 
 
 def test_a_cancelled_request_ends_its_spans(api: httpx.Client, traced_server: RunningServer, seen: Collector) -> None:

@@ -109,7 +109,7 @@ def test_a_command_continues_the_trace_of_its_caller() -> None:
         (f"00-4bf92f3577b34da6a3ce929d0e0e4736-{'0' * 16}-01", None),
         (f"{PARENT}\n", None),
         ("é" * 55, None),
-        ("x" * 100_000, None),
+        (PARENT.replace("00-", "cc-", 1) + "-" + "x" * 100_000, None),
         ("", None),
     ],
 )
