@@ -53,6 +53,7 @@ class Scene:
             "port": "8000",
             "path": "",
             "webhook_id": "00",
+            "signal": "traces",
         }
         return re.sub(r"\{(\w+)(?::path)?\}", lambda match: values.get(match[1], "c"), path)
 
