@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -131,6 +133,13 @@ def none(problems: list[str]) -> None:
 def test_every_block_names_its_language() -> None:
     none([block.shown() for block in blocks() if block.language not in RUN | CHECKED])
     none(indented())
+
+
+def test_every_block_of_json_or_toml_is_valid() -> None:
+    parsers = {"json": json.loads, "toml": tomllib.loads}
+    for block in blocks():
+        if block.language in parsers:
+            parsers[block.language](block.text)
 
 
 def test_every_block_that_does_not_run_says_why() -> None:
