@@ -263,7 +263,9 @@ class Sandbox:
     `exec` runs one process and returns its result; `run_command` types into a persistent shell. A command that fails
     is a result; an exception means that the sandbox itself failed. Relative paths start at the work directory.
 
-    With `server` (or ATOLL_URL) the sandbox runs on that server; everything else stays the same. Each entry of `ports`
+    `engine` is the name of an engine; `auto` is the first of `native`, `oci` and `bubblewrap` that works on this
+    machine, and `oci` for the isolation levels `gvisor` and `vm`. With `server` (or ATOLL_URL, if no engine is named)
+    the sandbox runs on that server; everything else stays the same. Each entry of `ports`
     sets an environment variable `NAME=PORT` inside, and a server exposes that port.
     """
 

@@ -121,7 +121,7 @@ def stray_notes() -> list[str]:
     found = []
     for page in pages():
         whole = (ROOT / page).read_text()
-        notes = _ANY_NOTE.findall(_FENCE.sub("", whole))
+        notes = _ANY_NOTE.findall(_INLINE.sub("", _FENCE.sub("", whole)))
         used = [f"<!-- {block.note} -->" for block in blocks() if block.page == page and block.note]
         for note in notes:
             if note in used:

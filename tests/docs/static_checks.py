@@ -128,7 +128,7 @@ def _unknown_keywords(call: ast.Call, names: dict[str, Any]) -> list[str]:
     if isinstance(call.func, ast.Name) and call.func.id in names:
         candidates = [names[call.func.id]]
     elif isinstance(call.func, ast.Attribute):
-        candidates = [getattr(kind, call.func.attr) for kind in _classes() if hasattr(kind, call.func.attr)]
+        candidates = [getattr(kind, call.func.attr) for kind in public_classes() if hasattr(kind, call.func.attr)]
     else:
         return []
     accepted = [keywords for candidate in candidates if (keywords := keywords_of(candidate)) is not None]
@@ -142,7 +142,7 @@ def _unknown_keywords(call: ast.Call, names: dict[str, Any]) -> list[str]:
 
 
 @functools.lru_cache
-def _classes() -> tuple[type, ...]:
+def public_classes() -> tuple[type, ...]:
     import atoll
     from atoll import openhands, openmanus
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from docs import python_blocks, shell_blocks, static_checks
 from docs.blocks import CHECKED, REASONS, RUN, Block, blocks, indented, inline, stray_notes
 from docs.given import Given, prelude
 from needs import need
-from server.running import RunningServer, running_server
+from server.running import RunningServer, new_folder, running_server
 
 
 def run_with(*languages: str) -> list[object]:
@@ -29,11 +31,11 @@ def run_with(*languages: str) -> list[object]:
 def settings(session_folder: Path, need_engine: Callable[[str, Settings], None]) -> Iterator[Settings]:
     """An installation of these tests, named by variables as a user would."""
     need("root", "mkfs.btrfs")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("ATOLL_DATA_DIR", str(session_folder / "docs" / "data"))
-    patch.setenv("ATOLL_RUN_DIR", str(session_folder / "docs" / "run"))
+    patch, folder = pytest.MonkeyPatch(), new_folder(session_folder, "docs")
+    folder.chmod(0o755)
+    patch.setenv("ATOLL_DATA_DIR", str(folder / "data"))
+    patch.setenv("ATOLL_RUN_DIR", str(folder / "run"))
     patch.delenv("ATOLL_URL", raising=False)
-    (session_folder / "docs").mkdir(mode=0o755)
     settings = Settings.load()
     need_engine("native", settings)
     assert registry.auto(settings)[0].name == "native"
@@ -64,7 +66,7 @@ async def _sandboxes(settings: Settings) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(settings: Settings, session_folder: Path) -> Iterator[RunningServer]:
-    with running_server(session_folder / "docs-server", "native", ATOLL_RUNTIME_NETWORK="none") as running:
+    with running_server(new_folder(session_folder, "docs-server"), "native", ATOLL_RUNTIME_NETWORK="none") as running:
         yield running
 
 
@@ -89,7 +91,7 @@ def test_python(block: Block, given: Given, request: pytest.FixtureRequest) -> N
 
 @pytest.fixture(scope="module")
 def socket(settings: Settings, session_folder: Path) -> Iterator[Path]:
-    path = session_folder / "docs" / "atoll.socket"
+    path = new_folder(session_folder, "docs-command") / "socket"
     with shell_blocks.forking_atoll(path):
         yield path
 
@@ -131,6 +133,13 @@ def none(problems: list[str]) -> None:
 def test_every_block_names_its_language() -> None:
     none([block.shown() for block in blocks() if block.language not in RUN | CHECKED])
     none(indented())
+
+
+def test_every_block_of_json_or_toml_is_valid() -> None:
+    parsers = {"json": json.loads, "toml": tomllib.loads}
+    for block in blocks():
+        if block.language in parsers:
+            parsers[block.language](block.text)
 
 
 def test_every_block_that_does_not_run_says_why() -> None:

@@ -18,7 +18,7 @@ ROWS: dict[str, Capability | Callable[[EngineLevel], bool]] = {
     "disk limit": Capability.DISK,
     "inode limit": Capability.INODES,
     "open files limit": Capability.OPEN_FILES,
-    "limits set later": lambda level: level.sets_limits_later,
+    "change limits": lambda level: bool(level.changeable_limits),
     "network policies": Capability.NETWORK,
     "images": Capability.IMAGES,
     "volumes (writable)": Capability.VOLUMES,
@@ -70,7 +70,7 @@ def as_json(levels: Sequence[EngineLevel]) -> list[dict[str, object]]:
             "engine": level.engine,
             "isolation": level.isolation,
             "capabilities": sorted(level.capabilities),
-            "sets_limits_later": level.sets_limits_later,
+            "changeable_limits": sorted(level.changeable_limits),
             "missing": {capability.value: why for capability, why in level.missing.items()},
         }
         for level in levels

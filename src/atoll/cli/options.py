@@ -23,7 +23,11 @@ _MAX_SPEC_BYTES = 1 << 20
 _DEFAULT = "`atoll doctor` shows the default."
 
 EngineOption = Annotated[
-    str | None, typer.Option("--engine", help="The engine that makes the sandbox; `atoll doctor` lists them.")
+    str | None,
+    typer.Option(
+        "--engine",
+        help="The engine that makes the sandbox; default: the first of native, oci and bubblewrap that works here.",
+    ),
 ]
 EnvOption = Annotated[
     list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="An environment variable; may be repeated.")

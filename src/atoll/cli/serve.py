@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="The port to listen on; 0: any free port.")] = None,
-    engine: Annotated[str | None, typer.Option(help="The engine that makes the sandboxes.")] = None,
+    engine: Annotated[str | None, typer.Option(help="The engine that makes the sandboxes; see `atoll config`.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; see `atoll config`.")] = None,
 ) -> None:
     """Serve sandboxes over HTTP until SIGTERM. State is kept in ATOLL_STATE_DIR."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.engines import registry
-from atoll.engines.contract import Engine, IsolationLevels, LimitDefaults, Resizable, supporting
+from atoll.engines.contract import Engine, IsolationLevels, LimitDefaults, supporting
 from atoll.engines.host.machine import Machine, look
 from atoll.errors import EngineUnavailableError
 from atoll.model import Capability, EffectiveLimits, SandboxSpec
@@ -22,8 +22,8 @@ class EngineLevel:
     engine: str
     isolation: str | None
     capabilities: frozenset[Capability]
-    sets_limits_later: bool
-    """Whether a running sandbox that was made without limits of memory, CPUs and processes can get them."""
+    changeable_limits: frozenset[str]
+    """The limits that can be changed while a sandbox runs, by their names in `Limits`."""
     missing: Mapping[Capability, str]
     """Why capabilities are missing, as far as the reasons are known."""
 
@@ -69,7 +69,7 @@ async def _levels(engine: Engine) -> list[EngineLevel]:
                 engine.name,
                 each.isolation,
                 each.capabilities,
-                isinstance(engine, Resizable) and Capability.MEMORY in each.capabilities,
+                each.changeable_limits,
                 {capability: why for capability, why in each.missing.items() if capability not in each.capabilities},
             )
             for each in described

@@ -42,7 +42,10 @@ _process = os.getpid()
 
 
 async def acquire(name: str, settings: Settings, server: str | None = None, api_key: str | None = None) -> EngineLease:
-    """Return the engine of that name; `auto` stands for the strongest that works here. Call `release` when done."""
+    """Return the engine of that name; `auto` stands for the first of `native`, `oci` and `bubblewrap` that works here.
+
+    Call `release` when done.
+    """
     name = registry.canonical(name)
     key = (name, settings, server, api_key)
     lease = _of_this_loop().get(key)

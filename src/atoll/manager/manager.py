@@ -39,6 +39,9 @@ class SandboxManager(AdjustableRules, Queries):
 
     A manager belongs to one event loop; use it as an async context manager. The first use opens the state directory and
     recovers what an earlier manager left. All times are in seconds.
+
+    `engine` is the engine of sandboxes that name none; `auto` is the first of `native`, `oci` and `bubblewrap` that
+    works on this machine, and `oci` for the isolation levels `gvisor` and `vm`.
     """
 
     def __init__(

@@ -39,7 +39,10 @@ class ServerSettings(BaseSettings):
     database_url: str | None = Field(
         None, description="postgresql://USER@HOST/NAME; without it SQLite in the state directory."
     )
-    engine: str = Field("auto", description="Which engine makes the sandboxes.")
+    engine: str = Field(
+        "auto",
+        description="Which engine makes the sandboxes; auto: the first of native, oci and bubblewrap that works.",
+    )
     public_url: str = Field(
         "",
         description="Where others reach this server: for the URLs of exposed ports, and messages of a remote engine.",

@@ -9,7 +9,9 @@ from atoll.engines import registry
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, NetworkPolicies, Pausable, supporting
 from atoll.errors import EngineNotFoundError, EngineUnavailableError
-from atoll.model import Capability
+from atoll.manager.engine_set import EngineSet
+from atoll.model import Capability, SandboxSpec
+from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.settings import Settings
 from needs import missing
 
@@ -72,6 +74,26 @@ def test_auto_picks_the_first_that_works_and_says_why_not_those_before(settings:
     assert reasons[-1] == f"{expected}: the strongest isolation that works here"
     for name in list(works)[: list(works).index(expected)]:
         assert any(reason.startswith(f"{name}: ") for reason in reasons)
+
+
+def test_auto_is_the_server_that_the_environment_names_unless_an_engine_is_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a sandbox. A manager is on this machine: its sandboxes are kept in its journal."""
+    monkeypatch.setenv("ATOLL_URL", "http://127.0.0.1:9")
+    assert AsyncSandbox(settings=settings).access.choice.name == "remote"
+    assert AsyncSandbox(engine="bubblewrap", settings=settings).engine_name == "bubblewrap"
+    assert EngineSet("auto", settings).default.name == registry.auto(settings)[0].name
+
+
+@pytest.mark.parametrize(("isolation", "engine"), [("gvisor", "oci"), ("vm", "oci"), ("namespaces", None)])
+def test_auto_takes_the_engine_that_has_the_isolation(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, isolation: str, engine: str | None
+) -> None:
+    monkeypatch.delenv("ATOLL_URL", raising=False)
+    expected = engine or registry.auto(settings)[0].name
+    assert AsyncSandbox(isolation=isolation, settings=settings).engine_name == expected
+    assert EngineSet("auto", settings).name_for(SandboxSpec.of(isolation=isolation)) == expected
 
 
 def test_engines_are_imported_only_when_asked_for() -> None:

@@ -28,7 +28,7 @@ _ALWAYS = frozenset(
     }
 )
 _GVISOR = ("runsc", "runsc-systrap", "runsc-kvm")
-_VIRTUAL = ("kata", "kata-runtime", "kata-qemu", "kata-clh", "io.containerd.kata.v2")
+_VIRTUAL = ("kata-runtime", "kata", "kata-qemu", "kata-clh", "io.containerd.kata.v2")
 _NAMESPACES = ("runc", "crun", "youki")
 _RUNTIMES = {"namespaces": _NAMESPACES, "gvisor": _GVISOR, "vm": _VIRTUAL}
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
