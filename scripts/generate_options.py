@@ -38,6 +38,7 @@ SAME = {
     "exposed_ports": "ports",
 }
 """Names that mean an option of another name."""
+_SERVED = "only a server passes it on"
 _OF_ENGINE = "an option of the manager's engine"
 _ENDS = "only a manager or a server ends idle sandboxes"
 REASONS: dict[str, dict[str, str]] = {
@@ -53,7 +54,8 @@ REASONS: dict[str, dict[str, str]] = {
     "services": {SDK: _ENDS, REST: "the exposed ports", CLI: _ENDS},
     "registry_login": {SDK: "`docker login`", MANAGER: "`docker login`", CLI: "`docker login`"},
     "health": {SDK: "the program asks itself", MANAGER: "the program asks itself", CLI: "specs have it"},
-    "callback": {SDK: "for servers", MANAGER: "for servers", CLI: "specs have it"},
+    "callback": {SDK: _SERVED, MANAGER: _SERVED, CLI: "specs have it"},
+    "telemetry": {SDK: _SERVED, MANAGER: _SERVED, CLI: "specs have it"},
 }
 """Why a surface lacks an option."""
 

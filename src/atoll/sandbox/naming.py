@@ -58,7 +58,7 @@ def _is_free(handle: Handle) -> bool:
 
 async def _locked(path: str) -> int:
     """Open the file and lock it, when nobody else has. The kernel releases the lock if this program dies."""
-    while (fd := _lock(path)) is None:
+    while (fd := _lock(path)) is None:  # noqa: ASYNC110 -- the holder may be another program
         await asyncio.sleep(_RETRY_S)
     return fd
 
