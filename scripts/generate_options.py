@@ -55,7 +55,7 @@ REASONS: dict[str, dict[str, str]] = {
     "registry_login": {SDK: "`docker login`", MANAGER: "`docker login`", CLI: "`docker login`"},
     "health": {SDK: "the program asks itself", MANAGER: "the program asks itself", CLI: "specs have it"},
     "callback": {SDK: _SERVED, MANAGER: _SERVED, CLI: "specs have it"},
-    "telemetry": {SDK: _SERVED, MANAGER: _SERVED, CLI: "specs have it"},
+    "telemetry": {SDK: _SERVED, MANAGER: _SERVED, CLI: _SERVED},
 }
 """Why a surface lacks an option."""
 
