@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from atoll.engines import registry
+from atoll.engines.contract import GarbageCollecting
 from atoll.settings import Settings
 from docs import python_blocks, shell_blocks, static_checks
 from docs.blocks import CHECKED, REASONS, RUN, Block, blocks, indented, inline, stray_notes
@@ -40,7 +41,9 @@ def settings(session_folder: Path, need_engine: Callable[[str, Settings], None])
     need_engine("native", settings)
     assert registry.auto(settings)[0].name == "native"
     yield settings
+    asyncio.run(_sandboxes(settings))
     patch.undo()
+    assert not (settings.run_dir / "network").exists(), "the gateway is still there"
 
 
 @pytest.fixture
@@ -53,13 +56,15 @@ def given(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def _sandboxes(settings: Settings) -> list[str]:
-    """The ids of those that are left, which are then deleted."""
+    """The ids of those that are left, which are then deleted, with what they shared."""
     found = []
     for name in ("native", "oci"):
         engine = registry.get(name, settings)
         for handle in await engine.list():
             found.append(handle.sandbox_id)
             await engine.delete(handle)
+        if isinstance(engine, GarbageCollecting):
+            await engine.gc()
         await engine.aclose()
     return found
 
