@@ -15,9 +15,8 @@ from pathlib import Path
 from atoll import AsyncSandbox
 from atoll.cli.options import SandboxFlags, flag_of
 from atoll.manager import SandboxManager, SandboxOptions
-from atoll.model import Limits
 from atoll.model.manus_names import SandboxNames
-from atoll.service.models.sandbox_request import SandboxSettings, SandboxStart
+from atoll.service.models.sandbox_request import SandboxRequest
 from generated import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +45,7 @@ REASONS: dict[str, dict[str, str]] = {
     "server": {MANAGER: _OF_ENGINE, REST: "the address of the request", CLI: "`atoll --server` or `ATOLL_URL`"},
     "api_key": {MANAGER: _OF_ENGINE, REST: "the header `Authorization`", CLI: "`ATOLL_API_KEY`"},
     "installation": {MANAGER: "`SandboxManager(settings=…)`", REST: "the server's own", CLI: "`ATOLL_DATA_DIR` …"},
-    "timeout": {REST: "`timeout_s` of each command", CLI: "`--timeout` of `run` and `exec`"},
+    "timeout": {REST: "`timeout` of each command", CLI: "`--timeout` of `run` and `exec`"},
     "owner": {SDK: "there is one user", REST: "the caller", CLI: "there is one user"},
     "key": {SDK: "no request is repeated", REST: "the header `Idempotency-Key`", CLI: "no request is repeated"},
     "idle_timeout": {SDK: _ENDS, CLI: _ENDS},
@@ -90,14 +89,8 @@ def manager() -> Surface:
 
 def rest() -> Surface:
     found = Surface()
-    for name in SandboxStart.model_fields:
+    for name in SandboxRequest.model_fields:
         found.add(name, name)
-    for name in SandboxSettings.model_fields:
-        if name != "limits":
-            found.add(name, f"settings.{name}")
-    for name in Limits.model_fields:
-        if name != "lifetime_s":
-            found.add(name, f"settings.limits.{name}")
     return found
 
 
@@ -132,8 +125,8 @@ A new sandbox is described by the same options wherever it is made: by `Sandbox`
 request to a server, and by the flags of `atoll run`, `create` and `shell`. This table is generated from the code. Where
 a surface lacks an option, the cell says what is there instead, or why.
 
-Times are in seconds. Sizes are bytes, or text such as `512m` and `2g`. Requests to a server may use the names of the
-first column as well, at the top level: `{"memory": "1g", "lifetime": 600}`.
+Times are in seconds. Sizes are bytes, or text such as `512m` and `2g`. A request to a server has the options at the top
+level, as in `{"memory": "1g", "lifetime": 600}`, or in `settings`.
 
 """
 

@@ -50,7 +50,7 @@ class Court:
 
     def sandbox(self, client: httpx.Client, **settings: object) -> str:
         answer = client.post("/sandboxes", json={"settings": settings} if settings else None)
-        assert answer.status_code == 200, answer.text
+        assert answer.status_code == 201, answer.text
         return f"/sandboxes/{answer.json()['id']}"
 
 

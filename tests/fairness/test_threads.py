@@ -86,7 +86,7 @@ def test_text_diffs_end_soon_and_with_their_clients(court: Court) -> None:
 
     write()
     made = court.mallory.post(f"{sandbox}/checkpoints", json={"name": "one"})
-    assert made.status_code == 200, made.text
+    assert made.status_code == 201, made.text
     write()
     gone = [post(court, f"{sandbox}/checkpoints/one/diff?text=true", method="GET") for _ in range(6)]
     for sock in gone:

@@ -60,7 +60,7 @@ def start(client: httpx.Client, kind: Kind, *ports: int) -> dict[str, Any]:
     made = client.post("/sandbox-specs", json={"id": name, "settings": settings, "exposed_ports": listed})
     assert made.status_code < 300, made.text
     started = client.post("/sandboxes", json={"sandbox_spec_id": name})
-    assert started.status_code == 200, started.text
+    assert started.status_code == 201, started.text
     info: dict[str, Any] = started.json()
     return info
 

@@ -92,7 +92,7 @@ def test_a_policy_is_set_changed_shown_and_kept(internet: Internet, folder: Path
     home = folder / "server"
     with running_server(home, "native", **internet.environment()) as running, running.client() as client:
         made = client.post("/sandboxes", json={"settings": {"network": POLICY}})
-        assert made.status_code == 200, made.text
+        assert made.status_code == 201, made.text
         sandbox = made.json()["id"]
         assert '"at": "WEB"' in looked(client, sandbox, "allowed.test")
         assert looked(client, sandbox, "evil.test").startswith("HTTP/1.1 403")
@@ -105,7 +105,7 @@ def test_a_policy_is_set_changed_shown_and_kept(internet: Internet, folder: Path
         assert "evil.test at 203.0.113.66:80 was refused for python3[" in told[0]
         assert "no rule allows it" in told[0]
         changed = client.put(f"/sandboxes/{sandbox}/network", json={"policy": {"allowed_domains": ["evil.test"]}})
-        assert changed.status_code == 200, changed.text
+        assert changed.status_code == 204, changed.text
         assert '"at": "EVIL"' in looked(client, sandbox, "evil.test")
         assert looked(client, sandbox, "allowed.test").startswith("HTTP/1.1 403")
         running.stop(signal.SIGKILL)

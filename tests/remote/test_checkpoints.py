@@ -31,7 +31,7 @@ def native_server(
     with running_server(new_folder(session_folder, "undo"), "native") as running:
         yield running
         with running.client() as admin:
-            for found in admin.get("/snapshots").json():
+            for found in admin.get("/snapshots").json()["items"]:
                 admin.delete(f"/snapshots/{found['name']}", params={"owner": found["owner_id"]})
 
 
@@ -54,7 +54,7 @@ def ann(native_server: RunningServer, people: Callable[..., Person]) -> Iterator
         yield client
         for info in client.get("/sandboxes/search").json()["items"]:
             client.delete(f"/sandboxes/{info['id']}")
-        for found in client.get("/snapshots").json():
+        for found in client.get("/snapshots").json()["items"]:
             client.delete(f"/snapshots/{found['name']}")
 
 
@@ -62,13 +62,13 @@ def ann(native_server: RunningServer, people: Callable[..., Person]) -> Iterator
 def bob(native_server: RunningServer, people: Callable[..., Person]) -> Iterator[httpx.Client]:
     with native_server.client(people("bob").key) as client:
         yield client
-        for found in client.get("/snapshots").json():
+        for found in client.get("/snapshots").json()["items"]:
             client.delete(f"/snapshots/{found['name']}")
 
 
 def started(client: httpx.Client, **wanted: Any) -> str:
     answer = client.post("/sandboxes", json=wanted)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     return f"/sandboxes/{answer.json()['id']}"
 
 
@@ -165,16 +165,16 @@ def test_a_name_is_each_users_own(native_server: RunningServer, ann: httpx.Clien
     assert ran(bob, theirs, "cat file") == "bob's\n"
     assert bob.get(theirs).json()["image"] == "snapshot:same"
     bob.delete(theirs)
-    assert bob.delete("/snapshots/same").status_code == 200
+    assert bob.delete("/snapshots/same").status_code == 204
     assert ran(ann, started(ann, settings={"image": "snapshot:same"}), "cat file") == "ann's\n"
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
         for query in ({}, {"owner": "ann"}):
             assert bob.request(method, f"/snapshots/same{path}", params=query).status_code == 404
-    assert bob.get("/snapshots", params={"owner": "ann"}).json() == []
+    assert bob.get("/snapshots", params={"owner": "ann"}).json()["items"] == []
     for image in ("snapshot:same", "snapshot:ann/same", "snapshot:bob/../ann/same"):
         assert bob.post("/sandboxes", json={"settings": {"image": image}}).status_code == 404
     with native_server.client() as admin:
-        assert [found["name"] for found in admin.get("/snapshots", params={"owner": "ann"}).json()] == ["same"]
+        assert [found["name"] for found in admin.get("/snapshots", params={"owner": "ann"}).json()["items"]] == ["same"]
         assert admin.post("/sandboxes", json={"settings": {"image": "snapshot:same"}}).status_code == 404
 
 
@@ -194,18 +194,18 @@ def test_quotas_count_forks_and_snapshots(native_server: RunningServer, people: 
         assert client.post(f"{sandbox}/fork").status_code == 429
         for each in forks:
             client.delete(f"/sandboxes/{each['id']}")
-        assert client.post(f"{sandbox}/snapshots", json={"name": "small"}).status_code == 200
+        assert client.post(f"{sandbox}/snapshots", json={"name": "small"}).status_code == 201
         ran(client, sandbox, "head -c 2000000 /dev/urandom >file; sync")
-        assert client.post(f"{sandbox}/snapshots", json={"name": "large"}).status_code == 200
+        assert client.post(f"{sandbox}/snapshots", json={"name": "large"}).status_code == 201
         assert client.post(f"{sandbox}/snapshots", json={"name": "third"}).status_code == 429
         client.delete("/snapshots/small")
         assert client.post(f"{sandbox}/snapshots", json={"name": "too-much"}).status_code == 429
         content = client.get("/snapshots/large/content").content
         assert client.put("/snapshots/copy/content", content=content).status_code in (422, 429)
-        assert [found["name"] for found in client.get("/snapshots").json()] == ["large"]
+        assert [found["name"] for found in client.get("/snapshots").json()["items"]] == ["large"]
         client.delete("/snapshots/large")
-        assert client.put("/snapshots/copy/content", content=content).status_code == 200
-        assert client.delete("/snapshots/copy").status_code == 200
+        assert client.put("/snapshots/copy/content", content=content).status_code == 201
+        assert client.delete("/snapshots/copy").status_code == 204
         client.delete(sandbox)
 
 
@@ -218,23 +218,23 @@ def test_an_upload_is_a_strangers(native_server: RunningServer, ann: httpx.Clien
         assert ann.put("/snapshots/evil/content", content=content).status_code == 422, content
     for name in ("..", "a%2Fb", "-x", "a" * 64):
         assert ann.put(f"/snapshots/{name}/content", content=b"").status_code in (404, 405, 422)
-    assert ann.get("/snapshots").json() == []
+    assert ann.get("/snapshots").json()["items"] == []
     assert list((native_server.folder / "state" / "transfers").iterdir()) == []
 
 
 def test_a_spec_can_ask_for_undo(ann: httpx.Client) -> None:
     sandbox = started(ann, settings={"undo": {"keep": 2, "only": ["*rm *"]}})
     ran(ann, sandbox, "echo one >file")
-    assert ann.get(f"{sandbox}/checkpoints").json() == []
+    assert ann.get(f"{sandbox}/checkpoints").json()["items"] == []
     assert ann.post(f"{sandbox}/undo").status_code == 404
     ran(ann, sandbox, "rm file")
-    (kept,) = ann.get(f"{sandbox}/checkpoints").json()
+    (kept,) = ann.get(f"{sandbox}/checkpoints").json()["items"]
     assert kept["made_by"] == "before: rm file"
     assert ann.post(f"{sandbox}/undo", json={"steps": 1}).json()["id"] == kept["id"]
     assert ran(ann, sandbox, "cat file") == "one\n"
     for _ in range(3):
         ran(ann, sandbox, "rm -f file")
-    assert len(ann.get(f"{sandbox}/checkpoints").json()) == 2
+    assert len(ann.get(f"{sandbox}/checkpoints").json()["items"]) == 2
 
 
 def test_what_is_of_the_servers_machine_is_for_administrators(bob: httpx.Client) -> None:

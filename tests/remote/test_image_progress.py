@@ -72,7 +72,7 @@ def test_how_far_an_image_is_can_be_seen(native_server: RunningServer, tmp_path:
                 said, _ = pulling.communicate(timeout=60)
             assert (pulling.returncode, said) == (0, f"{image} is ready\n")
             assert (look()["image_status"], look()["image_progress"]) == ("ready", None)
-            assert client.delete("/sandbox-specs/app").status_code == 200
+            assert client.delete("/sandbox-specs/app").status_code == 204
 
 
 @pytest.mark.timeout(120)
@@ -92,4 +92,4 @@ def test_why_an_image_cannot_be_had_is_said_and_it_can_be_tried_again(
         with atoll(native_server, "spec", "pull", "later") as pulling:
             pulling.communicate(timeout=60)
         assert pulling.returncode == 0
-        assert client.delete("/sandbox-specs/later").status_code == 200
+        assert client.delete("/sandbox-specs/later").status_code == 204

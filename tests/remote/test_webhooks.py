@@ -65,7 +65,9 @@ def test_a_change_is_told_and_nobody_else_can_tell_one(session_folder: Path, bac
             dies_behind(front, back)
             assert between.events()
             with back.client() as theirs:
-                (hook,) = [hook for hook in theirs.get("/webhooks").json() if hook["url"].startswith(between.url)]
+                (hook,) = [
+                    hook for hook in theirs.get("/webhooks").json()["items"] if hook["url"].startswith(between.url)
+                ]
             assert (hook["failing"], hook["delivered"] > 0) == (False, True)
             # Whatever went over the wire is worth nothing to whoever saw it.
             for signature, body in between.messages:
@@ -128,9 +130,9 @@ def test_nothing_is_left_out_when_the_receiver_fails_for_a_while(back: RunningSe
                 with pytest.raises(SignatureError):
                     verifier.check(signature, body)
             # Its key is revoked: nothing is told any more, and it is forgotten.
-            (key,) = client.get("/keys").json()
+            (key,) = client.get("/keys").json()["items"]
             told = len(receiver.messages)
-            assert admin.delete(f"/keys/{key['id']}").status_code == 200
+            assert admin.delete(f"/keys/{key['id']}").status_code == 204
             other = admin.post("/sandboxes").json()["id"]
             admin.delete(f"/sandboxes/{other}")
             until(lambda: receiver.url not in admin.get("/webhooks").text, "a webhook outlives its key")
@@ -145,7 +147,7 @@ def test_an_url_must_answer_the_challenge(back: RunningServer) -> None:
     with Silent() as receiver, back.client() as client:
         refused = lease(client, receiver.url, secrets.token_hex(32))
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
-        assert client.get("/webhooks").json() == [] or receiver.url not in client.get("/webhooks").text
+        assert client.get("/webhooks").json()["items"] == [] or receiver.url not in client.get("/webhooks").text
 
 
 def test_webhooks_are_their_owners_and_have_a_number(back: RunningServer) -> None:
@@ -153,13 +155,13 @@ def test_webhooks_are_their_owners_and_have_a_number(back: RunningServer) -> Non
         ann, bob = (new_user(admin, f"{name}{secrets.token_hex(3)}") for name in ("ann", "bob"))
         with back.client(ann.key) as hers, back.client(bob.key) as his:
             mine = lease(hers, f"{receiver.url}/0", secrets.token_hex(32)).json()
-            assert his.get("/webhooks").json() == []
+            assert his.get("/webhooks").json()["items"] == []
             assert his.delete(f"/webhooks/{mine['id']}").status_code == 404
             for number in range(1, 8):
                 assert lease(hers, f"{receiver.url}/{number}", secrets.token_hex(32)).status_code == 200
             assert lease(hers, f"{receiver.url}/8", secrets.token_hex(32)).status_code == 429
-            for hook in hers.get("/webhooks").json()[2:]:
-                assert hers.delete(f"/webhooks/{hook['id']}").status_code == 200
+            for hook in hers.get("/webhooks").json()["items"][2:]:
+                assert hers.delete(f"/webhooks/{hook['id']}").status_code == 204
 
             def another(number: int) -> int:
                 with back.client(ann.key) as client:
@@ -168,9 +170,9 @@ def test_webhooks_are_their_owners_and_have_a_number(back: RunningServer) -> Non
             with ThreadPoolExecutor(12) as threads:
                 answers = Counter(threads.map(another, range(12)))
             assert answers == {200: 6, 429: 6}, "many at once are no more than one after another"
-            for hook in hers.get("/webhooks").json():
-                assert hers.delete(f"/webhooks/{hook['id']}").status_code == 200
-            assert hers.get("/webhooks").json() == []
+            for hook in hers.get("/webhooks").json()["items"]:
+                assert hers.delete(f"/webhooks/{hook['id']}").status_code == 204
+            assert hers.get("/webhooks").json()["items"] == []
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def others(server: RunningServer, bob: Person) -> Iterator[httpx.Client]:
 def sandbox(client: httpx.Client) -> str:
     """The path of a sandbox of Ann's."""
     answer = client.post("/sandboxes")
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     return f"/sandboxes/{answer.json()['id']}"
 
 

@@ -84,6 +84,7 @@ MATRIX = (
     # saved states
     Line("POST", f"{IN}/checkpoints", "use", True),
     Line("GET", f"{IN}/checkpoints", "read", True),
+    Line("GET", f"{IN}/checkpoints/{{checkpoint_id}}", "read", True),
     Line("DELETE", f"{IN}/checkpoints/{{checkpoint_id}}", "use", True),
     Line("GET", f"{IN}/checkpoints/{{checkpoint_id}}/diff", "read", True),
     Line("POST", f"{IN}/checkpoints/{{checkpoint_id}}/rollback", "use", True),
@@ -138,6 +139,7 @@ MATRIX = (
     Line("POST", "/tokens", "keys", body={"scopes": ["keys"]}),
     Line("GET", "/users", "admin"),
     Line("POST", "/users", "admin", body={"id": "ann"}),
+    Line("GET", "/users/{user_id}", "admin"),
     Line("PATCH", "/users/{user_id}", "admin", body={}),
 )
 

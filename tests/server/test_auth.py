@@ -17,12 +17,12 @@ def test_a_key_is_shown_once_scoped_and_revoked_at_once(
 ) -> None:
     made = client.post("/keys", json={"name": "reader", "scopes": ["read"]}).json()
     assert made["key"].startswith(f"atoll_{made['id']}_")
-    assert "key" not in next(key for key in client.get("/keys").json() if key["id"] == made["id"])
+    assert "key" not in next(key for key in client.get("/keys").json()["items"] if key["id"] == made["id"])
     with server.client(made["key"]) as reader:
         assert reader.get("/sandboxes/search").status_code == 200
         assert reader.post("/sandboxes").status_code == 403
         assert reader.post("/keys", json={}).status_code == 403
-        assert client.delete(f"/keys/{made['id']}").status_code == 200
+        assert client.delete(f"/keys/{made['id']}").status_code == 204
         assert reader.get("/sandboxes/search").status_code == 401
     assert client.delete(f"/keys/{made['id']}").status_code == 404
 
@@ -30,7 +30,7 @@ def test_a_key_is_shown_once_scoped_and_revoked_at_once(
 def test_a_key_can_do_no_more_than_its_maker(client: httpx.Client, others: httpx.Client) -> None:
     assert client.post("/keys", json={"scopes": ["admin"]}).status_code == 403
     assert client.post("/keys", json={"user_id": "bob"}).status_code == 403
-    theirs = others.get("/keys").json()[0]["id"]
+    theirs = others.get("/keys").json()["items"][0]["id"]
     assert client.delete(f"/keys/{theirs}").status_code == 404
 
 

@@ -35,11 +35,11 @@ def test_specs_and_keys_are_counted(small: RunningServer) -> None:
             made = [eve.post("/sandbox-specs", json={"id": f"s{number}"}) for number in range(5)]
             assert [answer.status_code for answer in made] == [201, 201, 201, 429, 429]
             assert made[-1].json()["code"] == "limit_reached"
-            assert eve.delete("/sandbox-specs/s0").status_code == 200
+            assert eve.delete("/sandbox-specs/s0").status_code == 204
             assert eve.post("/sandbox-specs", json={"id": "s9"}).status_code == 201
             keys = [eve.post("/keys", json={}) for number in range(5)]
             assert [answer.status_code for answer in keys] == [201, 201, 201, 429, 429]
-            assert eve.delete(f"/keys/{keys[0].json()['id']}").status_code == 200
+            assert eve.delete(f"/keys/{keys[0].json()['id']}").status_code == 204
             assert eve.post("/keys", json={}).status_code == 201
         with small.client(new_user(admin, "rich", max_specs=4, max_keys=9).key) as rich:
             made = [rich.post("/sandbox-specs", json={"id": f"s{number}"}) for number in range(5)]
@@ -55,7 +55,7 @@ def test_what_has_ended_is_kept_for_each_user_and_found_in_pages(small: RunningS
             for number in range(count):
                 wanted = {"name": f"n{number}", "labels": {"odd": str(number % 2)}}
                 answer = client.post("/sandboxes", json=wanted)
-                assert answer.status_code == 200, answer.text
+                assert answer.status_code == 201, answer.text
                 assert client.delete(f"/sandboxes/{answer.json()['id']}").status_code == 200
         found: list[str] = []
         page: dict[str, str] = {"ended": "true", "limit": "2"}
@@ -95,7 +95,7 @@ def test_nobody_learns_the_names_of_anothers_specs(client: httpx.Client, others:
         assert each.get("/sandbox-specs/mine").json()["initial_env"] == {"A": name}
         listed = [spec["id"] for spec in each.get("/sandbox-specs/search").json()["items"]]
         assert listed.count("mine") == 1
-        assert each.delete("/sandbox-specs/mine").status_code == 200
+        assert each.delete("/sandbox-specs/mine").status_code == 204
         assert each.get("/sandbox-specs/mine").status_code == 404
 
 
@@ -125,15 +125,15 @@ def test_an_import_that_fails_tells_nothing_of_the_server(
 def _long_ids_are_counted(user: httpx.Client, admin: httpx.Client) -> None:
     """Of a user whose id is too long to be part of a name."""
     created = user.post("/sandboxes")
-    assert created.status_code == 200, created.text
+    assert created.status_code == 201, created.text
     sandbox = f"/sandboxes/{created.json()['id']}"
     made = user.post(f"{sandbox}/snapshots", json={"name": "one"})
-    assert (made.status_code, made.json()["owner_id"]) == (200, LONG)
+    assert (made.status_code, made.json()["owner_id"]) == (201, LONG)
     assert user.post(f"{sandbox}/snapshots", json={"name": "two"}).status_code == 429
-    assert [each["name"] for each in user.get("/snapshots").json()] == ["one"]
-    owner = admin.get("/snapshots").json()[0]["owner_id"]
+    assert [each["name"] for each in user.get("/snapshots").json()["items"]] == ["one"]
+    owner = admin.get("/snapshots").json()["items"][0]["owner_id"]
     for name in (LONG, owner):
         assert admin.get("/snapshots/one", params={"owner": name}).status_code == 200
-        assert [each["name"] for each in admin.get("/snapshots", params={"owner": name}).json()] == ["one"]
-    assert user.get("/snapshots", params={"owner": owner}).json() == []
-    assert user.delete("/snapshots/one").status_code == 200
+        assert [each["name"] for each in admin.get("/snapshots", params={"owner": name}).json()["items"]] == ["one"]
+    assert user.get("/snapshots", params={"owner": owner}).json()["items"] == []
+    assert user.delete("/snapshots/one").status_code == 204

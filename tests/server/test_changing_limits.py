@@ -152,7 +152,7 @@ def test_quotas_hold_however_many_raise_at_once(limited: RunningServer, chief: h
         assert (refused.status_code, refused.json()["code"]) == (429, "limit_reached")
         # a lower limit is always granted, and is free for others at once
         assert client.patch(f"{boxes[0]}/limits", json={"pids": 20}).status_code == 200
-        assert client.post("/sandboxes", json={"settings": {"pids": 10}}).status_code == 200
+        assert client.post("/sandboxes", json={"settings": {"pids": 10}}).status_code == 201
 
 
 def test_a_paused_sandbox_has_to_be_resumed_first(client: httpx.Client) -> None:

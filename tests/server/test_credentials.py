@@ -130,7 +130,7 @@ def test_a_time_with_an_offset_is_that_moment(client: httpx.Client) -> None:
     zone = datetime.timezone(datetime.timedelta(hours=-5))
     moment = datetime.datetime.now(zone) + datetime.timedelta(minutes=5)
     made = client.post("/keys", json={"expires_at": moment.isoformat()}).json()
-    listed = next(key for key in client.get("/keys").json() if key["id"] == made["id"])
+    listed = next(key for key in client.get("/keys").json()["items"] if key["id"] == made["id"])
     assert datetime.datetime.fromisoformat(listed["expires_at"]) == moment
 
 

@@ -43,7 +43,7 @@ async def test_a_hundred_users_stream_at_once(session_folder: Path) -> None:
                             began = True
                             await everybody_reads.wait()
                             stdin = path.replace("exec/stream", f"commands/{event['command_id']}/stdin")
-                            assert (await client.post(stdin, content=b"go\n", headers=headers)).status_code == 200
+                            assert (await client.post(stdin, content=b"go\n", headers=headers)).status_code == 204
                         if event["type"] == "stdout":
                             text += event["data"]
                         assert event["type"] != "error", event

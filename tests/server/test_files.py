@@ -25,18 +25,19 @@ def test_a_file_goes_in_and_comes_out(client: httpx.Client, sandbox: str) -> Non
     files = f"{sandbox}/files"
     data = bytes(range(256)) * 8192
     written = client.put(f"{files}/content", params={"path": "deep/er/a.bin", "mode": "600"}, content=data)
-    assert (written.json()["size"], written.json()["mode"]) == (len(data), "0600")
+    assert (written.json()["size_bytes"], written.json()["mode"]) == (len(data), "0600")
     assert client.get(f"{files}/content", params=content("deep/er/a.bin")).content == data
     assert (
-        client.post(f"{files}/append", params=content("deep/er/a.bin"), content=b"end").json()["size"] == len(data) + 3
+        client.post(f"{files}/append", params=content("deep/er/a.bin"), content=b"end").json()["size_bytes"]
+        == len(data) + 3
     )
-    assert [entry["path"] for entry in client.get(files, params=content("deep/er")).json()] == ["a.bin"]
-    assert client.post(f"{files}/move", json={"path": "deep/er/a.bin", "target": "b.bin"}).status_code == 200
-    assert client.post(f"{files}/chmod", json={"path": "b.bin", "mode": "644"}).status_code == 200
+    assert [entry["path"] for entry in client.get(files, params=content("deep/er")).json()["items"]] == ["a.bin"]
+    assert client.post(f"{files}/move", json={"path": "deep/er/a.bin", "target": "b.bin"}).status_code == 204
+    assert client.post(f"{files}/chmod", json={"path": "b.bin", "mode": "644"}).status_code == 204
     assert client.get(f"{files}/stat", params=content("b.bin")).json()["mode"] == "0644"
-    assert client.post(f"{files}/mkdir", json={"path": "x/y"}).status_code == 200
+    assert client.post(f"{files}/mkdir", json={"path": "x/y"}).status_code == 204
     assert client.get(f"{files}/stat", params=content("x/y")).json()["kind"] == "directory"
-    assert client.delete(files, params=content("x")).status_code == 200
+    assert client.delete(files, params=content("x")).status_code == 204
     assert client.get(f"{files}/stat", params=content("x")).status_code == 404
 
 
@@ -96,7 +97,7 @@ def test_trees_as_archives(client: httpx.Client, sandbox: str) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         tar.addfile(link)
     answer = client.put(f"{sandbox}/files/tree", params=content("tree"), content=packed.getvalue())
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 204, answer.text
     listed = client.post(f"{sandbox}/exec", json={"command": "cd tree && cat a.txt sub/b.txt && readlink link"}).json()
     assert listed["stdout"] == "AB/etc/hostname\n"
     back = client.get(f"{sandbox}/files/tree", params=content("tree")).content

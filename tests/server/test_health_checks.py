@@ -88,7 +88,7 @@ def test_a_command_that_dies_later_takes_the_session_key_along(api: httpx.Client
 def test_a_fork_has_ports_and_a_callback_of_its_own_and_no_check(api: httpx.Client) -> None:
     info = start(api, exposed_ports=[PORT], health={"grace_s": 600}, callback=True)
     answer = api.post(f"/sandboxes/{info['id']}/fork", json={"count": 2})
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     for fork in answer.json():
         assert (fork["status"], [url["port"] for url in fork["exposed_urls"]]) == ("RUNNING", [8000])
         assert run(api, fork["id"], "echo $OH_WEBHOOKS_0_BASE_URL").endswith(f"/webhooks/{fork['id']}\n")

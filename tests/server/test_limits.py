@@ -73,8 +73,8 @@ def test_only_administrators_ask_for_more_than_the_ceilings(limited: RunningServ
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
             spec = {"id": "big", "settings": {"limits": limits}}
             assert client.post("/sandbox-specs", json=spec).status_code == 403
-        assert start(client, memory_bytes="256m", pids=40).status_code == 200
-        assert start(chief, memory_bytes="300m", pids=80).status_code == 200
+        assert start(client, memory_bytes="256m", pids=40).status_code == 201
+        assert start(chief, memory_bytes="300m", pids=80).status_code == 201
         shared = {"id": "shared", "settings": {"limits": {"pids": 80}}, "shared": True}
         assert chief.post("/sandbox-specs", json=shared).status_code == 201
         given = client.post("/sandboxes", params={"sandbox_spec_id": "shared"})
@@ -85,10 +85,10 @@ def test_defaults_count_against_quotas_and_processes_have_one(limited: RunningSe
     carl = new_user(chief, "carl", max_pids=100, max_memory_bytes=1 << 40)
     with limited.client(carl.key) as client, concurrent.futures.ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: start(client), range(6)))
-        assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429, 429]
+        assert sorted(answer.status_code for answer in answers) == [201, 201, 429, 429, 429, 429]
         refused = next(answer for answer in answers if answer.status_code == 429)
         assert "processes" in refused.json()["detail"]
-        assert start(client, pids=20).status_code == 200
+        assert start(client, pids=20).status_code == 201
         assert start(client, pids=2).status_code == 429
 
 

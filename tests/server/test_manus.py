@@ -39,7 +39,7 @@ def bobs(server: RunningServer, bob: Person) -> Iterator[httpx.Client]:
 
 def test_a_sandbox_is_made_and_used_under_the_names_of_the_example(client: httpx.Client) -> None:
     made = client.post("/sandboxes", json={**SHAPE, "taskId": "task.1", "setup": ["echo ready > log"]})
-    assert made.status_code == 200, made.text
+    assert made.status_code == 201, made.text
     assert made.json()["labels"] == {"task_id": "task.1"}
     assert made.json()["expires_at"] is not None
     good = client.post("/sandboxes/task.1/exec", json={"command": "cat log", "timeout": 300, "captureOutput": True})
@@ -83,12 +83,12 @@ def test_names_and_tasks_lead_only_to_ones_own_sandboxes(client: httpx.Client, b
     [
         ("/sandboxes", {"memroy": "1g"}, "Did you mean 'memory'?"),
         ("/sandboxes", {"settings": {"alowOutbound": True}}, "Did you mean 'allow_outbound'?"),
-        ("/sandboxes", {"timeout": 5, "lifetime_s": 5}, "lifetime_s is given twice"),
+        ("/sandboxes", {"timeout": 5, "lifetime_s": 5}, "lifetime is given twice"),
         ("/sandboxes", {"settings": {}, "cpu": 1}, "both describe the sandbox"),
         ("/sandboxes", {"setup": "pip install x"}, "a list of command lines"),
         ("/sandboxes", {"taskId": "a/b"}, "task_id"),
         ("/sandboxes/x/exec", {"command": "true", "captureOutptu": True}, "Did you mean 'capture_output'?"),
-        ("/sandboxes/x/exec", {"command": "true", "timeout": 1, "timeout_s": 1}, "timeout_s is given twice"),
+        ("/sandboxes/x/exec", {"command": "true", "timeout": 1, "timeout_s": 1}, "timeout is given twice"),
         ("/sandboxes/x/exec", {"command": "true", "captureOutput": "maybe"}, "capture_output"),
         ("/sandbox-specs", {"id": "x", "settings": {"resources": {"cppu": 1}}}, "Did you mean 'cpu'?"),
     ],
@@ -106,7 +106,7 @@ def test_a_failed_setup_is_told_with_its_output(client: httpx.Client) -> None:
     assert (problem["code"], problem["output"]) == ("setup_failed", "no such package\n")
     assert "setup command 2 of 2" in problem["detail"]
     assert client.get("/sandboxes/search").json()["items"] == []
-    assert client.post("/sandboxes", json={"name": "n"}).status_code == 200
+    assert client.post("/sandboxes", json={"name": "n"}).status_code == 201
 
 
 def test_a_client_that_vanishes_during_setup_leaves_nothing(
@@ -128,7 +128,7 @@ def test_a_spec_of_the_catalogue_has_setup_commands_too(client: httpx.Client) ->
         made = client.post("/sandboxes", json={"sandboxSpecId": "with-setup"}).json()["id"]
         assert client.get(f"/sandboxes/{made}/files/content", params={"path": "log"}).text == "here\n"
     finally:
-        assert client.delete("/sandbox-specs/with-setup").status_code == 200
+        assert client.delete("/sandbox-specs/with-setup").status_code == 204
 
 
 async def test_the_sdk_leaves_setup_to_the_server(server: RunningServer, ann: Person) -> None:

@@ -47,7 +47,7 @@ def exposed(client: httpx.Client) -> str:
     made = client.post("/sandbox-specs", json={"id": "web", "exposed_ports": ports})
     assert made.status_code < 300, made.text
     started = client.post("/sandboxes", json={"sandbox_spec_id": "web"})
-    assert started.status_code == 200, started.text
+    assert started.status_code == 201, started.text
     path = f"/sandboxes/{started.json()['id']}"
     assert [each["port"] for each in started.json()["exposed_urls"]] == [8000]
     return path

@@ -89,11 +89,11 @@ def test_the_operators_login_is_for_administrators_and_what_they_share(
     assert fetched(administrator, {"id": "closed", **image, "shared": True})["image_status"] == "ready"
     assert user.post("/sandboxes", json=image).status_code == 422  # that it is here now changes nothing
     assert user.post("/sandboxes", json={"sandbox_spec_id": "closed"}).status_code == 422  # her own
-    assert user.delete("/sandbox-specs/closed").status_code == 200
+    assert user.delete("/sandbox-specs/closed").status_code == 204
     made = user.post("/sandboxes", json={"sandbox_spec_id": "closed"})
-    assert made.status_code == 200
+    assert made.status_code == 201
     again = user.post(f"/sandboxes/{made.json()['id']}/restart")
-    assert again.status_code == 200, again.text
+    assert again.status_code == 204, again.text
 
 
 def test_a_user_brings_a_login(user: httpx.Client, administrator: httpx.Client, closed: str) -> None:
@@ -101,11 +101,11 @@ def test_a_user_brings_a_login(user: httpx.Client, administrator: httpx.Client, 
     wrong = {**image, "registry_login": {**LOGIN, "password": "another"}}
     assert user.post("/sandboxes", json=wrong).status_code == 422
     made = user.post("/sandboxes", json={**image, "registry_login": LOGIN})
-    assert made.status_code == 200, made.text
+    assert made.status_code == 201, made.text
     assert PASSWORD not in made.text
     info = fetched(user, {"id": "mine", **image, "registry_login": LOGIN})
     assert info["image_status"] == "ready"
     assert PASSWORD not in user.get("/sandbox-specs/search").text
     assert user.post("/sandboxes", json={"sandbox_spec_id": "mine"}).status_code == 422  # it was not kept
-    assert user.post("/sandboxes", json={"sandbox_spec_id": "mine", "registry_login": LOGIN}).status_code == 200
-    assert user.post("/sandbox-specs/mine/pull", json={"registry_login": LOGIN}).status_code == 200
+    assert user.post("/sandboxes", json={"sandbox_spec_id": "mine", "registry_login": LOGIN}).status_code == 201
+    assert user.post("/sandbox-specs/mine/pull", json={"registry_login": LOGIN}).status_code == 202

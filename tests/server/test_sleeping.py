@@ -45,7 +45,7 @@ def api(native: RunningServer) -> Iterator[httpx.Client]:
 
 def _start(api: httpx.Client) -> str:
     answer = api.post("/sandboxes")
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 
 

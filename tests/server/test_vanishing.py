@@ -81,8 +81,10 @@ def everything_is_freed(server: RunningServer, key: str, how: str, prefix: list[
             assert held["process_open_fds"] > before["process_open_fds"] + 10
             vanish(process)
             holding.until_as(before, PROMISE_S)
-            assert set(commands) <= set(client.get(f"{sandbox}/commands").json()), "what is in the background goes on"
-            names = [entry["path"] for entry in client.get(f"{sandbox}/files").json()]
+            assert set(commands) <= {each["id"] for each in client.get(f"{sandbox}/commands").json()["items"]}, (
+                "what is in the background goes on"
+            )
+            names = [entry["path"] for entry in client.get(f"{sandbox}/files").json()["items"]]
             assert [name for name in names if "half" in name] == []
         finally:
             process.kill()

@@ -35,7 +35,7 @@ def until(ask: Callable[[], T], seconds: float = 30.0) -> T:
 
 def start(client: httpx.Client, **wanted: Any) -> dict[str, Any]:
     answer = client.post("/sandboxes", json=wanted)
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     return dict(answer.json())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.server.services import services
 from atoll.server.settings import ServerSettings
-from atoll.service import Caller, ForkStart, SandboxStart, Scope
+from atoll.service import Caller, ForkRequest, SandboxRequest, Scope
 from atoll.settings import Settings
 
 ANN = Caller("ann", frozenset(Scope))
@@ -23,7 +23,7 @@ async def test_a_caller_who_goes_before_the_answer(
     settings = ServerSettings.model_validate({"state_dir": tmp_path, "engine": "process"})
     async with services(settings, session_settings) as made:
         service, told = made.sandboxes, asyncio.Event()
-        ids = [(await service.creation.start(ANN, SandboxStart())).id] if what == "fork" else []
+        ids = [(await service.creation.start(ANN, SandboxRequest())).id] if what == "fork" else []
 
         async def fork(*_: object, **__: object) -> list[str]:
             return [await made.manager.create_sandbox(owner="ann") for _ in range(2)]
@@ -35,9 +35,9 @@ async def test_a_caller_who_goes_before_the_answer(
         monkeypatch.setattr(made.manager, "fork_sandbox", fork)
         monkeypatch.setattr(service.creation, "_shown", describe)
         if what == "fork":
-            work = asyncio.ensure_future(service.creation.fork(ANN, ids[0], ForkStart(count=2), key=key))
+            work = asyncio.ensure_future(service.creation.fork(ANN, ids[0], ForkRequest(count=2), key=key))
         else:
-            work = asyncio.ensure_future(service.creation.start(ANN, SandboxStart(), key=key))  # type: ignore[arg-type]
+            work = asyncio.ensure_future(service.creation.start(ANN, SandboxRequest(), key=key))  # type: ignore[arg-type]
         await told.wait()
         work.cancel()
         await asyncio.wait({work})

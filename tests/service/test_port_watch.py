@@ -13,7 +13,7 @@ import pytest
 from atoll.manager import Event, SandboxManager
 from atoll.server.services import Services, services
 from atoll.server.settings import ServerSettings
-from atoll.service import Caller, SandboxStart, Scope, port_watch
+from atoll.service import Caller, SandboxRequest, Scope, port_watch
 from atoll.settings import Settings
 
 ANN = Caller("ann", frozenset(Scope))
@@ -58,7 +58,7 @@ async def test_one_that_nobody_uses_is_not_looked_at(
 ) -> None:
     settings = ServerSettings.model_validate({"state_dir": tmp_path, "engine": "process", "keep_sandboxes": False})
     async with services(settings, session_settings) as made:
-        ids = [(await made.sandboxes.creation.start(ANN, SandboxStart())).id for _ in range(3)]
+        ids = [(await made.sandboxes.creation.start(ANN, SandboxRequest())).id for _ in range(3)]
         await _quiet()
         looks.clear()
         for _ in range(20):
@@ -77,7 +77,7 @@ async def test_one_that_opens_ports_without_end_has_few_events(
 ) -> None:
     settings = ServerSettings.model_validate({"state_dir": tmp_path, "engine": "process", "keep_sandboxes": False})
     async with services(settings, session_settings) as made:
-        id = (await made.sandboxes.creation.start(ANN, SandboxStart())).id
+        id = (await made.sandboxes.creation.start(ANN, SandboxRequest())).id
         sandbox = await made.sandboxes.sandbox(ANN, id)
         command = await sandbox.start(["python3", "-c", FLAPPING])
         for number in range(8):

@@ -14,7 +14,7 @@ from atoll.errors import ConflictError, SandboxError
 from atoll.model import Handle, SandboxSpec
 from atoll.server.services import Services, services
 from atoll.server.settings import ServerSettings
-from atoll.service import Caller, ForkStart, Scope
+from atoll.service import Caller, ForkRequest, Scope
 from atoll.service.failures import SessionNotFoundError
 from atoll.service.models.openhands_runtime import RuntimeInfo, RuntimeStart
 from atoll.service.runtimes import RuntimeService
@@ -138,7 +138,7 @@ async def test_resources_and_users_where_the_engine_has_them(
         assert (held[2].cpus, held[2].pids) == (2 * (held[1].cpus or 0), 2 * (held[1].pids or 0))
         with pytest.raises(SandboxError, match="this server's maximum"):
             await made.runtimes.start(BOB, wanted(resource_factor=64))
-        [twin] = await made.sandboxes.creation.fork(ANN, info.runtime_id, ForkStart())
+        [twin] = await made.sandboxes.creation.fork(ANN, info.runtime_id, ForkRequest())
         assert (await made.runtimes.get(ANN, "x2")).runtime_id == info.runtime_id, "a fork is no session"
         assert twin.id not in {each.runtime_id for each in await made.runtimes.running(ANN)}
         command = ["sh", "-c", "id -u > mine; id -g >> mine; sleep 1000"]

@@ -20,7 +20,7 @@ from atoll.model import Cause, ExecutionResult, Handle, SandboxSpec, manus_names
 from atoll.model.network_policy import NetworkRules
 from atoll.network.decision import PolicyEvaluator
 from atoll.sandbox.export import Export
-from atoll.service.models.sandbox_request import ForkStart, SandboxSettings, SandboxStart
+from atoll.service.models.sandbox_request import ForkRequest, SandboxRequest, SandboxSettings
 
 GIB = 1 << 30
 REST: dict[str, Any] = dict.fromkeys(("labels", "env", "name", "owner", "key", "lifetime", "timeout", "engine"))
@@ -42,8 +42,8 @@ def test_the_example_is_a_spec() -> None:
 
 
 def test_the_example_is_a_request_to_a_server() -> None:
-    wanted = SandboxStart.model_validate({**EXAMPLE, "taskId": "t-1", "setup": ["true"]})
-    assert (wanted.lifetime_s, wanted.task_id) == (3600, "t-1")
+    wanted = SandboxRequest.model_validate({**EXAMPLE, "taskId": "t-1", "setup": ["true"]})
+    assert (wanted.lifetime, wanted.task_id) == (3600, "t-1")
     assert wanted.settings is not None
     assert wanted.settings.spec() == SandboxSpec.of(
         **{name: value for name, value in EXAMPLE.items() if name != "timeout"}, setup=["true"]
@@ -120,17 +120,17 @@ def test_what_is_no_description_is_refused(described: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "values", "said"),
     [
-        (SandboxStart, {"settings": {}, "image": "x"}, "'settings' and 'image' both describe the sandbox"),
-        (SandboxStart, {"lifetime_s": 5, "timeout": 6}, "lifetime_s is given twice"),
-        (SandboxStart, {"settings": {"memroy": 1}}, "Did you mean 'memory'?"),
-        (SandboxStart, {"lables": {}}, "Did you mean 'labels'?"),
-        (SandboxStart, {"taskId": "a b"}, "task_id"),
-        (ForkStart, {"cont": 2}, "Did you mean 'count'?"),
-        (ForkStart, {"dropConnections": True, "drop_connections": True}, "drop_connections is given twice"),
+        (SandboxRequest, {"settings": {}, "image": "x"}, "'settings' and 'image' both describe the sandbox"),
+        (SandboxRequest, {"lifetime_s": 5, "timeout": 6}, "lifetime is given twice"),
+        (SandboxRequest, {"settings": {"memroy": 1}}, "Did you mean 'memory'?"),
+        (SandboxRequest, {"lables": {}}, "Did you mean 'labels'?"),
+        (SandboxRequest, {"taskId": "a b"}, "task_id"),
+        (ForkRequest, {"cont": 2}, "Did you mean 'count'?"),
+        (ForkRequest, {"dropConnections": True, "drop_connections": True}, "drop_connections is given twice"),
     ],
 )
 def test_requests_are_refused_with_a_hint(
-    model: type[SandboxStart | ForkStart], values: dict[str, Any], said: str
+    model: type[SandboxRequest | ForkRequest], values: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         model.model_validate(values)

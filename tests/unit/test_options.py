@@ -14,7 +14,7 @@ from atoll.cli.options import SandboxFlags, make_sandbox
 from atoll.manager.request import Request
 from atoll.model import NAME_LABEL
 from atoll.sandbox.options import SpecOptions
-from atoll.service.models.sandbox_request import SandboxStart
+from atoll.service.models.sandbox_request import SandboxRequest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
@@ -59,15 +59,13 @@ def by_manager(option: str) -> SandboxSpec:
 
 def by_request(option: str) -> SandboxSpec:
     """As a server understands it, which keeps some of it beside the spec."""
-    wanted = SandboxStart.model_validate({option: SAMPLES[option][0]})
+    wanted = SandboxRequest.model_validate({option: SAMPLES[option][0]})
     spec = wanted.settings.spec() if wanted.settings is not None else SandboxSpec()
     labels = dict(wanted.labels)
     labels |= {} if wanted.name is None else {NAME_LABEL: wanted.name}
     labels |= {} if wanted.task_id is None else {"task_id": wanted.task_id}
     ports = {port.name: str(port.port) for port in wanted.exposed_ports}
-    limits = (
-        spec.limits if wanted.lifetime_s is None else spec.limits.model_copy(update={"lifetime_s": wanted.lifetime_s})
-    )
+    limits = spec.limits if wanted.lifetime is None else spec.limits.model_copy(update={"lifetime_s": wanted.lifetime})
     return spec.model_copy(update={"labels": labels, "env": {**spec.env, **ports, **wanted.env}, "limits": limits})
 
 

@@ -55,8 +55,8 @@ def is_as_it_was(ann: httpx.Client, facts: dict[str, Any]) -> None:
     again = ann.post("/sandboxes", json=facts["request"], headers={"Idempotency-Key": "first"})
     assert again.json()["id"] == before["id"], "the same request with the same key"
     assert ann.get("/sandbox-specs/tools").json()["initial_env"] == SPEC["settings"]["env"]  # type: ignore[index]
-    assert [key["name"] for key in ann.get("/keys").json()] == ["laptop"]
-    assert [each["name"] for each in ann.get("/snapshots").json()] == ["base"]
+    assert [key["name"] for key in ann.get("/keys").json()["items"]] == ["laptop"]
+    assert [each["name"] for each in ann.get("/snapshots").json()["items"]] == ["base"]
     assert ann.get(f"/sandboxes/{facts['fork']}").json()["status"] == "PAUSED"
 
 

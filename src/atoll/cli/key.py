@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.target import JsonOption, ask_server, print_json, show
+from atoll.cli.target import JsonOption, ask_server, list_from_server, print_json, show
 
 app = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -14,7 +14,7 @@ app = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_marku
 @app.command("ls")
 def list_keys(as_json: JsonOption = False) -> None:
     """List API keys without their secrets."""
-    show(ask_server("GET", "/keys"), as_json)
+    show(list_from_server("/keys"), as_json)
 
 
 @app.command("create")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.options import FileOption, SetupOption, read_spec_file
-from atoll.cli.target import JsonOption, ask_server, open_server, show
+from atoll.cli.target import JsonOption, ask_server, list_from_server, open_server, show
 from atoll.errors import ImageError, SpecError
 
 app = typer.Typer(help="The server's catalogue of specs.", no_args_is_help=True, rich_markup_mode=None)
@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 0.3
 @app.command("ls")
 def list_specs(as_json: JsonOption = False) -> None:
     """List the specs that sandboxes can be made from."""
-    found = ask_server("GET", "/sandbox-specs/search")["items"]
+    found = list_from_server("/sandbox-specs/search")
     columns = ("id", "image", "image_status", "working_dir", "owner_id", "is_default")
     show(found if as_json else [{name: spec[name] for name in columns} for spec in found], as_json)
 

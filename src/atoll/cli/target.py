@@ -69,6 +69,17 @@ def ask_server(method: str, path: str, **options: Any) -> Any:
     return asyncio.run(ask())
 
 
+def list_from_server(path: str, **params: str) -> list[Any]:
+    """Return all items of one of the server's lists. Raises SandboxError if no server is named."""
+
+    async def ask() -> list[Any]:
+        async with open_server() as server:
+            found: list[Any] = await server.items(path, **params)
+            return found
+
+    return asyncio.run(ask())
+
+
 async def attach(sandbox_id: str) -> AsyncSandbox:
     """Attach to an existing sandbox of the server, or of whichever engine of this machine has it."""
     from atoll.sandbox.sandbox import AsyncSandbox

@@ -33,6 +33,8 @@ _SHORT = (*LIMITS, *_NETWORK, "resources")
 _OTHERS = {**_LIMIT_NAMES, "working_dir": "work_dir", "setup_timeout": "setup_timeout_s"}
 _KEYWORDS = ("engine", "server", "api_key", "settings", "timeout", "task_id")
 _EXEC = ("timeout", "env", "cwd", "user", "stdin", "on_stdout", "on_stderr", "max_output_bytes")
+_OF_A_REQUEST = ("name", "labels", "task_id", "ports", "idle_timeout", "on_idle")
+"""Options of a request for a sandbox that may also be among its settings."""
 _SANDBOX = "a sandbox"
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TASK_LABEL = "task_id"
@@ -115,10 +117,20 @@ def start(values: Mapping[Any, Any], fields: Collection[str], described: Collect
     """Translate a request for a sandbox to the names in `fields`.
 
     The names in `described`, which describe the sandbox itself, are moved into `settings`; `timeout` becomes
-    `lifetime_s`.
+    `lifetime`. Raises SpecError if the sandbox is described in two ways.
     """
-    own = {**_OTHERS, "timeout": "lifetime_s", "lifetime": "lifetime_s", "idle_timeout": "idle_timeout_s"}
-    plain = renamed(values, {*fields, *described, *_SHORT, "ports"}, own, of="a request for a sandbox")
+    known = {*fields, *described, *_SHORT, "ports"} - {"lifetime_s"}
+    own = {**_OTHERS, "timeout": "lifetime", "lifetime_s": "lifetime", "idle_timeout_s": "idle_timeout"}
+    del own["lifetime"]
+
+    def translated(given: Mapping[Any, Any]) -> dict[str, Any]:
+        return renamed(given, known, own, of="a request for a sandbox")
+
+    plain = translated(values)
+    settings = plain.get("settings")
+    if isinstance(settings, Mapping):
+        plain = _joined(plain, {name: settings[name] for name in _OF_A_REQUEST if name in settings}, "settings")
+        plain["settings"] = {name: value for name, value in settings.items() if name not in _OF_A_REQUEST}
     if isinstance(ports := plain.pop("ports", None), Mapping):
         if plain.get("exposed_ports"):
             raise SpecError("'ports' and 'exposed_ports' both name ports", hint="Give only one of them.")
@@ -126,16 +138,14 @@ def start(values: Mapping[Any, Any], fields: Collection[str], described: Collect
     elif ports is not None:
         raise SpecError(f"ports are an object such as {{'WEB': 8000}}, not {str(ports)[:80]!r}")
     inside = {name: plain.pop(name) for name in list(plain) if name not in fields}
-    if inside and plain.get("settings") is not None:
-        raise SpecError(
-            f"'settings' and {next(iter(inside))!r} both describe the sandbox", hint="Put all of it into 'settings'."
-        )
+    for other in ("settings", "sandbox_spec_id"):
+        if inside and plain.get(other) is not None:
+            written = next(name for name in values if not translated({name: None}).keys().isdisjoint(inside))
+            raise SpecError(
+                f"{other!r} and {written[:80]!r} both describe the sandbox",
+                hint="Put all of it into 'settings'." if other == "settings" else "Give only one of them.",
+            )
     return {**plain, "settings": inside} if inside else plain
-
-
-def command(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:
-    """Translate a request to run a command to the names in `fields`."""
-    return renamed(values, fields, {"timeout": "timeout_s"}, of="a command")
 
 
 def limit_options(values: Mapping[Any, Any], fields: Collection[str]) -> dict[str, Any]:

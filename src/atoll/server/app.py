@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -22,10 +22,12 @@ from atoll.server.middleware.request_record import RequestRecord
 from atoll.server.middleware.request_traces import RequestTraces
 from atoll.server.middleware.revocation import RevocationWatch
 from atoll.server.middleware.turns import BodyWeight
-from atoll.server.openapi import PREFIX, describe
+from atoll.server.openapi import describe
 from atoll.server.ports.by_host import PortsByHost
 from atoll.server.ports.by_path import PortsByPath
 from atoll.server.routes import ROUTERS, runtime
+from atoll.server.routes.openapi_parts import PREFIX
+from atoll.server.routes.query_names import refuse_unknown_parameters
 from atoll.server.services import services
 from atoll.server.settings import ServerSettings
 from atoll.settings import Settings
@@ -106,7 +108,8 @@ def bare_app(lifespan: object = None) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     for router in ROUTERS:
-        app.include_router(router, prefix=PREFIX, responses=problems.RESPONSES)
+        known_only = [Depends(refuse_unknown_parameters)]
+        app.include_router(router, prefix=PREFIX, responses=problems.RESPONSES, dependencies=known_only)
     app.include_router(runtime.router, responses=problems.RESPONSES)
     problems.install(app)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from atoll.server import problems
 from atoll.server.middleware.auth import RUNTIME, SCHEMES
+from atoll.server.routes.openapi_parts import PREFIX
 
-PREFIX = "/api/v1"
 PUBLIC = frozenset({f"{PREFIX}/health", f"{PREFIX}/engine-events", f"{PREFIX}/webhooks/secrets"})
 """Operations that need no credential of a user."""
 _OF_A_SANDBOX = (f"{PREFIX}/sandboxes/by-session-key", f"{PREFIX}/webhooks/{{sandbox_id}}/")

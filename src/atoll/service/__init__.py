@@ -16,7 +16,7 @@ from atoll.service.identities import Identities
 from atoll.service.models.catalogue import SandboxSpecInfo, SandboxSpecInfoPage
 from atoll.service.models.exposed_port import ExposedUrl
 from atoll.service.models.sandbox_info import SandboxInfo, SandboxPage
-from atoll.service.models.sandbox_request import ForkStart, SandboxStart
+from atoll.service.models.sandbox_request import ForkRequest, SandboxRequest
 from atoll.service.sandboxes import SandboxService
 from atoll.service.snapshots import SnapshotInfo
 from atoll.service.specs import SandboxSpecService
@@ -26,19 +26,19 @@ __all__ = [
     "Caller",
     "ExposedUrl",
     "ForbiddenError",
-    "ForkStart",
+    "ForkRequest",
     "Identities",
     "KeyNotFoundError",
     "NotAuthenticatedError",
     "RateLimitedError",
     "SandboxInfo",
     "SandboxPage",
+    "SandboxRequest",
     "SandboxService",
     "SandboxSpecInfo",
     "SandboxSpecInfoPage",
     "SandboxSpecNotFoundError",
     "SandboxSpecService",
-    "SandboxStart",
     "Scope",
     "SnapshotInfo",
     "UserNotFoundError",

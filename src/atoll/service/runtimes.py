@@ -22,7 +22,7 @@ from atoll.service.failures import SessionNotFoundError, without_paths
 from atoll.service.models.exposed_port import ExposedPort
 from atoll.service.models.openhands_runtime import PORTS, RuntimeInfo, RuntimeStart
 from atoll.service.models.sandbox_info import SandboxInfo
-from atoll.service.models.sandbox_request import SandboxSettings, SandboxStart
+from atoll.service.models.sandbox_request import SandboxRequest, SandboxSettings
 from atoll.service.runtime_view import UNMADE, RuntimeView, stopped, unmade
 from atoll.service.sandbox_creation import Workload
 from atoll.service.sandboxes import SandboxService
@@ -159,7 +159,7 @@ class RuntimeService:
                     await self._sandboxes.delete_sandbox(caller, made.id)
             raise
 
-    async def _described(self, caller: Caller, wanted: RuntimeStart) -> SandboxStart:
+    async def _described(self, caller: Caller, wanted: RuntimeStart) -> SandboxRequest:
         """Return the sandbox to start. If `image` is the id of a spec of the catalogue, that spec defines everything
         else."""
         if await self._sandboxes.specs.get_sandbox_spec(caller, wanted.image) is not None:
@@ -168,7 +168,7 @@ class RuntimeService:
                     f"the spec {wanted.image!r} already defines the size and isolation of its sandboxes",
                     hint="Leave out resource_factor and runtime_class.",
                 )
-            return SandboxStart(sandbox_spec_id=wanted.image, env=wanted.environment)
+            return SandboxRequest(sandbox_spec_id=wanted.image, env=wanted.environment)
         settings = SandboxSettings(
             image=wanted.image,
             isolation=wanted.isolation,
@@ -178,7 +178,7 @@ class RuntimeService:
         if wanted.resource_factor != 1:
             defaults = await self._sandboxes.manager.default_limits(settings.spec())
             settings = settings.model_copy(update={"limits": _scaled(defaults, wanted.resource_factor)})
-        return SandboxStart(settings=settings, env=wanted.environment)
+        return SandboxRequest(settings=settings, env=wanted.environment)
 
     async def _forget(self, caller: Caller, session_id: str) -> RuntimeInfo:
         """Stop a runtime that is being started, or that could not be started."""

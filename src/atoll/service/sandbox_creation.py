@@ -19,7 +19,7 @@ from atoll.service.callback_messages import CALLBACK_LABEL, Callbacks
 from atoll.service.caller import Caller
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
 from atoll.service.models.sandbox_info import SandboxInfo
-from atoll.service.models.sandbox_request import MAX_SETTINGS, ForkStart, SandboxSettings, SandboxStart
+from atoll.service.models.sandbox_request import MAX_SETTINGS, ForkRequest, SandboxRequest, SandboxSettings
 from atoll.service.quotas import Reservations
 from atoll.service.sandbox_lookup import SandboxLookup
 from atoll.service.sandbox_telemetry import SandboxTelemetry
@@ -80,7 +80,7 @@ class SandboxCreation:
 
     @traced("service.create_sandbox")
     async def start(
-        self, caller: Caller, wanted: SandboxStart, *, key: str | None = None, workload: Workload | None = None
+        self, caller: Caller, wanted: SandboxRequest, *, key: str | None = None, workload: Workload | None = None
     ) -> SandboxInfo:
         """Start a sandbox from a spec, from the default one, or as the request describes it. A `workload` replaces the
         spec's command and ports.
@@ -122,7 +122,7 @@ class SandboxCreation:
 
     @traced("service.fork_sandbox")
     async def fork(
-        self, caller: Caller, sandbox_id: str, wanted: ForkStart, *, key: str | None = None
+        self, caller: Caller, sandbox_id: str, wanted: ForkRequest, *, key: str | None = None
     ) -> list[SandboxInfo]:
         """Fork one of the caller's sandboxes: either all forks are made or none. Forks count against quotas like other
         sandboxes."""
@@ -150,7 +150,7 @@ class SandboxCreation:
                 names=wanted.names,
                 # The health check needs a process, which a fork may not have.
                 labels=[{**labels, **no_check} for labels in wanted.labels or [{}] * wanted.count],
-                lifetime=wanted.lifetime_s,
+                lifetime=wanted.lifetime,
                 key=key,
             )
         async with self._kept_if_told(made, told=told):
@@ -173,7 +173,7 @@ class SandboxCreation:
     async def _create(
         self,
         caller: Caller,
-        wanted: SandboxStart,
+        wanted: SandboxRequest,
         settings: SandboxSettings,
         labels: dict[str, str],
         key: str,
@@ -192,9 +192,9 @@ class SandboxCreation:
                 owner=caller.user_id,
                 labels=labels,
                 env=wanted.env,
-                lifetime=wanted.lifetime_s,
+                lifetime=wanted.lifetime,
                 key=key,
-                idle_timeout=_shorter(wanted.idle_timeout_s, self._manager.idle_timeout),
+                idle_timeout=_shorter(wanted.idle_timeout, self._manager.idle_timeout),
                 on_idle=wanted.on_idle,
                 services=exposed_ports.numbers_of(labels),
             )

@@ -55,7 +55,7 @@ class SandboxView:
             reason=without_paths(reason),
             engine=record.engine,
             image=shown_image(record.spec.image, record.owner),
-            isolation=record.spec.isolation,
+            isolation=record.details.get("isolation", record.spec.isolation),
             work_dir=record.spec.work_dir,
             limits=record.spec.limits,
             effective_limits=held.limits,

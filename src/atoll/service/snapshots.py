@@ -11,6 +11,7 @@ import re
 import urllib.parse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -34,8 +35,8 @@ class SnapshotInfo(BaseModel):
     """The name of the snapshot, unique among its owner's."""
     owner_id: str
     """The user whom the snapshot belongs to."""
-    created_at: float
-    """When the snapshot was made, in seconds since 1970."""
+    created_at: datetime
+    """When the snapshot was made."""
     image: str
     """The image that its sandbox was made from. A server needs it to use the snapshot."""
     size_bytes: int
@@ -50,7 +51,7 @@ class SnapshotInfo(BaseModel):
         return cls(
             name=snapshot.name.rpartition("/")[2],
             owner_id=owner_id,
-            created_at=snapshot.created_at,
+            created_at=datetime.fromtimestamp(snapshot.created_at, UTC),
             image=snapshot.image.rpartition("/")[2] if snapshot.image.startswith("snapshot:") else snapshot.image,
             size_bytes=snapshot.size_bytes,
             source=snapshot.source,

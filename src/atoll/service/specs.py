@@ -17,7 +17,7 @@ from atoll.model.network_policy import NetworkPolicy, opens_private
 from atoll.service.caller import Caller
 from atoll.service.exposed_ports import merged, port_of
 from atoll.service.failures import ForbiddenError, SandboxSpecNotFoundError, without_paths
-from atoll.service.models.catalogue import SandboxSpecCreate, SandboxSpecInfo, SandboxSpecInfoPage
+from atoll.service.models.catalogue import SandboxSpecInfo, SandboxSpecInfoPage, SandboxSpecRequest
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
 from atoll.service.models.sandbox_request import MAX_SETTINGS, RegistryLogin, SandboxSettings
 from atoll.service.quotas import LimitCeilings
@@ -124,7 +124,7 @@ class SandboxSpecService:
         """Return specs in the order of the ids, with None for each one that does not exist."""
         return [await self.get_sandbox_spec(caller, spec_id) for spec_id in spec_ids]
 
-    async def create_sandbox_spec(self, caller: Caller, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
+    async def create_sandbox_spec(self, caller: Caller, wanted: SandboxSpecRequest) -> SandboxSpecInfo:
         """Add a spec to the catalogue and fetch its image in the background. Raises ConflictError if the caller has
         a spec of this id or a shared spec has it, and LimitReachedError if there are too many."""
         self.check(caller, wanted.settings)

@@ -65,6 +65,13 @@ class UserService:
         await self._store.add_user(user)
         return user
 
+    async def get(self, user_id: str) -> User:
+        """Return a user. Raises UserNotFoundError."""
+        found = await self._store.user(user_id)
+        if found is None:
+            raise UserNotFoundError(f"there is no user {user_id[:80]!r}")
+        return found
+
     async def change(self, user_id: str, *, role: Role | None, quotas: Quotas | None, disabled: bool | None) -> User:
         if not await self._store.change_user(user_id, role=role, quotas=quotas, disabled=disabled):
             raise UserNotFoundError(f"there is no user {user_id[:128]!r}")

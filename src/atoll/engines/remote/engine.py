@@ -30,7 +30,7 @@ from atoll.engines.remote.remote_states import (
     labels_of,
     listed,
 )
-from atoll.engines.remote.rest_client import Server
+from atoll.engines.remote.rest_client import Server, seconds_since_1970
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
     EngineError,
@@ -295,7 +295,12 @@ class RemoteEngine(RemoteStates):
     async def refusals(self, handle: Handle) -> Sequence[Refusal]:
         found = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/network")
         known = {field.name for field in dataclasses.fields(Refusal)}
-        return [Refusal(**{name: each[name] for name in known & each.keys()}) for each in found["refusals"]]
+        listed = [{name: each[name] for name in known & each.keys()} for each in found["refusals"]]
+        return [Refusal(**{**each, "time": seconds_since_1970(each["time"])}) for each in listed]
+
+    async def items(self, path: str, **params: str) -> Sequence[Any]:
+        """Return all items of one of the server's lists, page by page."""
+        return await self._server.items(path, params)
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
         """Call a part of the server's API that no engine has: its catalogue, keys or events."""

@@ -7,12 +7,11 @@ import asyncio
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from atoll.engines.enforcement import limit_details
-from atoll.engines.remote.rest_client import Server
+from atoll.engines.remote.rest_client import Server, seconds_since_1970
 from atoll.errors import CheckpointNotFoundError, SnapshotNotFoundError, UnsupportedError
 from atoll.model import (
     NAME_LABEL,
@@ -63,7 +62,7 @@ class RemoteStates(abc.ABC):
         return _checkpoint(await self._server.call("POST", path, json=body, timeout_s=seconds), handle)
 
     async def checkpoints(self, handle: Handle) -> Sequence[Checkpoint]:
-        found = await self._server.call("GET", f"/sandboxes/{await self._remote_id(handle)}/checkpoints")
+        found = await self._server.items(f"/sandboxes/{await self._remote_id(handle)}/checkpoints")
         return [_checkpoint(each, handle) for each in found]
 
     async def delete_checkpoint(self, handle: Handle, checkpoint_id: str) -> None:
@@ -139,7 +138,7 @@ class RemoteStates(abc.ABC):
     async def snapshots(self) -> Sequence[Snapshot]:
         """List the user's own snapshots. An administrator would otherwise get those of all users."""
         me = (await self._server.call("GET", "/info"))["user_id"]
-        found = await self._server.call("GET", "/snapshots", params={"owner": me})
+        found = await self._server.items("/snapshots", {"owner": me})
         return [_snapshot(each) for each in found]
 
     async def delete_snapshot(self, name: str) -> None:
@@ -176,7 +175,7 @@ class RemoteStates(abc.ABC):
 
 
 def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Handle:
-    created = datetime.fromisoformat(info["created_at"]).timestamp()
+    created = seconds_since_1970(info["created_at"])
     details = {"remote_id": str(info["id"]), **effective_details(info)}
     if isinstance(info.get("isolation"), str):
         details[ISOLATION] = info["isolation"]
@@ -216,7 +215,7 @@ def listed(info: Mapping[str, Any]) -> ListedSandbox:
         State(info["state"]),
         Cause(info["cause"]) if info["cause"] else None,
         str(info["reason"]),
-        datetime.fromisoformat(info["created_at"]).timestamp(),
+        seconds_since_1970(info["created_at"]),
         name,
         {**shown, **own},
     )
@@ -235,7 +234,7 @@ def _checkpoint(info: Mapping[str, Any], handle: Handle) -> Checkpoint:
         info["id"],
         handle.sandbox_id,
         info["name"],
-        info["created_at"],
+        seconds_since_1970(info["created_at"]),
         info["parent"],
         info["made_by"],
         info["size_bytes"],
@@ -245,5 +244,11 @@ def _checkpoint(info: Mapping[str, Any], handle: Handle) -> Checkpoint:
 
 def _snapshot(info: Mapping[str, Any]) -> Snapshot:
     return Snapshot(
-        info["name"], info["created_at"], info["image"], "", info["size_bytes"], info["source"], info["memory"]
+        info["name"],
+        seconds_since_1970(info["created_at"]),
+        info["image"],
+        "",
+        info["size_bytes"],
+        info["source"],
+        info["memory"],
     )

@@ -8,6 +8,7 @@ import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 from weakref import WeakKeyDictionary
@@ -83,6 +84,11 @@ def _error(status: int, code: str, reason: str, hint: str | None, told: Mapping[
     return EngineError(reason or f"the server answered {status}", hint=hint)
 
 
+def seconds_since_1970(time: str | float) -> float:
+    """Return a time of an answer. Servers of the first version send some as numbers."""
+    return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else float(time)
+
+
 def _problem(body: bytes) -> dict[str, Any]:
     try:
         told = json.loads(body)
@@ -147,7 +153,7 @@ class Server:
             else:
                 self._answered = True
                 if answer.is_success:
-                    return answer.json()
+                    return answer.json() if answer.content else None
                 wait = answer.headers.get("Retry-After")
                 failure = error_of(answer.status_code, answer.content[:_MAX_BYTES], wait)
                 if answer.status_code not in _TRY_AGAIN:
@@ -156,6 +162,19 @@ class Server:
                 raise failure
             await asyncio.sleep(pause_s * (0.5 + random.random()))  # noqa: S311
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    async def items(self, path: str, params: Mapping[str, str] | None = None) -> list[Any]:
+        """Return all items of a list, page by page. Servers of the first version return some lists as a whole."""
+        found: list[Any] = []
+        query = dict(params or {})
+        while True:
+            answer = await self.call("GET", path, params=query)
+            if isinstance(answer, list):
+                return answer
+            found += answer["items"]
+            if answer["next_page_id"] is None:
+                return found
+            query["page_id"] = answer["next_page_id"]
 
     async def download(self, path: str, file: Path, timeout_s: float) -> None:
         """Write the server's answer to a file, atomically."""

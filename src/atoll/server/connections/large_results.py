@@ -57,14 +57,25 @@ def execution(result: ExecutionResult, encoding: Encoding) -> Response:
 
 def listing(items: Sequence[T], shown: Callable[[T], BaseModel]) -> Response:
     """Return a list of models, which are created as they are sent."""
+    return _response(_listed(items, shown), len(items) <= _ITEMS)
+
+
+def page(items: Sequence[T], shown: Callable[[T], BaseModel], next_page_id: str | None) -> Response:
+    """Return one page of models, which are created as they are sent."""
 
     def pieces() -> Iterator[str]:
-        for start in range(0, len(items), _ITEMS):
-            models = (shown(item).model_dump_json() for item in items[start : start + _ITEMS])
-            yield ("," if start else "[") + ",".join(models)
-        yield "]" if items else "[]"
+        yield '{"items":'
+        yield from _listed(items, shown)
+        yield f',"next_page_id":{json.dumps(next_page_id)}}}'
 
     return _response(pieces(), len(items) <= _ITEMS)
+
+
+def _listed(items: Sequence[T], shown: Callable[[T], BaseModel]) -> Iterator[str]:
+    for start in range(0, len(items), _ITEMS):
+        models = (shown(item).model_dump_json() for item in items[start : start + _ITEMS])
+        yield ("," if start else "[") + ",".join(models)
+    yield "]" if items else "[]"
 
 
 def _response(pieces: Iterator[str], small: bool) -> Response:

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 
-from atoll.model import Cause, manus_names
-from atoll.model.spelling import before
+from atoll.model import Cause
 from atoll.server.connections.large_results import Encoding
+from atoll.service.models.request_model import RequestModel
 from atoll.service.models.sandbox_request import Variables
 
 Argument = Annotated[str, Field(max_length=131072)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+_TIMEOUT = {"timeout_s": "timeout"}
 _MAX_OUTPUT_BYTES = 64 << 20
 
 
-class CommandRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class CommandRequest(RequestModel):
+    of = "a command"
+    other_names = _TIMEOUT
     command: (
         Annotated[str, Field(min_length=1, max_length=131072)]
         | Annotated[list[Argument], Field(min_length=1, max_length=4096)]
     )
     """A command line for a shell, or a program and its arguments."""
-    timeout_s: Seconds | None = None
+    timeout: Seconds | None = None
     """Seconds after which the command and everything that it started are killed. Default: the server's setting; no
     limit for background commands."""
-    env: Variables = {}
+    env: Variables = Field(default_factory=dict)
     """Environment variables in addition to those of the sandbox."""
     cwd: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """The directory to run in. Default: the work directory."""
@@ -35,11 +37,6 @@ class CommandRequest(BaseModel):
     """The user inside, by name or as `UID:GID`, to run as."""
     encoding: Encoding = "utf-8"
     """How output is represented. With `base64` every byte is preserved."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spelling(cls, value: Any) -> Any:
-        return before(lambda given: manus_names.command(given, cls.model_fields), value)
 
 
 class ExecRequest(CommandRequest):
@@ -110,26 +107,38 @@ class CommandInfo(BaseModel):
     """Its process id inside the sandbox."""
 
 
-class ShellRequest(BaseModel):
+class CommandEntry(BaseModel):
+    """A command in a list."""
+
+    id: str
+    """The id of the command."""
+
+
+class CommandPage(BaseModel):
+    """One page of commands."""
+
+    items: list[CommandEntry]
+    """The commands of this page."""
+    next_page_id: str | None = None
+    """The `page_id` of the next page. Null on the last page."""
+
+
+class ShellRequest(RequestModel):
     """The command line to run in a shell."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a command"
+    other_names = _TIMEOUT
     command: Annotated[str, Field(min_length=1, max_length=131072)]
     """The command line."""
-    timeout_s: Seconds | None = None
+    timeout: Seconds | None = None
     """Seconds after which the command is killed. Default: the server's setting."""
     shell: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
     """The name of the shell. A new name starts a new shell."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _spelling(cls, value: Any) -> Any:
-        return before(lambda given: manus_names.command(given, cls.model_fields), value)
 
-
-class KillRequest(BaseModel):
+class KillRequest(RequestModel):
     """The signal to send."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a signal"
     signal: Annotated[int, Field(ge=1, le=64)] = 9
     """The signal number. With 9, everything that the command started is killed too."""

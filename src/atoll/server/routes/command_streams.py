@@ -27,7 +27,7 @@ async def start_command(
     background: bool = False,
     **options: int,
 ) -> AsyncCommand:
-    seconds = wanted.timeout_s or (None if background else services.settings.timeout)
+    seconds = wanted.timeout or (None if background else services.settings.timeout)
     command_id = f"k{hashlib.sha256(key.encode()).hexdigest()[:40]}" if key is not None else None
     command = await sandbox.start(
         wanted.command,

@@ -18,7 +18,9 @@ from atoll.server.connections.large_results import Encoding
 from atoll.server.connections.streaming import EventStream, while_connected
 from atoll.server.middleware.auth import AppServices, SandboxReadScope, SandboxUseScope
 from atoll.server.routes.command_requests import (
+    CommandEntry,
     CommandInfo,
+    CommandPage,
     ExecRequest,
     ExecResult,
     KillRequest,
@@ -26,7 +28,8 @@ from atoll.server.routes.command_requests import (
     StartRequest,
 )
 from atoll.server.routes.command_streams import detached_at_end, follow_output, send_input, start_command
-from atoll.server.routes.openapi_parts import IdempotencyKey, SandboxId, Success, event_stream
+from atoll.server.routes.openapi_parts import CREATED, IdempotencyKey, Limit, PageId, SandboxId, event_stream, locate
+from atoll.server.routes.paging import page
 from atoll.tracing import span
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}", tags=["commands"])
@@ -68,7 +71,7 @@ async def execute(
                 request,
                 sandbox.exec(
                     wanted.command,
-                    timeout=wanted.timeout_s or services.settings.timeout,
+                    timeout=wanted.timeout or services.settings.timeout,
                     env=wanted.env,
                     cwd=wanted.cwd,
                     user=wanted.user,
@@ -111,18 +114,25 @@ async def run_command(
     with span("service.run_command", user_id=caller.user_id) as current:
         sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
         current.set(sandbox_id=sandbox.id)
-        seconds = wanted.timeout_s or services.settings.timeout
+        seconds = wanted.timeout or services.settings.timeout
         result = await while_connected(request, sandbox.shell(wanted.shell).run(wanted.command, seconds))
         current.set(exit_code=result.exit_code, cause=result.cause)
     return large_results.execution(result, "utf-8")
 
 
-@router.post("/commands", operation_id="start_command", summary="Start a background command", status_code=201)
+@router.post(
+    "/commands",
+    operation_id="start_command",
+    summary="Start a background command",
+    status_code=201,
+    responses=CREATED,
+)
 async def start(
     caller: SandboxUseScope,
     services: AppServices,
     sandbox_id: SandboxId,
     wanted: StartRequest,
+    response: Response,
     key: IdempotencyKey = None,
 ) -> CommandInfo:
     """Start a command in the background and return its id. Without a timeout it may run as long as the sandbox."""
@@ -132,13 +142,18 @@ async def start(
         command = await start_command(services, sandbox, wanted, key=key, background=True, max_output_bytes=0)
         current.set(command_id=command.id)
     await command.detach()
+    locate(response, f"/sandboxes/{sandbox_id}/commands/{command.id}")
     return CommandInfo(id=command.id, pid=command.pid)
 
 
 @router.get("/commands", operation_id="list_commands", summary="List commands")
-async def commands(caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId) -> list[str]:
-    """Return the ids of all commands that are running or whose output is kept."""
-    return await (await services.sandboxes.sandbox(caller, sandbox_id)).commands()
+async def commands(
+    caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, page_id: PageId = None, limit: Limit = 100
+) -> CommandPage:
+    """Return the commands that are running or whose output is kept, sorted by id, one page at a time."""
+    ids = await (await services.sandboxes.sandbox(caller, sandbox_id)).commands()
+    found, more = page(ids, lambda id: (0.0, id), page_id, limit)
+    return CommandPage(items=[CommandEntry(id=id) for id in found], next_page_id=more)
 
 
 @router.get(
@@ -198,16 +213,17 @@ async def wait(
         return large_results.execution(await while_connected(request, end()), encoding)
 
 
-@router.post("/commands/{command_id}/kill", operation_id="kill_command", summary="Send a signal to a command")
+@router.post(
+    "/commands/{command_id}/kill", operation_id="kill_command", summary="Send a signal to a command", status_code=204
+)
 async def kill(
     caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, command_id: CommandId, wanted: KillRequest
-) -> Success:
+) -> None:
     """Send a signal to a command. A command that has already ended is not an error."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     async with sandbox.use():
         with contextlib.suppress(ProcessLookupError):
             await sandbox.access.guest.processes.kill(command_id.encode(), wanted.signal)
-    return Success()
 
 
 @router.post(
@@ -215,6 +231,7 @@ async def kill(
     operation_id="send_stdin",
     summary="Send input to a command",
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
+    status_code=204,
 )
 async def send_stdin(
     caller: SandboxUseScope,
@@ -223,17 +240,16 @@ async def send_stdin(
     command_id: CommandId,
     request: Request,
     end: Annotated[bool, Query(description="Whether this is the end of the input.")] = False,
-) -> Success:
+) -> None:
     """Write the body of the request to the standard input of a command that was started with `stdin`."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     command = services.followed.get(f"{sandbox_id}/{command_id}")
     if command is not None:
         await send_input(command, request, end)
-        return Success()
+        return
     command = await sandbox.command(command_id, max_output_bytes=0)
     async with detached_at_end(command):
         await send_input(command, request, end)
-    return Success()
 
 
 @router.get(
@@ -251,7 +267,7 @@ async def logs(
 
 
 def _line(event: Event) -> str:
-    moment = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="milliseconds")
+    moment = datetime.fromtimestamp(event.at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     change = f"{event.before} -> {event.after}" if event.before is not event.after else str(event.after)
     words = [moment, change, f"({event.act})" if event.act else "", event.cause or "", event.reason]
     return " ".join(str(word) for word in words if word)

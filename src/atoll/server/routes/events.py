@@ -18,7 +18,8 @@ from atoll.server.routes.openapi_parts import event_stream
 
 router = APIRouter(prefix="/events", tags=["events"])
 Number = Annotated[
-    int, Query(ge=0, le=1 << 53, description="Return events with a higher number than this. Default: from the first.")
+    int | None,
+    Query(ge=0, le=1 << 53, description="Return events with a higher number than this. Default: from the first."),
 ]
 SandboxQuery = Annotated[
     str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Only events of this sandbox.")
@@ -60,6 +61,8 @@ class EventPage(BaseModel):
 
     items: list[EventInfo]
     """The events of this page, oldest first."""
+    next_page_id: str | None = None
+    """The `page_id` of the next page. Null if there was no event after the previous page."""
     next_after: int
     """The `after` of the next page. Unchanged if there was no event."""
     latest: int
@@ -70,18 +73,27 @@ class EventPage(BaseModel):
 async def events(
     caller: ReadScope,
     services: AppServices,
-    after: Number = 0,
+    after: Number = None,
+    page_id: Annotated[
+        str | None,
+        Query(pattern=r"^[0-9]{1,16}$", description="The `next_page_id` of the previous page, in place of `after`."),
+    ] = None,
     sandbox_id: SandboxQuery = None,
     kind: KindQuery = None,
     limit: Annotated[int, Query(gt=0, le=1000, description="The most events to return.")] = 100,
 ) -> EventPage:
     """Return the events of the caller's sandboxes, oldest first, starting after a number. To continue, pass
-    `next_after` as `after`."""
+    `next_page_id` as `page_id`; to wait for new ones, pass `next_after` as `after`."""
+    if page_id is not None and after is not None:
+        raise ValueError("give either page_id or after, not both")
+    start = int(page_id) if page_id is not None else after or 0
     found, following = await services.sandboxes.events(
-        caller, after=after, sandbox_id=sandbox_id, limit=limit, kind=kind
+        caller, after=start, sandbox_id=sandbox_id, limit=limit, kind=kind
     )
     latest = await services.manager.latest_event()
-    return EventPage(items=[_info(event) for event in found], next_after=following, latest=latest)
+    more = str(following) if following != start else None
+    items = [_info(event) for event in found]
+    return EventPage(items=items, next_page_id=more, next_after=following, latest=latest)
 
 
 @router.get(

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from atoll.guest.files import AsyncWatch, FileInfo
 from atoll.server.connections import large_results
 from atoll.server.connections.streaming import Download, EventStream, Happening, while_connected
 from atoll.server.middleware.auth import AppServices, SandboxReadScope, SandboxUseScope
-from atoll.server.routes.openapi_parts import BINARY, BINARY_BODY, SandboxId, Success, event_stream
+from atoll.server.routes.openapi_parts import BINARY, BINARY_BODY, PageId, SandboxId, event_stream, moment
+from atoll.server.routes.paging import page_of_sorted
 from atoll.server.services import Services
 from atoll.server.tree_transfers import pack, unpack
+from atoll.service.models.request_model import RequestModel
 from atoll.tracing import span
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/files", tags=["files"])
@@ -46,42 +49,51 @@ class FileEntry(BaseModel):
     """`file`, `directory`, `symlink` or another kind of file."""
     mode: str
     """The permissions, in octal."""
-    size: int
+    size_bytes: int
     """The size in bytes."""
     uid: int
     """The user id of its owner inside."""
     gid: int
     """The group id of its owner inside."""
-    mtime_s: float
-    """When the content last changed, in seconds since 1970."""
+    modified_at: datetime
+    """When the content last changed."""
     target: str | None = None
     """Where a symbolic link points."""
 
 
-class Move(BaseModel):
+class FilePage(BaseModel):
+    """One page of a directory."""
+
+    items: list[FileEntry]
+    """The entries of this page, sorted by name."""
+    next_page_id: str | None = None
+    """The `page_id` of the next page. Null on the last page."""
+
+
+class MoveRequest(RequestModel):
     """The file to move."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a move"
     path: PathText
     """The present path."""
     target: PathText
     """The new path."""
 
 
-class MakeDirectory(BaseModel):
+class DirectoryRequest(RequestModel):
     """The directory to create."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a directory"
     path: PathText
     """The path of the directory."""
     mode: Annotated[str, Field(pattern="^[0-7]{3,4}$")] = "755"
     """Its permissions, in octal."""
 
 
-class ChangeMode(BaseModel):
+class ModeRequest(RequestModel):
     """The permissions to set."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a change of permissions"
     path: PathText
     """The path of the file or directory."""
     mode: Annotated[str, Field(pattern="^[0-7]{3,4}$")]
@@ -168,23 +180,30 @@ async def download(
     return Download(_content(services, b"", archive), media_type="application/x-tar")
 
 
-@router.put("/tree", operation_id="upload_tree", summary="Upload a directory", openapi_extra=_TAR_BODY)
+@router.put("/tree", operation_id="upload_tree", summary="Upload a directory", openapi_extra=_TAR_BODY, status_code=204)
 async def upload(
     caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, request: Request, path: FilePath = "."
-) -> Success:
+) -> None:
     """Unpack a tar archive into a directory. The directory is created if it does not exist."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await unpack(services.transfers, sandbox, path, _body(request), services.settings.max_upload_bytes)
-    return Success()
 
 
-@router.get("", operation_id="list_files", summary="List a directory", response_model=list[FileEntry])
+@router.get("", operation_id="list_files", summary="List a directory", response_model=FilePage)
 async def listing(
-    caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, request: Request, path: FilePath = "."
+    caller: SandboxReadScope,
+    services: AppServices,
+    sandbox_id: SandboxId,
+    request: Request,
+    path: FilePath = ".",
+    page_id: PageId = None,
+    limit: Annotated[int, Query(gt=0, le=10_000, description="The most entries to return.")] = 1000,
 ) -> Response:
-    """Return the entries of a directory, sorted by name."""
+    """Return the entries of a directory, sorted by name, one page at a time."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    return large_results.listing(await while_connected(request, sandbox.list_files(path)), _entry)
+    listed = await while_connected(request, sandbox.list_files(path))
+    found, more = page_of_sorted(listed, lambda each: (0.0, each.path), page_id, limit)
+    return large_results.page(found, _entry, more)
 
 
 @router.get("/stat", operation_id="stat_file", summary="Get information about a file")
@@ -200,7 +219,7 @@ async def stat(
     return _entry(await sandbox.stat(path, follow=follow))
 
 
-@router.delete("", operation_id="remove_file", summary="Remove a file or directory")
+@router.delete("", operation_id="remove_file", summary="Remove a file or directory", status_code=204)
 async def remove(
     caller: SandboxUseScope,
     services: AppServices,
@@ -208,35 +227,31 @@ async def remove(
     path: FilePath,
     recursive: Annotated[bool, Query(description="Whether to remove a directory that is not empty.")] = True,
     missing_ok: Annotated[bool, Query(description="Whether a missing file is not an error.")] = False,
-) -> Success:
+) -> None:
     """Remove a file, or a directory and everything in it. Symbolic links are removed, not followed."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await sandbox.remove(path, recursive=recursive, missing_ok=missing_ok)
-    return Success()
 
 
-@router.post("/move", operation_id="move_file", summary="Move a file")
-async def move(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: Move) -> Success:
+@router.post("/move", operation_id="move_file", summary="Move a file", status_code=204)
+async def move(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: MoveRequest) -> None:
     """Rename or move a file or directory. An existing file at the target is replaced."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).move(wanted.path, wanted.target)
-    return Success()
 
 
-@router.post("/mkdir", operation_id="make_dir", summary="Create a directory")
+@router.post("/mkdir", operation_id="make_dir", summary="Create a directory", status_code=204)
 async def make_dir(
-    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: MakeDirectory
-) -> Success:
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: DirectoryRequest
+) -> None:
     """Create a directory and its missing parents. A directory that already exists is not an error."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await sandbox.make_dir(wanted.path, mode=int(wanted.mode, 8))
-    return Success()
 
 
-@router.post("/chmod", operation_id="chmod_file", summary="Change permissions")
-async def chmod(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: ChangeMode) -> Success:
+@router.post("/chmod", operation_id="chmod_file", summary="Change permissions", status_code=204)
+async def chmod(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: ModeRequest) -> None:
     """Change the permissions of a file or directory."""
     await (await services.sandboxes.sandbox(caller, sandbox_id)).chmod(wanted.path, int(wanted.mode, 8))
-    return Success()
 
 
 @router.get(
@@ -309,10 +324,10 @@ def _entry(info: FileInfo) -> FileEntry:
         path=_shown(info.path),
         kind=info.kind,
         mode=f"{info.mode:04o}",
-        size=info.size,
+        size_bytes=info.size,
         uid=info.uid,
         gid=info.gid,
-        mtime_s=info.mtime_s,
+        modified_at=moment(info.mtime_s),
         target=_shown(info.target) if info.target is not None else None,
     )
 

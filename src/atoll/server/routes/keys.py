@@ -6,15 +6,20 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, Field
 
 from atoll.server.middleware.auth import AppServices, KeysScope
-from atoll.server.routes.openapi_parts import Success
+from atoll.server.routes.openapi_parts import Limit, PageId
+from atoll.server.routes.paging import page
 from atoll.service import Scope
 from atoll.service.caller import ORDINARY
+from atoll.service.models.request_model import RequestModel
 from atoll.store import ApiKey
 
 router = APIRouter(tags=["keys"])
+
+
+_LIFETIME = {"lifetime_s": "lifetime"}
 
 
 class KeyInfo(BaseModel):
@@ -38,6 +43,15 @@ class KeyInfo(BaseModel):
     """The key that this one was created with."""
 
 
+class KeyPage(BaseModel):
+    """One page of API keys."""
+
+    items: list[KeyInfo]
+    """The keys of this page, newest first."""
+    next_page_id: str | None = None
+    """The `page_id` of the next page. Null on the last page."""
+
+
 class NewKey(KeyInfo):
     """A new API key."""
 
@@ -45,10 +59,10 @@ class NewKey(KeyInfo):
     """The key itself. It is shown this once; the server keeps only a hash."""
 
 
-class KeyCreate(BaseModel):
+class KeyRequest(RequestModel):
     """The API key to create."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a key"
     name: Annotated[str, Field(min_length=1, max_length=128)] = "unnamed"
     """A name to recognize the key by."""
     user_id: Annotated[str, Field(max_length=256)] | None = None
@@ -59,13 +73,14 @@ class KeyCreate(BaseModel):
     """When the key expires. At the latest, and by default, when the caller's credential does."""
 
 
-class TokenCreate(BaseModel):
+class TokenRequest(RequestModel):
     """The token to create."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a token"
+    other_names = _LIFETIME
     scopes: Annotated[list[Scope], Field(min_length=1)] | None = None
     """What the token may do. Default: the caller's scopes without `admin`."""
-    lifetime_s: Annotated[float, Field(gt=0, le=86400)] = 3600
+    lifetime: Annotated[float, Field(gt=0, le=86400)] = 3600
     """Seconds until the token expires."""
 
 
@@ -79,13 +94,16 @@ class Token(BaseModel):
 
 
 @router.get("/keys", operation_id="list_keys", summary="List API keys")
-async def keys(caller: KeysScope, services: AppServices) -> list[KeyInfo]:
-    """Return the caller's API keys without their secrets. Administrators see the keys of all users."""
-    return [KeyInfo.model_validate(_info(key)) for key in await services.users.keys(caller)]
+async def keys(caller: KeysScope, services: AppServices, page_id: PageId = None, limit: Limit = 100) -> KeyPage:
+    """Return the caller's API keys without their secrets, one page at a time. Administrators see the keys of all
+    users."""
+    listed = await services.users.keys(caller)
+    found, more = page(listed, lambda key: (-key.created_at.timestamp(), key.id), page_id, limit)
+    return KeyPage(items=[KeyInfo.model_validate(_info(key)) for key in found], next_page_id=more)
 
 
 @router.post("/keys", operation_id="create_key", summary="Create an API key", status_code=201)
-async def create(caller: KeysScope, services: AppServices, wanted: KeyCreate) -> NewKey:
+async def create(caller: KeysScope, services: AppServices, wanted: KeyRequest) -> NewKey:
     """Create an API key. It has no scopes that the caller's credential does not have, and expires no later."""
     scopes = frozenset(wanted.scopes) if wanted.scopes else caller.scopes & ORDINARY
     key, text = await services.users.create_key(
@@ -94,23 +112,22 @@ async def create(caller: KeysScope, services: AppServices, wanted: KeyCreate) ->
     return NewKey.model_validate({**_info(key), "key": text})
 
 
-@router.delete("/keys/{key_id}", operation_id="revoke_key", summary="Revoke an API key")
+@router.delete("/keys/{key_id}", operation_id="revoke_key", summary="Revoke an API key", status_code=204)
 async def revoke(
     caller: KeysScope,
     services: AppServices,
     key_id: Annotated[str, Path(pattern="^[0-9a-f]{1,32}$", description="The id of the API key.")],
-) -> Success:
+) -> None:
     """Revoke an API key at once, together with the keys, tokens, session keys and port links that its user made with
     it."""
     await services.users.revoke_key(caller, key_id)
-    return Success()
 
 
 @router.post("/tokens", operation_id="create_token", summary="Create a token", status_code=201)
-async def token(caller: KeysScope, services: AppServices, wanted: TokenCreate) -> Token:
+async def token(caller: KeysScope, services: AppServices, wanted: TokenRequest) -> Token:
     """Create a short-lived token, for a page or program that should not have the API key."""
     scopes = frozenset(wanted.scopes) if wanted.scopes else caller.scopes & ORDINARY
-    text, expires = services.identities.tokens.create(caller, scopes=scopes, lifetime_s=wanted.lifetime_s)
+    text, expires = services.identities.tokens.create(caller, scopes=scopes, lifetime_s=wanted.lifetime)
     return Token(token=text, expires_at=expires)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -9,15 +10,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from atoll.model.network_policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 from atoll.server.middleware.auth import AppServices, ManageScope, SandboxReadScope
-from atoll.server.routes.openapi_parts import SandboxId, Success
+from atoll.server.routes.openapi_parts import SandboxId
+from atoll.service.models.request_model import RequestModel
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/network", tags=["network"])
 
 
-class NetworkChange(BaseModel):
+class NetworkRequest(RequestModel):
     """The network policy to set."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a change of the network"
     policy: Annotated[NetworkPolicy, BeforeValidator(parse_policy)]
     """What the sandbox may reach: `none`, `all` or rules."""
 
@@ -26,8 +28,8 @@ class RefusalInfo(BaseModel):
     """A connection, request or name lookup that the policy refused."""
 
     model_config = ConfigDict(from_attributes=True)
-    time: float
-    """When it was refused, in seconds since 1970."""
+    time: datetime
+    """When it was refused."""
     protocol: str
     """The protocol."""
     destination: str
@@ -61,11 +63,10 @@ async def get(caller: SandboxReadScope, services: AppServices, sandbox_id: Sandb
     return NetworkInfo(policy=without_secrets(sandbox.spec.network), refusals=refusals)
 
 
-@router.put("", operation_id="set_sandbox_network", summary="Change the network policy of a sandbox")
-async def put(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: NetworkChange) -> Success:
+@router.put("", operation_id="set_sandbox_network", summary="Change the network policy of a sandbox", status_code=204)
+async def put(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: NetworkRequest) -> None:
     """Change what a running sandbox may reach. Connections that are no longer allowed are closed. Secret values, which
     are never shown, can be sent back as they were shown; they keep their value."""
     services.sandboxes.specs.check_network(caller, wanted.policy)
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
     await sandbox.set_network(with_secrets(wanted.policy, sandbox.spec.network))
-    return Success()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import urllib.parse
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Path, Query
+from fastapi import Depends, Header, Path, Query, Response
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 
@@ -41,14 +43,33 @@ IdempotencyKey = Annotated[
         description="Any text. Requests repeated with the same key are carried out once and answered alike.",
     ),
 ]
+PREFIX = "/api/v1"
+_FIRST, _LAST = -62_135_596_800.0, 253_402_300_799.0
 PageId = Annotated[
-    str | None, Query(max_length=512, description="The `next_page_id` of the previous page. Default: the first page.")
+    str | None, Query(max_length=1024, description="The `next_page_id` of the previous page. Default: the first page.")
 ]
 Limit = Annotated[int, Query(gt=0, le=100, description="The most items to return.")]
 
 
+CREATED: dict[int | str, dict[str, Any]] = {
+    201: {"headers": {"Location": {"description": "The URL of what was made.", "schema": {"type": "string"}}}}
+}
+
+
+def moment(seconds: float) -> datetime:
+    """Return a time in seconds since 1970 as answers show it: in UTC, as ISO 8601. Times outside of the years that this
+    can express, which a file may have, become the nearest one."""
+    return datetime.fromtimestamp(min(max(seconds, _FIRST), _LAST), UTC)
+
+
+def locate(response: Response, path: str) -> None:
+    """Say in the answer where what was made can be found. `path` is below the prefix of all routes."""
+    response.headers["Location"] = f"{PREFIX}{urllib.parse.quote(path)}"
+
+
 class Success(BaseModel):
-    """The request was carried out."""
+    """The request was carried out. Only where OpenHands expects this answer; others that return nothing have status
+    204."""
 
     success: bool = True
     """Always true. Failures are answered with an error status."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.requests import HTTPConnection
 
 from atoll.errors import SandboxError
@@ -30,10 +30,11 @@ from atoll.server.ports.inner_websocket import bridge
 from atoll.server.ports.port_request import PortRequest, with_inside_key
 from atoll.server.ports.upstream_http import forward
 from atoll.server.problems import respond
-from atoll.server.routes.openapi_parts import SandboxId, Success
+from atoll.server.routes.openapi_parts import CREATED, SandboxId
 from atoll.server.services import Services
 from atoll.service import Caller, ExposedUrl, ForbiddenError, Scope
 from atoll.service.models.exposed_port import ExposedPort
+from atoll.service.models.request_model import RequestModel
 
 router = APIRouter(prefix="/sandboxes/{sandbox_id}/ports", tags=["ports"])
 links = APIRouter(prefix="/sandboxes/{sandbox_id}/port-links", tags=["ports"])
@@ -45,17 +46,27 @@ Port = Annotated[
 parsed."""
 
 
-class LinkRequest(BaseModel):
+_LIFETIME = {"lifetime_s": "lifetime"}
+
+
+class PortLinkRequest(RequestModel):
     """The port link to create."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a port link"
+    other_names = _LIFETIME
     port: Annotated[int, Field(ge=1, le=65_535)]
     """The port number inside the sandbox."""
-    lifetime_s: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+    lifetime: Annotated[float, Field(ge=1, le=30 * 86400)] = 3600
     """Seconds until the link expires."""
     expose: bool = False
     """Whether to expose the port first, under the name `port-NUMBER`, if it is not exposed. Needs the scope
     `manage`."""
+
+
+class ExposedPortRequest(RequestModel, ExposedPort):
+    """The port to expose."""
+
+    of = "an exposed port"
 
 
 class PortInfo(BaseModel):
@@ -85,14 +96,17 @@ class PortLink(BaseModel):
     """When the link expires."""
 
 
-@links.post("", operation_id="link_sandbox_port", summary="Create a port link")
-async def link(caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: LinkRequest) -> PortLink:
+@links.post("", operation_id="link_sandbox_port", summary="Create a port link", status_code=201, responses=CREATED)
+async def link(
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: PortLinkRequest, response: Response
+) -> PortLink:
     """Create a signed URL for an exposed port. It needs no other credential, so it can be opened in a browser or
     shared."""
     if wanted.expose:
         await _expose_if_not(caller, services, sandbox_id, wanted.port)
-    until = int(time.time()) + wanted.lifetime_s
+    until = int(time.time() + wanted.lifetime)
     url, host_url, until = await services.sandboxes.ports.link(caller, sandbox_id, wanted.port, until)
+    response.headers["Location"] = url
     return PortLink(url=url, host_url=host_url, expires_at=datetime.fromtimestamp(until, UTC))
 
 
@@ -121,17 +135,18 @@ async def ports(
 
 
 @router.post("", operation_id="expose_sandbox_port", summary="Expose a port", status_code=201)
-async def expose(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: ExposedPort) -> ExposedUrl:
+async def expose(
+    caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: ExposedPortRequest
+) -> ExposedUrl:
     """Expose a port of a running sandbox under a URL. A port of the same name is replaced. Nothing needs to listen on
     the port yet."""
     return await services.sandboxes.ports.expose(caller, sandbox_id, wanted)
 
 
-@router.delete("/{port}", operation_id="hide_sandbox_port", summary="Stop exposing a port")
-async def hide(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, port: Port) -> Success:
+@router.delete("/{port}", operation_id="hide_sandbox_port", summary="Stop exposing a port", status_code=204)
+async def hide(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, port: Port) -> None:
     """Stop exposing a port, under all of its names."""
     await services.sandboxes.ports.hide(caller, sandbox_id, port)
-    return Success()
 
 
 @router.api_route("/{port}/{path:path}", methods=_METHODS, include_in_schema=False)

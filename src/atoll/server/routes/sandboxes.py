@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+from pydantic import BaseModel, Field
 
 from atoll.engines.contract import LimitReporting
 from atoll.errors import SandboxNotFoundError
@@ -22,11 +22,15 @@ from atoll.server.middleware.auth import (
     SandboxUseScope,
     take_in,
 )
-from atoll.server.routes.openapi_parts import IdempotencyKey, Limit, PageId, SandboxId, Success
-from atoll.service import ForkStart, SandboxInfo, SandboxPage, SandboxStart
+from atoll.server.routes.openapi_parts import CREATED, IdempotencyKey, Limit, PageId, SandboxId, Success, locate
+from atoll.service import ForkRequest, SandboxInfo, SandboxPage, SandboxRequest
+from atoll.service.models.request_model import RequestModel
 from atoll.service.models.sandbox_request import Lifetime, SandboxSettings
 
 router = APIRouter(prefix="/sandboxes", tags=["sandboxes"])
+
+
+_LIFETIME = {"lifetime_s": "lifetime"}
 
 
 class Usage(BaseModel):
@@ -49,26 +53,27 @@ class Usage(BaseModel):
     """Whether the disk limit was reached."""
 
 
-class Expiry(BaseModel):
+class ExpiryRequest(RequestModel):
     """The lifetime to set."""
 
-    model_config = ConfigDict(extra="forbid")
-    lifetime_s: Lifetime
+    of = "an expiry"
+    other_names = _LIFETIME
+    lifetime: Lifetime
     """New lifetime in seconds, counted from now. The server may allow less."""
 
 
-class KeepAlive(BaseModel):
+class KeepAliveRequest(RequestModel):
     """How long to count the sandbox as in use."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a keep-alive"
     seconds: Annotated[float, Field(gt=0, le=MAX_LEASE_S)]
     """Seconds, counted from now. An earlier request for longer stays in effect."""
 
 
-class Pause(BaseModel):
+class PauseRequest(RequestModel):
     """How to pause the sandbox."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a pause"
     memory: Literal["ram", "disk"] = "ram"
     """`ram` keeps the memory of the sandbox; `disk` saves it to disk, so that it uses no memory. `disk` needs isolation
     level `gvisor`, and nobody may be connected to the sandbox."""
@@ -77,10 +82,9 @@ class Pause(BaseModel):
     is true."""
 
 
-class PauseOld(BaseModel):
+class PauseOldRequest(RequestModel):
     """How many sandboxes may stay running."""
 
-    model_config = ConfigDict(extra="forbid")
     max_num_sandboxes: Annotated[int, Field(gt=0)]
     """The most sandboxes that are left running."""
 
@@ -118,20 +122,21 @@ async def batch_get(
     return await services.sandboxes.batch_get_sandboxes(caller, id)
 
 
-@router.post("", operation_id="start_sandbox", summary="Start a sandbox")
+@router.post("", operation_id="start_sandbox", summary="Start a sandbox", status_code=201, responses=CREATED)
 async def start(
     caller: ManageScope,
     services: AppServices,
     request: Request,
+    response: Response,
     sandbox_spec_id: Annotated[
         str | None, Query(max_length=128, description="The spec to start from; the same as in the body.")
     ] = None,
-    wanted: Annotated[SandboxStart | None, Body()] = None,
+    wanted: Annotated[SandboxRequest | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> SandboxInfo:
     """Start a sandbox from a spec, from the default spec, or from `settings`. The answer comes when the sandbox runs.
     If the client disconnects before that, no sandbox is left behind, unless the request has an idempotency key."""
-    wanted = wanted or SandboxStart()
+    wanted = wanted or SandboxRequest()
     if sandbox_spec_id is not None:
         if wanted.sandbox_spec_id not in (None, sandbox_spec_id):
             raise ValueError("sandbox_spec_id differs between the query and the body: send it once")
@@ -139,11 +144,12 @@ async def start(
     work = services.sandboxes.creation.start(caller, wanted, key=key)
     made = await (while_connected(request, work) if key is None else work)
     know_sandbox(made.id)
+    locate(response, f"/sandboxes/{made.id}")
     return made
 
 
 @router.post("/pause-old", operation_id="pause_old_sandboxes", summary="Pause the oldest sandboxes")
-async def pause_old(caller: ManageScope, services: AppServices, wanted: PauseOld) -> list[str]:
+async def pause_old(caller: ManageScope, services: AppServices, wanted: PauseOldRequest) -> list[str]:
     """Pause the caller's oldest running sandboxes until at most the given number are running. Returns the ids of the
     paused sandboxes."""
     return await services.sandboxes.pause_old_sandboxes(caller, wanted.max_num_sandboxes)
@@ -174,29 +180,32 @@ async def get(
 
 @router.post("/{sandbox_id}/pause", operation_id="pause_sandbox", summary="Pause a sandbox")
 async def pause(
-    caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: Annotated[Pause | None, Body()] = None
+    caller: ManageScope,
+    services: AppServices,
+    sandbox_id: SandboxId,
+    wanted: Annotated[PauseRequest | None, Body()] = None,
 ) -> Success:
     """Stop all processes of a sandbox where they are, until it is resumed. Pausing a paused sandbox changes nothing."""
-    wanted = wanted or Pause()
+    wanted = wanted or PauseRequest()
     done = await services.sandboxes.pause_sandbox(
         caller, sandbox_id, memory=wanted.memory, drop_connections=wanted.drop_connections
     )
     return _found(done, sandbox_id)
 
 
-@router.post("/{sandbox_id}/fork", operation_id="fork_sandbox", summary="Fork a sandbox")
+@router.post("/{sandbox_id}/fork", operation_id="fork_sandbox", summary="Fork a sandbox", status_code=201)
 async def fork(
     caller: ManageScope,
     services: AppServices,
     sandbox_id: SandboxId,
     request: Request,
-    wanted: Annotated[ForkStart | None, Body()] = None,
+    wanted: Annotated[ForkRequest | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> list[SandboxInfo]:
     """Make new sandboxes that start from the state of this one, or from one of its checkpoints. Either all forks are
     made or none. The answer comes when they run. If the client disconnects before that, none is left behind, unless the
     request has an idempotency key."""
-    work = services.sandboxes.creation.fork(caller, sandbox_id, wanted or ForkStart(), key=key)
+    work = services.sandboxes.creation.fork(caller, sandbox_id, wanted or ForkRequest(), key=key)
     return await (while_connected(request, work) if key is None else work)
 
 
@@ -228,14 +237,16 @@ async def wait(
 
 
 @router.put("/{sandbox_id}/expiry", operation_id="extend_sandbox", summary="Set the lifetime of a sandbox")
-async def extend(caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: Expiry) -> SandboxInfo:
+async def extend(
+    caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: ExpiryRequest
+) -> SandboxInfo:
     """Set how long the sandbox may live from now on, whether it is used or not."""
-    return await services.sandboxes.extend(caller, sandbox_id, wanted.lifetime_s)
+    return await services.sandboxes.extend(caller, sandbox_id, wanted.lifetime)
 
 
 @router.post("/{sandbox_id}/keep-alive", operation_id="keep_sandbox_alive", summary="Keep a sandbox alive")
 async def keep_alive(
-    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: KeepAlive
+    caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, wanted: KeepAliveRequest
 ) -> SandboxInfo:
     """Count the sandbox as in use for some seconds, whatever it does, so that it does not become idle. Its lifetime can
     still end it."""

@@ -9,18 +9,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.background import BackgroundTask
 
 from atoll import workers
 from atoll.errors import SandboxResourceError
 from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope, needs
-from atoll.server.routes.openapi_parts import BINARY, BINARY_BODY, SandboxId, Success
+from atoll.server.routes.openapi_parts import BINARY, BINARY_BODY, CREATED, Limit, PageId, SandboxId, locate
+from atoll.server.routes.paging import Place, page
 from atoll.server.services import Services
 from atoll.service import Caller, Scope, SnapshotInfo
+from atoll.service.models.request_model import RequestModel
 
 router = APIRouter(prefix="/snapshots", tags=["snapshots"])
 of_sandbox = APIRouter(prefix="/sandboxes/{sandbox_id}/snapshots", tags=["snapshots"])
@@ -32,10 +34,19 @@ Owner = Annotated[
 User = Annotated[Caller, Depends(needs(Scope.USE))]
 
 
-class SnapshotStart(BaseModel):
+class SnapshotPage(BaseModel):
+    """One page of snapshots."""
+
+    items: list[SnapshotInfo]
+    """The snapshots of this page, oldest first."""
+    next_page_id: str | None = None
+    """The `page_id` of the next page. Null on the last page."""
+
+
+class SnapshotRequest(RequestModel):
     """The snapshot to save."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a snapshot"
     name: Annotated[str, Field(pattern=_PATTERN)]
     """A name for the snapshot, unique among the caller's snapshots."""
     checkpoint: Annotated[str, Field(max_length=64)] | None = None
@@ -47,14 +58,14 @@ class SnapshotStart(BaseModel):
     true."""
 
 
-@of_sandbox.post("", operation_id="make_snapshot", summary="Save a snapshot")
+@of_sandbox.post("", operation_id="make_snapshot", summary="Save a snapshot", status_code=201, responses=CREATED)
 async def make(
-    caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: SnapshotStart
+    caller: ManageScope, services: AppServices, sandbox_id: SandboxId, wanted: SnapshotRequest, response: Response
 ) -> SnapshotInfo:
     """Save the state of a sandbox under a name. The snapshot outlives the sandbox. Answers 409 if the caller already
     has a snapshot of that name."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    return await services.sandboxes.snapshots.create(
+    made = await services.sandboxes.snapshots.create(
         caller,
         sandbox,
         wanted.name,
@@ -62,12 +73,19 @@ async def make(
         memory=wanted.memory,
         drop_connections=wanted.drop_connections,
     )
+    locate(response, f"/snapshots/{made.name}")
+    return made
 
 
 @router.get("", operation_id="list_snapshots", summary="List snapshots")
-async def list_them(caller: ReadScope, services: AppServices, owner: Owner = None) -> list[SnapshotInfo]:
-    """Return the caller's snapshots, oldest first. Administrators see the snapshots of all users."""
-    return await services.sandboxes.snapshots.list(caller, owner)
+async def list_them(
+    caller: ReadScope, services: AppServices, owner: Owner = None, page_id: PageId = None, limit: Limit = 100
+) -> SnapshotPage:
+    """Return the caller's snapshots, oldest first, one page at a time. Administrators see the snapshots of all
+    users."""
+    listed = await services.sandboxes.snapshots.list(caller, owner)
+    found, more = page(listed, _place, page_id, limit)
+    return SnapshotPage(items=found, next_page_id=more)
 
 
 @router.get("/{name}", operation_id="get_snapshot", summary="Get a snapshot")
@@ -76,11 +94,10 @@ async def get(caller: ReadScope, services: AppServices, name: SnapshotName, owne
     return await services.sandboxes.snapshots.get(caller, name, owner)
 
 
-@router.delete("/{name}", operation_id="delete_snapshot", summary="Delete a snapshot")
-async def delete(caller: ManageScope, services: AppServices, name: SnapshotName, owner: Owner = None) -> Success:
+@router.delete("/{name}", operation_id="delete_snapshot", summary="Delete a snapshot", status_code=204)
+async def delete(caller: ManageScope, services: AppServices, name: SnapshotName, owner: Owner = None) -> None:
     """Delete a snapshot. Sandboxes that were made from it are not affected."""
     await services.sandboxes.snapshots.delete(caller, name, owner)
-    return Success()
 
 
 @router.get(
@@ -102,12 +119,27 @@ async def export(caller: User, services: AppServices, name: SnapshotName, owner:
     return FileResponse(file, media_type="application/octet-stream", background=gone)
 
 
-@router.put("/{name}/content", operation_id="import_snapshot", summary="Import a snapshot", openapi_extra=BINARY_BODY)
-async def take_in(caller: ManageScope, services: AppServices, name: SnapshotName, request: Request) -> SnapshotInfo:
+@router.put(
+    "/{name}/content",
+    operation_id="import_snapshot",
+    summary="Import a snapshot",
+    openapi_extra=BINARY_BODY,
+    status_code=201,
+    responses=CREATED,
+)
+async def take_in(
+    caller: ManageScope, services: AppServices, name: SnapshotName, request: Request, response: Response
+) -> SnapshotInfo:
     """Create a snapshot from an exported file, without its saved memory. The file is checked first, and a damaged one
     is refused."""
     async with _received(services, request) as file:
-        return await services.sandboxes.snapshots.take_in(caller, name, file)
+        made = await services.sandboxes.snapshots.take_in(caller, name, file)
+    locate(response, f"/snapshots/{made.name}")
+    return made
+
+
+def _place(snapshot: SnapshotInfo) -> Place:
+    return snapshot.created_at.timestamp(), f"{snapshot.owner_id}/{snapshot.name}"
 
 
 @asynccontextmanager

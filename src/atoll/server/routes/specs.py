@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query
+from fastapi import APIRouter, Body, Path, Query, Response
 
 from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope
-from atoll.server.routes.openapi_parts import Limit, PageId, Success
+from atoll.server.routes.openapi_parts import CREATED, Limit, PageId, locate
 from atoll.service import SandboxSpecInfo, SandboxSpecInfoPage, SandboxSpecNotFoundError
-from atoll.service.models.catalogue import ImagePull, SandboxSpecCreate
+from atoll.service.models.catalogue import ImagePullRequest, SandboxSpecRequest
 
 router = APIRouter(prefix="/sandbox-specs", tags=["specs"])
 SpecPath = Annotated[str, Path(max_length=128, description="The id of the spec.")]
@@ -39,10 +39,14 @@ async def default(caller: ReadScope, services: AppServices) -> SandboxSpecInfo:
     return await services.specs.get_default_sandbox_spec(caller)
 
 
-@router.post("", operation_id="create_sandbox_spec", summary="Create a spec", status_code=201)
-async def create(caller: ManageScope, services: AppServices, wanted: SandboxSpecCreate) -> SandboxSpecInfo:
+@router.post("", operation_id="create_sandbox_spec", summary="Create a spec", status_code=201, responses=CREATED)
+async def create(
+    caller: ManageScope, services: AppServices, wanted: SandboxSpecRequest, response: Response
+) -> SandboxSpecInfo:
     """Add a spec to the catalogue. Its image is fetched in the background; `image_status` shows the progress."""
-    return await services.specs.create_sandbox_spec(caller, wanted)
+    made = await services.specs.create_sandbox_spec(caller, wanted)
+    locate(response, f"/sandbox-specs/{made.id}")
+    return made
 
 
 @router.get("/{spec_id}", operation_id="get_sandbox_spec", summary="Get a spec")
@@ -54,18 +58,20 @@ async def get(caller: ReadScope, services: AppServices, spec_id: SpecPath) -> Sa
     return found
 
 
-@router.post("/{spec_id}/pull", operation_id="pull_sandbox_spec", summary="Fetch the image of a spec")
+@router.post("/{spec_id}/pull", operation_id="pull_sandbox_spec", summary="Fetch the image of a spec", status_code=202)
 async def pull(
-    caller: ManageScope, services: AppServices, spec_id: SpecPath, wanted: Annotated[ImagePull | None, Body()] = None
+    caller: ManageScope,
+    services: AppServices,
+    spec_id: SpecPath,
+    wanted: Annotated[ImagePullRequest | None, Body()] = None,
 ) -> SandboxSpecInfo:
     """Fetch or build the image of a spec now, or again after a failure. The answer comes at once; get the spec to see
     its `image_progress`."""
-    return await services.specs.pull_sandbox_spec(caller, spec_id, (wanted or ImagePull()).registry_login)
+    return await services.specs.pull_sandbox_spec(caller, spec_id, (wanted or ImagePullRequest()).registry_login)
 
 
-@router.delete("/{spec_id}", operation_id="delete_sandbox_spec", summary="Delete a spec")
-async def delete(caller: ManageScope, services: AppServices, spec_id: SpecPath) -> Success:
+@router.delete("/{spec_id}", operation_id="delete_sandbox_spec", summary="Delete a spec", status_code=204)
+async def delete(caller: ManageScope, services: AppServices, spec_id: SpecPath) -> None:
     """Delete a spec from the catalogue. Sandboxes that were made from it are not affected."""
     if not await services.specs.delete_sandbox_spec(caller, spec_id):
         raise SandboxSpecNotFoundError(f"Sandbox Spec not found: {spec_id!r}")
-    return Success()

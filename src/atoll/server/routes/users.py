@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, Field
 
 from atoll.server.middleware.auth import AdminScope, AppServices
-from atoll.server.routes.openapi_parts import Limit, PageId
+from atoll.server.routes.openapi_parts import CREATED, Limit, PageId, locate
+from atoll.service.models.request_model import RequestModel
 from atoll.store import Quotas, Role, User
 
 router = APIRouter(prefix="/users", tags=["users"])
 UserId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@|:+-]{0,255}$")]
+
+UserPath = Annotated[str, Path(max_length=256, description="The id of the user.")]
 
 
 class UserPage(BaseModel):
@@ -24,10 +27,10 @@ class UserPage(BaseModel):
     """The `page_id` of the next page. Null on the last page."""
 
 
-class UserCreate(BaseModel):
+class UserRequest(RequestModel):
     """The user to create."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a user"
     id: UserId
     """The id of the new user."""
     role: Role = Role.USER
@@ -36,10 +39,10 @@ class UserCreate(BaseModel):
     """What the user may have."""
 
 
-class UserChange(BaseModel):
+class UserChangeRequest(RequestModel):
     """What to change. Fields that are left out stay as they are."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a change of a user"
     role: Role | None = None
     """The new role."""
     quotas: Quotas | None = None
@@ -58,18 +61,26 @@ async def users(caller: AdminScope, services: AppServices, page_id: PageId = Non
     return UserPage(items=found[:limit], next_page_id=found[limit - 1].id if len(found) > limit else None)
 
 
-@router.post("", operation_id="create_user", summary="Create a user", status_code=201)
-async def create(caller: AdminScope, services: AppServices, wanted: UserCreate) -> User:
+@router.post("", operation_id="create_user", summary="Create a user", status_code=201, responses=CREATED)
+async def create(caller: AdminScope, services: AppServices, wanted: UserRequest, response: Response) -> User:
     """Create a user with a role and quotas."""
-    return await services.users.create(wanted.id, wanted.role, wanted.quotas)
+    made = await services.users.create(wanted.id, wanted.role, wanted.quotas)
+    locate(response, f"/users/{made.id}")
+    return made
+
+
+@router.get("/{user_id}", operation_id="get_user", summary="Get a user")
+async def get(caller: AdminScope, services: AppServices, user_id: UserPath) -> User:
+    """Return one user with the role and the quotas."""
+    return await services.users.get(user_id)
 
 
 @router.patch("/{user_id}", operation_id="change_user", summary="Change a user")
 async def change(
     caller: AdminScope,
     services: AppServices,
-    user_id: Annotated[str, Path(max_length=256, description="The id of the user.")],
-    wanted: UserChange,
+    user_id: UserPath,
+    wanted: UserChangeRequest,
 ) -> User:
     """Change a user's role, quotas or identity at the identity provider, or lock the user out. The change takes effect
     at once."""

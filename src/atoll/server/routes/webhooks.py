@@ -5,23 +5,25 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from atoll.engines.contract import Reachable
 from atoll.server.middleware.auth import AppServices, ManageScope, ReadScope
-from atoll.server.routes.openapi_parts import Success, json_body
+from atoll.server.routes.openapi_parts import Limit, PageId, json_body
+from atoll.server.routes.paging import page
 from atoll.server.webhooks.delivery import Webhook
 from atoll.service import NotAuthenticatedError
+from atoll.service.models.request_model import RequestModel
 from atoll.signature import HEADER
 
 router = APIRouter(tags=["webhooks"])
 RECEIVE = "/engine-events"
 
 
-class Lease(BaseModel):
+class WebhookRequest(RequestModel):
     """The webhook to lease."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a webhook"
     url: Annotated[str, Field(min_length=8, max_length=2048)]
     """The URL to post to. It must be public unless the server's settings name its host."""
     secret: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){32,128}$")]
@@ -47,6 +49,15 @@ class WebhookInfo(BaseModel):
     """How many events were delivered so far."""
 
 
+class WebhookPage(BaseModel):
+    """One page of webhooks."""
+
+    items: list[WebhookInfo]
+    """The webhooks of this page, sorted by id."""
+    next_page_id: str | None = None
+    """The `page_id` of the next page. Null on the last page."""
+
+
 class Heard(BaseModel):
     """The answer to a message of a remote engine."""
 
@@ -55,7 +66,7 @@ class Heard(BaseModel):
 
 
 @router.put("/webhooks", operation_id="lease_webhook", summary="Lease a webhook")
-async def lease(caller: ManageScope, services: AppServices, wanted: Lease) -> WebhookInfo:
+async def lease(caller: ManageScope, services: AppServices, wanted: WebhookRequest) -> WebhookInfo:
     """Have the events of the caller's sandboxes posted to a URL, signed. The first message is a challenge that the URL
     must answer with. The same URL and secret again renew the lease."""
     secret = bytes.fromhex(wanted.secret)
@@ -64,20 +75,20 @@ async def lease(caller: ManageScope, services: AppServices, wanted: Lease) -> We
 
 
 @router.get("/webhooks", operation_id="list_webhooks", summary="List webhooks")
-async def webhooks(caller: ReadScope, services: AppServices) -> list[WebhookInfo]:
-    """Return the caller's webhooks."""
-    return [_info(hook) for hook in services.webhooks.of(caller)]
+async def webhooks(caller: ReadScope, services: AppServices, page_id: PageId = None, limit: Limit = 100) -> WebhookPage:
+    """Return the caller's webhooks, one page at a time."""
+    found, more = page(services.webhooks.of(caller), lambda hook: (0.0, hook.id), page_id, limit)
+    return WebhookPage(items=[_info(hook) for hook in found], next_page_id=more)
 
 
-@router.delete("/webhooks/{webhook_id}", operation_id="delete_webhook", summary="Delete a webhook")
+@router.delete("/webhooks/{webhook_id}", operation_id="delete_webhook", summary="Delete a webhook", status_code=204)
 async def delete(
     caller: ManageScope,
     services: AppServices,
     webhook_id: Annotated[str, Path(pattern=r"^[0-9a-f]{1,64}$", description="The id of the webhook.")],
-) -> Success:
+) -> None:
     """Stop posting events to a URL."""
     await services.webhooks.remove(caller, webhook_id)
-    return Success()
 
 
 @router.post(

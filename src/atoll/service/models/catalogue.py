@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.model import Limits
-from atoll.model.spelling import before, renamed
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
+from atoll.service.models.request_model import RequestModel
 from atoll.service.models.sandbox_request import RegistryLogin, SandboxSettings
 
 Text = Annotated[str, Field(max_length=4096)]
 SpecId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
 
-class ImagePull(BaseModel):
+class ImagePullRequest(RequestModel):
     """How to fetch the image of a spec."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a pull"
     registry_login: RegistryLogin | None = None
     """A login for an image that is not public."""
 
@@ -84,17 +84,17 @@ class SandboxSpecInfoPage(BaseModel):
     """The `page_id` of the next page. Null on the last page."""
 
 
-class SandboxSpecCreate(BaseModel):
+class SandboxSpecRequest(RequestModel):
     """The spec to create."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a spec"
     id: SpecId
     """The id of the new spec. Neither the caller nor everybody may have a spec with this id."""
     settings: SandboxSettings = SandboxSettings()
     """What sandboxes of this spec are made from."""
     command: Annotated[list[Text], Field(min_length=1, max_length=256)] | None = None
     """A command to start in the background as soon as a sandbox exists: a program and its arguments."""
-    exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
+    exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = Field(default_factory=list)
     """Ports to expose. Each sets a variable inside, `NAME=PORT`."""
     health: HealthCheck | None = None
     """A health check that a new sandbox has to pass before it counts as running."""
@@ -104,8 +104,3 @@ class SandboxSpecCreate(BaseModel):
     """Whether the spec is for everybody. Only administrators may share one."""
     registry_login: RegistryLogin | None = None
     """A login for an image that is not public, to fetch it now. It is not stored."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spelling(cls, value: Any) -> Any:
-        return before(lambda given: renamed(given, cls.model_fields, of="a spec"), value)

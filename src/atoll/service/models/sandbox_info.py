@@ -77,7 +77,7 @@ class SandboxInfo(BaseModel):
     image: str
     """The image it was made from."""
     isolation: str | None = None
-    """The isolation level that was requested."""
+    """The isolation level that the sandbox has. Null: none, or it is not known yet."""
     work_dir: str
     """The directory where commands and relative paths start."""
     limits: Limits

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field
 
 from atoll.model import Limits, manus_names
 from atoll.model.spec import MAX_BYTES, Size
-from atoll.model.spelling import before
+from atoll.service.models.request_model import RequestModel
 
 
 class LimitOptions(BaseModel):
@@ -27,15 +28,12 @@ class LimitOptions(BaseModel):
         return Limits(memory_bytes=self.memory, cpus=self.cpus, pids=self.pids, disk_bytes=self.disk)
 
 
-class LimitsRequest(LimitOptions):
+class LimitsRequest(RequestModel, LimitOptions):
     """The limits to change. Those that are left out stay as they are."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
     @classmethod
-    def _spelling(cls, value: Any) -> Any:
-        return before(lambda given: manus_names.limit_options(given, cls.model_fields), value)
+    def translated(cls, given: Mapping[Any, Any]) -> dict[str, Any]:
+        return manus_names.limit_options(given, cls.model_fields)
 
 
 class SandboxLimits(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -10,14 +11,16 @@ from atoll.errors import SpecError
 from atoll.manager import OnIdle
 from atoll.model import Limits, SandboxSpec, SetupCommands, SetupTime, UndoSetting, Volume, manus_names
 from atoll.model.network_policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
-from atoll.model.spelling import before, renamed
+from atoll.model.spelling import before
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
+from atoll.service.models.request_model import RequestModel
+from atoll.service.models.sandbox_limits import LimitOptions
 
 Variables = Annotated[dict[Annotated[str, Field(max_length=512)], Annotated[str, Field(max_length=131072)]], Field()]
 MAX_SETTINGS = 512 << 10
 """Maximum number of characters in the settings of one sandbox or one spec, which are stored more than once."""
 _MAX_LABELS = 16 << 10
-_LIFE = {"lifetime": "lifetime_s", "timeout": "lifetime_s"}
+_LIFE = {"lifetime_s": "lifetime", "timeout": "lifetime"}
 
 
 def _small(labels: dict[str, str]) -> dict[str, str]:
@@ -44,14 +47,14 @@ class SandboxSettings(BaseModel):
     """The directory where commands and relative paths start."""
     hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
     """The host name inside the sandbox."""
-    env: Variables = {}
+    env: Variables = Field(default_factory=dict)
     """Environment variables of all commands."""
     limits: Limits = Limits()
     """What the sandbox may use. Limits that are left out have the server's defaults."""
     network: Annotated[NetworkPolicy, BeforeValidator(parse_policy)] = "none"
     """What the sandbox may reach: `none`, `all` or rules. Only administrators may open private address ranges, because
     the server's own network is one."""
-    volumes: Annotated[list[Volume], Field(max_length=64)] = []
+    volumes: Annotated[list[Volume], Field(max_length=64)] = Field(default_factory=list)
     """Directories of the server's machine to mount. Only administrators may request them."""
     undo: UndoSetting = None
     """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
@@ -90,24 +93,54 @@ class RegistryLogin(BaseModel):
     """The password or access token."""
 
 
-class SandboxStart(BaseModel):
-    """The sandbox to start. Everything may be left out. `settings` describes the sandbox directly, in place of a spec
-    named by `sandbox_spec_id`."""
+class SandboxOptions(LimitOptions):
+    """What a sandbox is made from, under the names that these options have everywhere: in the SDK, on the command line
+    and here. A validator moves them into `settings`, so they are None afterwards."""
 
-    model_config = ConfigDict(extra="forbid")
+    image: str | None = None
+    """An image reference such as `python:3.12`, `snapshot:NAME` for a snapshot, or `host` for the server's own `/usr`.
+    """
+    isolation: Literal["namespaces", "gvisor", "vm"] | None = None
+    """The isolation level. Default: that of the server's engine."""
+    work_dir: str | None = None
+    """The directory where commands and relative paths start."""
+    hostname: str | None = None
+    """The host name inside the sandbox."""
+    inodes: int | None = None
+    """Files and directories."""
+    open_files: int | None = None
+    """Open files of each process."""
+    network: Any = None
+    """What the sandbox may reach: `none`, `all` or rules."""
+    volumes: list[Volume] | None = None
+    """Directories of the server's machine to mount. Only administrators may request them."""
+    undo: UndoSetting = None
+    """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
+    setup: list[str] | None = None
+    """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
+    setup_timeout: float | None = None
+    """How many seconds all setup commands may take together."""
+    ports: dict[str, int] | None = None
+    """Ports to expose, by name: a short form of `exposed_ports`."""
+
+
+class SandboxRequest(RequestModel, SandboxOptions):
+    """The sandbox to start. Everything may be left out. The options that describe it stand either here or in
+    `settings`, in place of a spec named by `sandbox_spec_id`."""
+
     sandbox_spec_id: Annotated[str, Field(max_length=128)] | None = None
     """The spec to start from. Default: the server's default spec."""
     settings: SandboxSettings | None = None
     """The settings to start from, in place of a spec."""
     name: Name | None = None
     """A name by which its owner can address the sandbox. Unique among the owner's sandboxes."""
-    labels: Labels = {}
+    labels: Labels = Field(default_factory=dict)
     """Keys and values to find the sandbox by."""
-    env: Variables = {}
+    env: Variables = Field(default_factory=dict)
     """Environment variables in addition to those of the spec, or replacing them."""
-    lifetime_s: Lifetime | None = None
+    lifetime: Lifetime | None = None
     """Seconds after which the sandbox ends, used or not. The server may allow less."""
-    idle_timeout_s: Lifetime | None = None
+    idle_timeout: Lifetime | None = None
     """Seconds without use after which the sandbox is idle. At most the server's setting, which is the default."""
     on_idle: OnIdle | None = None
     """What happens to the sandbox when it is idle. Default: the server's setting."""
@@ -116,7 +149,7 @@ class SandboxStart(BaseModel):
     task_id: Name | None = None
     """The task that the sandbox is for. It is stored as the label `task_id` and can be used in place of the sandbox id.
     """
-    exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = []
+    exposed_ports: Annotated[list[ExposedPort], Field(max_length=64)] = Field(default_factory=list)
     """Ports to expose in addition to those of the spec; one of the same name replaces the spec's. Each sets a variable
     inside, `NAME=PORT`."""
     health: HealthCheck | None = None
@@ -129,16 +162,17 @@ class SandboxStart(BaseModel):
     """Whether programs inside get the variables of OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT` and others) with which
     they send traces, metrics and logs through the server. Refused unless the server has an `otlp_endpoint`."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _spelling(cls, value: Any) -> Any:
-        return before(lambda given: manus_names.start(given, cls.model_fields, SandboxSettings.model_fields), value)
+    def translated(cls, given: Mapping[Any, Any]) -> dict[str, Any]:
+        fields = cls.model_fields.keys() - SandboxOptions.model_fields.keys()
+        return manus_names.start(given, fields, SandboxSettings.model_fields)
 
 
-class ForkStart(BaseModel):
+class ForkRequest(RequestModel):
     """The forks to make. Everything may be left out: then there is one fork of the sandbox's present state."""
 
-    model_config = ConfigDict(extra="forbid")
+    of = "a fork"
+    other_names = _LIFE
     count: Annotated[int, Field(ge=1, le=1000)] = 1
     """How many forks to make."""
     checkpoint: Annotated[str, Field(max_length=64)] | None = None
@@ -148,14 +182,9 @@ class ForkStart(BaseModel):
     drop_connections: bool = False
     """Connections to the outside cannot be saved, so with `memory` an open one makes the request fail unless this is
     true."""
-    names: Annotated[list[Name], Field(max_length=1000)] = []
+    names: Annotated[list[Name], Field(max_length=1000)] = Field(default_factory=list)
     """Either empty or one name for each fork."""
-    labels: Annotated[list[Labels], Field(max_length=1000)] = []
+    labels: Annotated[list[Labels], Field(max_length=1000)] = Field(default_factory=list)
     """Either empty or one set of labels for each fork."""
-    lifetime_s: Lifetime | None = None
+    lifetime: Lifetime | None = None
     """Seconds after which each fork ends, used or not."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spelling(cls, value: Any) -> Any:
-        return before(lambda given: renamed(given, cls.model_fields, _LIFE, of="a fork"), value)
