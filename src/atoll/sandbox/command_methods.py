@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Mapping
 from typing import Unpack
 
-from atoll.engines.contract import LimitEvents
+from atoll.engines.limit_events import LimitEvents
 from atoll.errors import SandboxError, SandboxResourceError, SandboxTimeoutError
 from atoll.model import Cause, ExecutionResult, manus_names
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, new_command_id

@@ -8,7 +8,8 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from atoll.engines.contract import LimitEvents, LimitReporting
+from atoll.engines.contract import LimitReporting
+from atoll.engines.limit_events import LimitEvents
 from atoll.errors import AgentUnreachableError, SandboxError
 from atoll.guest.processes import StartRequest
 from atoll.model import Cause, ExecutionResult

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engines.contract import LimitEvents
 from atoll.engines.host.cgroups.group_limits import CgroupLimits, settings
 from atoll.engines.host.cgroups.groups import Group
 from atoll.engines.host.cgroups.hierarchy import parse_hierarchy
+from atoll.engines.limit_events import LimitEvents
 from atoll.waiting import Deadline
 
 V1 = """\

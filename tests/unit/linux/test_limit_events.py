@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.engines.contract import LimitEvents
+from atoll.engines.limit_events import LimitEvents
 from atoll.model import Cause
 
 

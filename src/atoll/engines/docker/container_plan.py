@@ -33,11 +33,13 @@ from typing import Any
 from atoll.engines.docker.api.facts import ARCHITECTURES, Facts, has_own_kernel, is_gvisor, isolation_of
 from atoll.engines.docker.api.image_pull import Image
 from atoll.engines.docker.connect import agent_volume
+from atoll.engines.enforcement import limit_details
 from atoll.engines.host.confinement.masks import masked_paths
 from atoll.engines.host.confinement.seccomp import Match, Rule, profile
 from atoll.engines.host.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import EffectiveLimits, Limits, SandboxSpec, Volume
+from atoll.model.handle import ISOLATION
 from atoll.model.network_policy import without_secrets
 from atoll.network.authority import BUNDLE, VARIABLES
 from atoll.network.client import NAME_SERVER
@@ -157,6 +159,13 @@ def defaults_of(labels: Mapping[str, str]) -> EffectiveLimits | None:
         return EffectiveLimits(Limits.model_validate_json(labels[GIVEN]), tuple(labels.get(LEFT_OUT, "").split()))
     except (KeyError, ValueError):
         return None
+
+
+def details_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return what the labels of a container say about its sandbox, as details of a handle."""
+    given = defaults_of(labels)
+    level = {ISOLATION: str(labels[LEVEL])} if LEVEL in labels else {}  # containers of earlier versions lack it
+    return {**(limit_details(given) if given is not None else {}), **level}
 
 
 def _host_config(

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.contract import LimitEvents
 from atoll.engines.docker.connect.agent_streams import Target
+from atoll.engines.limit_events import LimitEvents
 from atoll.model import Cause, Observation, State, Stats
 
 _SIGNAL_BASE = 128

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from atoll.cancellation import finish
-from atoll.engines.contract import LimitEvents
 from atoll.engines.docker.api import facts
 from atoll.engines.docker.api.http import RefusedError
 from atoll.engines.docker.connect.agent_streams import Target
@@ -15,6 +14,7 @@ from atoll.engines.docker.container_plan import limit_options
 from atoll.engines.docker.container_state import limit_events, usage
 from atoll.engines.docker.states.docker_snapshots import DockerSnapshots
 from atoll.engines.enforcement import changeable_limits, given_limits, refuse_unchangeable, refuse_unsupported
+from atoll.engines.limit_events import LimitEvents
 from atoll.errors import EngineError, SandboxError, SandboxGoneError, SandboxResourceError, SpecError
 from atoll.model import Capability, Cause, Handle, Limits
 

@@ -30,7 +30,7 @@ from atoll.engines.docker.docker_limits import DockerLimits, changeable
 from atoll.engines.docker.states import commits
 from atoll.engines.docker.states.docker_rollback import NEXT, ORIGIN
 from atoll.engines.docker.states.docker_snapshots import snapshot_of
-from atoll.engines.enforcement import limit_details, refuse_unsupported
+from atoll.engines.enforcement import refuse_unsupported
 from atoll.engines.engine_traces import traced_engine
 from atoll.engines.host.saved_states import none_if_failed
 from atoll.errors import (
@@ -44,7 +44,6 @@ from atoll.errors import (
     SpecError,
 )
 from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
-from atoll.model.handle import ISOLATION
 from atoll.model.network_policy import NetworkPolicy
 from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
@@ -135,9 +134,7 @@ class DockerEngine(DockerLimits):
             if hangs or await self._containers.inspect(who.container) is None:
                 await self._links.remove(sandbox_id)
             raise
-        given = container_plan.defaults_of(body["Labels"])
-        details = target.details() | (limit_details(given) if given is not None else {})
-        details[ISOLATION] = body["Labels"][container_plan.LEVEL]
+        details = target.details() | container_plan.details_of(body["Labels"])
         return Handle(self.name, sandbox_id, spec, created_at, details)
 
     async def default_limits(self, spec: SandboxSpec) -> EffectiveLimits:
@@ -286,10 +283,8 @@ class DockerEngine(DockerLimits):
         found = {}
         for level in known.levels:
             hidden = {Capability.PIDS, Capability.NETWORK} if level not in ("namespaces", known.isolation) else set()
-            has = own.capabilities - hidden
-            found[level] = dataclasses.replace(
-                own, isolation=level, capabilities=has, changeable_limits=changeable(has)
-            )
+            has, can = own.capabilities - hidden, changeable(own.capabilities - hidden)
+            found[level] = dataclasses.replace(own, isolation=level, capabilities=has, changeable_limits=can)
         return found
 
     async def _link(self, who: Identity, target: Target, policy: NetworkPolicy) -> None:
@@ -389,10 +384,7 @@ class DockerEngine(DockerLimits):
             self._who(sandbox_id)
         except SpecError:
             return None
-        given = container_plan.defaults_of(labels)
-        details = {"container": str(entry.get("Id", "")), **(limit_details(given) if given is not None else {})}
-        if container_plan.LEVEL in labels:  # containers of earlier versions lack it
-            details[ISOLATION] = str(labels[container_plan.LEVEL])
+        details = {"container": str(entry.get("Id", "")), **container_plan.details_of(labels)}
         try:
             made = SandboxSpec.model_validate_json(labels.get(container_plan.SPEC, ""))
             spec = self._limits.now(sandbox_id, self._links.now(sandbox_id, made))

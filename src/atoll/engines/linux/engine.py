@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING
 from atoll import timer, workers
 from atoll.archive.work import Progress
 from atoll.cancellation import finish
-from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents, OnImageProgress
+from atoll.engines.contract import ByteStream, EngineDescription, OnImageProgress
 from atoll.engines.enforcement import (
     changeable_limits,
     enforceable_defaults,
     refuse_unchangeable,
     refuse_unsupported,
 )
+from atoll.engines.limit_events import LimitEvents
 from atoll.engines.linux.checkpoint_operations import CheckpointOperations
 from atoll.engines.linux.construction import Construction, first_record
 from atoll.engines.linux.launcher import Isolation, Launcher, Launchers

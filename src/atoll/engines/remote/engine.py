@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from atoll.cancellation import finish
-from atoll.engines.contract import ByteStream, EngineDescription, LimitEvents
+from atoll.engines.contract import ByteStream, EngineDescription
 from atoll.engines.enforcement import given_limits, refuse_unchangeable
 from atoll.engines.engine_traces import traced_engine
+from atoll.engines.limit_events import LimitEvents
 from atoll.engines.remote.remote_events import RemoteEvents
 from atoll.engines.remote.remote_states import (
     ID_MARK,

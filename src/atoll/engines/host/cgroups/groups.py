@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.engines.contract import LimitEvents
 from atoll.engines.host.cgroups.group_limits import MEMORY_AND_SWAP, CgroupLimits, changes, settings
 from atoll.engines.host.cgroups.hierarchy import Hierarchy
+from atoll.engines.limit_events import LimitEvents
 from atoll.errors import EngineError
 from atoll.model import Stats
 from atoll.waiting import Deadline
