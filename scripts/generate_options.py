@@ -54,6 +54,7 @@ REASONS: dict[str, dict[str, str]] = {
     "registry_login": {SDK: "`docker login`", MANAGER: "`docker login`", CLI: "`docker login`"},
     "health": {SDK: "the program asks itself", MANAGER: "the program asks itself", CLI: "specs have it"},
     "callback": {SDK: "for servers", MANAGER: "for servers", CLI: "specs have it"},
+    "telemetry": {SDK: "for servers", MANAGER: "for servers", CLI: "only requests have it"},
 }
 """Why a surface lacks an option."""
 
