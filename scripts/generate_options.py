@@ -54,7 +54,7 @@ REASONS: dict[str, dict[str, str]] = {
     "registry_login": {SDK: "`docker login`", MANAGER: "`docker login`", CLI: "`docker login`"},
     "health": {SDK: "the program asks itself", MANAGER: "the program asks itself", CLI: "specs have it"},
     "callback": {SDK: _SERVED, MANAGER: _SERVED, CLI: "specs have it"},
-    "telemetry": {SDK: _SERVED, MANAGER: _SERVED, CLI: _SERVED},
+    "telemetry": {SDK: _SERVED, MANAGER: _SERVED, CLI: "only requests have it"},
 }
 """Why a surface lacks an option."""
 

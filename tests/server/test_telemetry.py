@@ -82,7 +82,7 @@ def traces(name: str = "inside", **attributes: str) -> bytes:
 def metric(api: httpx.Client, outcome: str) -> int:
     lines = api.get("/metrics").text.splitlines()
     name = f'atoll_telemetry_exports_total{{outcome="{outcome}"}} '
-    return int(next(line.removeprefix(name) for line in lines if line.startswith(name)))
+    return int(float(next(line.removeprefix(name) for line in lines if line.startswith(name))))
 
 
 def test_what_a_program_sends_arrives_with_its_sandbox_user_and_task(api: httpx.Client, seen: Collector) -> None:
