@@ -77,7 +77,8 @@ def _options(command: Command) -> set[str]:
 
 def shell_problems(block: Block) -> Iterator[str]:
     """Check the `atoll`, `make` and `pip install` commands of a block of shell commands."""
-    for number, line in enumerate(block.text.splitlines(), block.line):
+    for number, whole in enumerate(block.text.splitlines(), block.line):
+        line = re.sub(r"^(\w+=\S* +)+", "", whole)  # variables of one command
         for word, problem in (("atoll", atoll_problem), ("make", make_problem), ("pip", extra_problem)):
             if line.startswith(f"{word} ") and (found := problem(line)):
                 yield f"{block.page}:{number}: {found}"
