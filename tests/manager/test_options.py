@@ -74,3 +74,9 @@ def test_a_function_cannot_be_kept_with_a_sandbox() -> None:
         Request.of(undo=Undo(risky=lambda line: True))
     assert "UndoRule" in str(raised.value.hint)
     assert Request.of(undo=UndoRule(only=("rm *",))).spec.undo == UndoRule(only=("rm *",))
+
+
+async def test_auto_is_the_choice_of_the_manager(manager: SandboxManager) -> None:
+    id = await manager.create_sandbox(engine="auto")
+    assert (await manager.get_sandbox(id)).engine_name == (await manager.describe(id)).engine == "native"
+    await manager.delete_sandbox(id)

@@ -143,7 +143,7 @@ class Request:
             managed.get("key"),
             spec.limits.lifetime_s if lifetime_s is None else lifetime_s,
             timeout_s=timeout_s,
-            engine=registry.canonical(engine) if engine is not None else None,
+            engine=registry.canonical(engine) if engine not in (None, "auto") else None,
             idle_timeout_s=managed.get("idle_timeout"),
             on_idle=managed.get("on_idle"),
             services=(*managed.get("services", ()), *ports.values()),
