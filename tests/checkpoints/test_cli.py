@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,8 @@ def test_going_back_by_hand(native: LinuxEngine, settings: Settings, tmp_path: P
     checkpoint = atoll(settings, "checkpoint", sandbox, "--name", "base").strip()
     atoll(settings, "exec", sandbox, "--", "rm", "file")
     assert checkpoint in atoll(settings, "checkpoints", sandbox)
+    (exact,) = json.loads(atoll(settings, "checkpoints", sandbox, "--json"))
+    assert (exact["id"], exact["name"], exact["created_at"][-1]) == (checkpoint, "base", "Z")
     assert atoll(settings, "diff", sandbox, "base") == "R /workspace/file\n"
     assert "no checkpoint 'other'" in atoll(settings, "rollback", sandbox, "other", code=125)
     atoll(settings, "rollback", sandbox, "base")
@@ -40,6 +43,7 @@ def test_going_back_by_hand(native: LinuxEngine, settings: Settings, tmp_path: P
     atoll(settings, "snapshot", "import", str(tmp_path / "file"), "again")
     assert atoll(settings, "run", "--engine", "native", "--image", "snapshot:again", "--", "cat", "file") == "one\n"
     assert "again" in atoll(settings, "snapshot", "ls")
+    assert {each["name"] for each in json.loads(atoll(settings, "snapshot", "ls", "--json"))} == {"mine", "again"}
     atoll(settings, "restart", sandbox)
     assert "only 0 commands" in atoll(settings, "undo", sandbox, code=125)
     atoll(settings, "snapshot", "rm", "mine", "again")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.target import age, on_sandbox, plain_table, size
+from atoll.cli.target import JsonOption, age, iso_time, on_sandbox, plain_table, print_json, size
 
 if TYPE_CHECKING:
     from atoll.model.checkpoint import Checkpoint
@@ -40,11 +41,15 @@ def checkpoint(
     on_sandbox(sandbox, work)
 
 
-def checkpoints(sandbox: SandboxArgument) -> None:
+def checkpoints(sandbox: SandboxArgument, as_json: JsonOption = False) -> None:
     """List the checkpoints of a sandbox, as a tree."""
 
     async def work(found: AsyncSandbox) -> None:
-        _show(await found.checkpoints())
+        listed = await found.checkpoints()
+        if as_json:
+            print_json([{**asdict(each), "created_at": iso_time(each.created_at)} for each in listed])
+        else:
+            _show(listed)
 
     on_sandbox(sandbox, work)
 

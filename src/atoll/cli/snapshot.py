@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli.checkpoints import MemoryOption, SandboxArgument
-from atoll.cli.target import age, attached, plain_table, server_url, size, the_server
+from atoll.cli.target import (
+    JsonOption,
+    age,
+    attached,
+    iso_time,
+    print_json,
+    server_url,
+    show,
+    size,
+    the_server,
+)
 from atoll.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -45,17 +56,18 @@ def create_snapshot(
 
 
 @app.command("ls")
-def list_snapshots(engine: EngineOption = "native") -> None:
+def list_snapshots(engine: EngineOption = "native", as_json: JsonOption = False) -> None:
     """List snapshots."""
 
-    from rich.console import Console
-
     async def work() -> None:
-        table = plain_table("name", "image", "size", "age", "from")
         async with _keeper(engine) as keeper:
-            for each in await keeper.snapshots():
-                table.add_row(each.name, each.image, size(each.size_bytes), age(each.created_at), each.source)
-        Console(highlight=False).print(table)
+            found = await keeper.snapshots()
+        if as_json:
+            print_json([{**asdict(each), "created_at": iso_time(each.created_at)} for each in found])
+            return
+        columns = ("name", "image", "size", "age", "from")
+        rows = [(each.name, each.image, size(each.size_bytes), age(each.created_at), each.source) for each in found]
+        show([dict(zip(columns, row, strict=True)) for row in rows], False)
 
     asyncio.run(work())
 
