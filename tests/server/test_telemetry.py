@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -19,6 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
+from atoll.server.telemetry.relay import Export, Relay
 from atoll.server.telemetry.stamping import MAX_BYTES, TooLargeError, decompressed, stamped, stamped_json
 from atoll.settings import Settings
 from server.collector import Collector, collector, parents, values
@@ -115,7 +117,7 @@ def test_what_a_program_sends_arrives_with_its_sandbox_user_and_task(api: httpx.
 def test_a_fork_sends_as_itself(api: httpx.Client, seen: Collector) -> None:
     program = Program(api)
     answer = api.post(f"/sandboxes/{program.info['id']}/fork", json={})
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     fork = answer.json()[0]["id"]
     assert run(api, fork, SHOWN).splitlines()[0] == program.endpoint.replace(program.info["id"], fork)
     assert "sandbox_telemetry" not in json.dumps(answer.json()), "the label is the service's own"
@@ -193,6 +195,31 @@ def test_a_collector_that_hangs_holds_up_nobody_and_has_room_for_other_users(
     finally:
         seen.holds.set()
     until(lambda: any(span.name == "of somebody else" for span in seen.spans()))
+
+
+async def test_even_empty_exports_fill_the_queue() -> None:
+    with collector() as dead:
+        dead.holds.clear()
+        relay = Relay(dead.url)
+        offered = [relay.offer("mallory", Export("traces", PROTOBUF, b"")) for _ in range(20_000)]
+        assert not offered[-1]
+        assert relay.offer("ann", Export("traces", PROTOBUF, b""))
+        await relay.aclose()
+
+
+async def test_users_take_turns_however_much_one_of_them_sends() -> None:
+    with collector() as slow:
+        slow.holds.clear()
+        relay = Relay(slow.url)
+        try:
+            assert all(relay.offer("mallory", Export("traces", PROTOBUF, b"")) for _ in range(40))
+            assert relay.offer("ann", Export("logs", PROTOBUF, b""))
+            await asyncio.to_thread(until, lambda: slow.requests)
+            slow.holds.set()
+            await asyncio.to_thread(until, lambda: len(slow.requests) == 41)
+        finally:
+            await relay.aclose()
+        assert [path for path, _ in slow.requests].index("/v1/logs") < 12
 
 
 def test_what_the_collector_refuses_is_counted_and_not_shown(api: httpx.Client, seen: Collector) -> None:

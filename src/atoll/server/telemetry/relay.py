@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MAX_WAITING_BYTES = 32 << 20
 _MAX_OF_ONE_BYTES = 8 << 20
+_OVERHEAD_BYTES = 1024
+"""What an export counts for beside its body, which may be empty."""
 _AT_ONCE = 4
 _DRAIN_S = 2.0
 _QUIET_EVERY = 1000
@@ -36,6 +38,10 @@ class Export:
     signal: str
     media_type: str
     body: bytes
+
+    @property
+    def size(self) -> int:
+        return _OVERHEAD_BYTES + len(self.body)
 
 
 class Relay:
@@ -55,7 +61,7 @@ class Relay:
 
     def offer(self, user_id: str, export: Export) -> bool:
         """Put an export into the queue. Returns False if there is no room for it."""
-        size = len(export.body)
+        size = export.size
         if self._held[user_id] + size > _MAX_OF_ONE_BYTES or self._held.total() + size > _MAX_WAITING_BYTES:
             self._outcomes["dropped"] += 1
             return False
@@ -96,7 +102,7 @@ class Relay:
                     _log.warning("the collector %s does not take the exports of sandboxes: %s", self._endpoint, error)
                 self._outcomes["failed"] += 1
             finally:
-                self._held[user_id] -= len(export.body)
+                self._held[user_id] -= export.size
                 if not self._held[user_id]:
                     del self._held[user_id]
                 if not self._held:
