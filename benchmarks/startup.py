@@ -45,7 +45,8 @@ async def measure(directory: Path, engine: str) -> AsyncIterator[Figure]:
         if os.environ.get("DOCKER_HOST") or (shutil.which("dockerd") and os.geteuid() == 0):
             started.enter_context(docker.running_engine(directory))
             environment["DOCKER_HOST"] = os.environ["DOCKER_HOST"]
-            commands[DOCKER] = ["docker", "run", "--rm", "--network", "none", docker.IMAGE, "true"]
+            limits = "--network none --memory 512m --cpus 1 --pids-limit 1024"  # a sandbox has no less
+            commands[DOCKER] = ["docker", "run", "--rm", *limits.split(), docker.IMAGE, "true"]
         found = await take_turns({name: _timed(words, environment) for name, words in commands.items()}, ROUNDS)
     for figure in _figures(found):
         yield figure

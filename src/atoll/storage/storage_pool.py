@@ -8,6 +8,7 @@ is left. Unmounting also frees the loop device.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import shutil
@@ -21,6 +22,8 @@ from atoll.errors import EngineUnavailableError
 from atoll.storage import btrfs
 from atoll.storage.layers import names_in
 
+_libc = ctypes.CDLL(None)
+_NO_FOLLOW = 8
 _PROGRAM_S = 60.0
 _MIN_POOL = 256 << 20
 _MOUNT_OPTIONS = "loop,nodev,nosuid,noatime,discard=async"
@@ -72,11 +75,10 @@ class StoragePool:
         """Unmount the pool if it is not in use and has no layers. A process that needs it mounts it again."""
         if self._on_btrfs or not (os.path.ismount(self._mount_point) or self._draft.exists()):
             return
-        with suppress(BlockingIOError), self._lock(exclusive=True, wait=False) as lock:
+        with suppress(BlockingIOError), self._lock(exclusive=True, wait=False):
             self._draft.unlink(missing_ok=True)  # its maker no longer holds the lock, so it has died
             if os.path.ismount(self._mount_point) and not names_in(self.directory):
-                with suppress(EngineUnavailableError):  # another program has a file of the mount open
-                    _run(lock, "umount", str(self._mount_point))
+                _unmount(self._mount_point)
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
@@ -130,6 +132,12 @@ class StoragePool:
             file.truncate(size)
         _run(lock, "mkfs.btrfs", "--quiet", "--metadata", "single", str(draft))
         draft.rename(image)
+
+
+def _unmount(path: Path) -> None:
+    """Unmount a file system unless another program has a file of it open. The kernel then frees the loop device, as
+    `mount` has told it. The program `umount` would do the same and take several times as long."""
+    _libc.umount2(os.fsencode(path), _NO_FOLLOW)
 
 
 def _run(lock: int, *argv: str) -> None:

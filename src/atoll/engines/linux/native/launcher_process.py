@@ -158,6 +158,7 @@ class LauncherPool:
         """The descriptors that every launcher gets."""
         self._spare: LauncherProcess | None = None
         self._ending: list[LauncherProcess] = []
+        self._used = 0
         self._early: Early | None = None
         self._soon: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,6 +176,7 @@ class LauncherPool:
     def fitting(self, taken: LauncherProcess | None, program: str, early: Early) -> LauncherProcess:
         """Return the launcher that was taken if it has executed these early operations, otherwise another one."""
         self._early = early
+        self._used += 1
         if taken is not None and taken.early == early:
             return taken
         if taken is not None:
@@ -194,6 +196,10 @@ class LauncherPool:
             self._soon = loop.call_later(_SOON_S, self._prepare, program)
 
     def prepare_now(self, program: str) -> None:
+        """Start the next launcher, unless only one was ever used: a program that deletes its only sandbox is mostly
+        about to end, and would wait for the end of this launcher too."""
+        if self._used == 1:
+            return
         if self._soon is not None:
             self._soon.cancel()
         self._prepare(program)
