@@ -115,7 +115,7 @@ def test_what_a_program_sends_arrives_with_its_sandbox_user_and_task(api: httpx.
 def test_a_fork_sends_as_itself(api: httpx.Client, seen: Collector) -> None:
     program = Program(api)
     answer = api.post(f"/sandboxes/{program.info['id']}/fork", json={})
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == 201, answer.text
     fork = answer.json()[0]["id"]
     assert run(api, fork, SHOWN).splitlines()[0] == program.endpoint.replace(program.info["id"], fork)
     assert "sandbox_telemetry" not in json.dumps(answer.json()), "the label is the service's own"
