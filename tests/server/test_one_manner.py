@@ -104,7 +104,7 @@ def test_pages_neither_repeat_nor_leave_out() -> None:
         assert page_id.isascii()
         found = [each for each in found if each != items[0]]  # what was seen may be gone
     assert seen == sorted(seen)
-    assert len(set(seen)) == 20
+    assert len(seen) == len(set(seen)) == 20
     for bad in ("", "~", "x~y", "nan~x"):
         with pytest.raises(ValueError, match="invalid page_id"):
             page(found, lambda each: each, bad, 3)
