@@ -80,7 +80,7 @@ def test_every_request_leaves_a_line_that_says_whose_it_was(logged: RunningServe
         (ran, "POST", "/sandboxes/{sandbox_id}/exec"),
     ):
         line = line_of(logged, answer.headers["X-Request-ID"])
-        assert {"level": "info", "method": method, "route": route, "status": 200}.items() <= line.items()
+        assert {"level": "info", "method": method, "route": route, "status": answer.status_code}.items() <= line.items()
         assert (line["user_id"], line["sandbox_id"]) == ("kim", sandbox_id)
         assert 0 < line["duration_s"] < 60
     assert ran.headers["X-Request-ID"] == "run-1"
