@@ -73,5 +73,5 @@ def _figures(found: Mapping[str, Samples]) -> list[Figure]:
         compared(RUN, "bwrap", 100.0),
     ]
     if DOCKER in found:
-        figures += [compared(RUN, DOCKER, 1.0), compared(PROGRAM, DOCKER, 1.0)]
+        figures += [compared(RUN, DOCKER, 1.0), compared(PROGRAM, DOCKER, 1.25)]
     return figures
