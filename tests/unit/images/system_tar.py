@@ -23,7 +23,7 @@ _WORK = """while read -r name; do
     -f "$name" -C "$name.d" 2>"$name.err"
   echo $?
 done"""
-_HARMLESS = ("Cannot mknod", "Exiting with failure status due to previous errors")
+_HARMLESS = ("Cannot mknod: Operation not permitted", "Exiting with failure status due to previous errors")
 
 
 @dataclass(frozen=True)
