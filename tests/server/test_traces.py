@@ -246,6 +246,7 @@ def test_a_collector_that_never_answers_holds_up_neither_requests_nor_the_end(
                 info = start(client)
                 until(lambda: dead.requests)
                 assert run(client, info["id"], "echo works") == "works\n"
+                assert client.delete(f"/sandboxes/{info['id']}").is_success
             began = time.monotonic()
             assert server.stop(signal.SIGTERM) == 0
             assert time.monotonic() - began < 15
