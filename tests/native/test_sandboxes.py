@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,7 +173,7 @@ async def test_a_launcher_that_waited_and_died_is_replaced(engine: NativeEngine)
 
 
 def test_probe_says_what_is_missing(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.release", lambda: "5.4.0-generic")
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(release="5.4.0-generic", machine="x86_64"))
     found = NativeEngine.probe(settings, thorough=False)
     assert not found.available
     assert "5.12" in found.reasons[0]

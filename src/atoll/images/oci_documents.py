@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +83,7 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
 
 def machine() -> tuple[str, str]:
     """Return this machine's architecture and variant, as OCI names them."""
-    return _MACHINES.get(platform.machine(), (platform.machine(), ""))
+    return _MACHINES.get(os.uname().machine, (os.uname().machine, ""))
 
 
 def choose(index: dict[str, Any]) -> Descriptor:

@@ -7,7 +7,6 @@ import fcntl
 import functools
 import json
 import os
-import platform
 import select
 import shutil
 import socket
@@ -47,7 +46,7 @@ at once."""
 @functools.cache
 def problem() -> str | None:
     """Return why policies cannot be enforced on this machine, or None if they can."""
-    if platform.system() != "Linux" or os.geteuid() != 0:
+    if sys.platform != "linux" or os.geteuid() != 0:
         return "it needs root on Linux"
     if router.nft() is None:
         return "nft is not installed; run 'apt-get install nftables'"

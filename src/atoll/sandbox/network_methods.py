@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from atoll.engines.contract import NetworkPolicies, PortExposing, supporting
 from atoll.errors import UnsupportedError
 from atoll.guest.port_streams import AsyncPortStream
-from atoll.guest.socket_tables import ListeningPort, listening_ports
 from atoll.model import SandboxSpec
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox_access import SandboxAccess
+
+if TYPE_CHECKING:
+    from atoll.guest.socket_tables import ListeningPort
 
 
 class NetworkMethods:
@@ -43,6 +46,8 @@ class NetworkMethods:
 
     async def ports(self) -> list[ListeningPort]:
         """Return the TCP ports that processes in the sandbox listen on, with the process of each, sorted by port."""
+        from atoll.guest.socket_tables import listening_ports
+
         self.access.handle()
         return await listening_ports(self.access.guest)
 

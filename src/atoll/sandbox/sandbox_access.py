@@ -30,7 +30,6 @@ from atoll.guest.connection import Connection
 from atoll.guest.files import Files
 from atoll.guest.guest import Guest
 from atoll.guest.processes import FollowedProcess
-from atoll.guest.socket_tables import MAX_TABLE_BYTES, TCP_TABLES, established
 from atoll.model import Cause, Handle, Observation, SandboxSpec, State
 from atoll.model.network_policy import NetworkPolicy
 from atoll.sandbox import naming
@@ -234,6 +233,8 @@ class SandboxAccess:
         """Return the remote ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside."""
         if self.spec.network == "none":
             return []
+        from atoll.guest.socket_tables import MAX_TABLE_BYTES, TCP_TABLES, established
+
         found: list[str] = []
         for path in TCP_TABLES:
             with contextlib.suppress(OSError):

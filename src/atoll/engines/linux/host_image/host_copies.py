@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import shutil
 import stat
 import zlib
@@ -58,7 +57,7 @@ def _files(usr: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _names(usr: Path) -> Iterator[str]:
     yield from _PROGRAMS
-    for directory in ("lib64", "lib", f"lib/{platform.machine()}-linux-gnu"):
+    for directory in ("lib64", "lib", f"lib/{os.uname().machine}-linux-gnu"):
         yield from (f"{directory}/{name}" for name in (*_LOADERS, *_LIBRARIES))
     with contextlib.suppress(OSError):
         yield from sorted(f"{_LOCALE}/{name}" for name in os.listdir(usr / _LOCALE))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -181,7 +180,7 @@ async def _call(path: Path, deadline: Deadline) -> socket.socket:
 
 @functools.cache
 def _facts() -> HostFacts:
-    return HostFacts(platform.machine(), os.cpu_count() or 1)
+    return HostFacts(os.uname().machine, os.cpu_count() or 1)
 
 
 def _filter(wanted: Profile, machine: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,14 +65,14 @@ def expected(ordinary: bool, single: bool) -> Expected:
 
 def problems() -> dict[str, str]:
     """Return the problems of this machine, each with a remedy. Changes nothing."""
-    if platform.system() != "Linux":
+    if sys.platform != "linux":
         return {"it needs Linux": "Use engine 'docker'."}
     found = {}
-    if platform.machine() not in _MACHINES:
-        found[f"it does not support the architecture '{platform.machine()}'"] = "Use engine 'docker'."
-    release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdecimal())
+    if os.uname().machine not in _MACHINES:
+        found[f"it does not support the architecture '{os.uname().machine}'"] = "Use engine 'docker'."
+    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdecimal())
     if release < _OLDEST_KERNEL:
-        found[f"Linux {platform.release()} is too old: it needs 5.12"] = "Use engine 'bubblewrap'."
+        found[f"Linux {os.uname().release} is too old: it needs 5.12"] = "Use engine 'bubblewrap'."
     if os.geteuid() != 0:
         for path, (off, remedy) in _SWITCHES.items():
             with suppress(OSError):
