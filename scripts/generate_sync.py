@@ -54,10 +54,10 @@ from atoll.engines.contract import Engine
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.guest.files import FileInfo
-from atoll.guest.socket_tables import ListeningPort
 from atoll.guest.port_streams import AsyncPortStream
 from atoll.guest.file_watch import AsyncWatch, FileEvent
-from atoll.model import ExecutionResult, ListedSandbox, Observation, SandboxDetails, SandboxSpec, Stats, UndoRule
+from atoll.model import ExecutionResult, ListedSandbox, ListeningPort, Observation
+from atoll.model import SandboxDetails, SandboxSpec, Stats, UndoRule
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.sandbox.on_class import on_class_too_sync

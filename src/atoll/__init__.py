@@ -57,7 +57,7 @@ EXPORTS = {
     "LimitReachedError": "atoll.errors",
     "Limits": "atoll.model",
     "ListedSandbox": "atoll.model",
-    "ListeningPort": "atoll.guest.socket_tables",
+    "ListeningPort": "atoll.model",
     "LocalSandboxClient": "atoll.openmanus",
     "ManagedSandbox": "atoll.manager",
     "ManagerClosedError": "atoll.errors",

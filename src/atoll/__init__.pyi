@@ -47,7 +47,6 @@ from atoll.errors import (
 from atoll.guest.file_watch import AsyncWatch
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
 from atoll.guest.port_streams import AsyncPortStream
-from atoll.guest.socket_tables import ListeningPort
 from atoll.manager import (
     CommandEnd,
     Event,
@@ -69,6 +68,7 @@ from atoll.model import (
     Handle,
     Limits,
     ListedSandbox,
+    ListeningPort,
     Observation,
     SandboxDetails,
     SandboxSpec,

@@ -12,10 +12,10 @@ from atoll.engines.contract import Engine
 from atoll.guest.file_watch import AsyncWatch, FileEvent
 from atoll.guest.files import FileInfo
 from atoll.guest.port_streams import AsyncPortStream
-from atoll.guest.socket_tables import ListeningPort
 from atoll.model import (
     ExecutionResult,
     ListedSandbox,
+    ListeningPort,
     Observation,
     SandboxDetails,
     SandboxSpec,

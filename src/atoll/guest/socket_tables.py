@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.errors import SandboxResourceError
+from atoll.model import ListeningPort
 from atoll.printable import printable
 
 if TYPE_CHECKING:
@@ -43,19 +44,6 @@ _ROW = re.compile(
 )
 _PID = re.compile(r"[1-9][0-9]{0,9}")
 _SOCKET = re.compile(r"socket:\[(\d{1,20})\]")
-
-
-@dataclass(frozen=True, slots=True)
-class ListeningPort:
-    """A TCP port that a process in a sandbox listens on."""
-
-    port: int
-    address: str
-    """The local address inside, such as 127.0.0.1 or ::."""
-    pid: int | None = None
-    """The id, inside the sandbox, of the process that listens. None if the agent may not see it."""
-    process: str | None = None
-    """The name of that process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from atoll.model.spec import (
     absolute_path,
     parse_size,
 )
-from atoll.model.state import Capability, Cause, ImageProgress, Observation, State, Stats
+from atoll.model.state import Capability, Cause, ImageProgress, ListeningPort, Observation, State, Stats
 
 __all__ = [
     "DEFAULTS",
@@ -44,6 +44,7 @@ __all__ = [
     "ImageProgress",
     "Limits",
     "ListedSandbox",
+    "ListeningPort",
     "Observation",
     "SandboxDetails",
     "SandboxSpec",

@@ -96,6 +96,19 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP port that a process in a sandbox listens on."""
+
+    port: int
+    address: str
+    """The local address inside, such as 127.0.0.1 or ::."""
+    pid: int | None = None
+    """The id, inside the sandbox, of the process that listens. None if the agent may not see it."""
+    process: str | None = None
+    """The name of that process."""
+
+
+@dataclass(frozen=True, slots=True)
 class ImageProgress:
     """The current step in preparing an image. `total_bytes` is None if the total is unknown."""
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from atoll.engines.contract import NetworkPolicies, PortExposing, supporting
 from atoll.errors import UnsupportedError
 from atoll.guest.port_streams import AsyncPortStream
-from atoll.model import SandboxSpec
+from atoll.model import ListeningPort, SandboxSpec
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox_access import SandboxAccess
-
-if TYPE_CHECKING:
-    from atoll.guest.socket_tables import ListeningPort
 
 
 class NetworkMethods:

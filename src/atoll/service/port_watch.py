@@ -16,8 +16,9 @@ import time
 from atoll import buffers
 from atoll.errors import SandboxError
 from atoll.guest.guest import Guest
-from atoll.guest.socket_tables import TCP_TABLES, ListeningPort, listening, listening_ports, read_table
+from atoll.guest.socket_tables import TCP_TABLES, listening, listening_ports, read_table
 from atoll.manager import SandboxManager
+from atoll.model import ListeningPort
 from atoll.token_bucket import TokenBucket
 from atoll.workers import Shares
 
