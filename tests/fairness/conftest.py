@@ -45,10 +45,8 @@ class Court:
         status = Path(f"/proc/{self.server.process.pid}/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
-    def forget_peak(self) -> int:
-        """Return what the server holds now, which may be what its allocator has kept since earlier tests."""
+    def forget_peak(self) -> None:
         Path(f"/proc/{self.server.process.pid}/clear_refs").write_text("5")
-        return self.peak_rss_bytes()
 
     def sandbox(self, client: httpx.Client, **settings: object) -> str:
         answer = client.post("/sandboxes", json={"settings": settings} if settings else None)

@@ -76,7 +76,7 @@ class User(Client):
         """Also snapshots that were made for an answer which a killed server did not send."""
         while self._sandboxes:
             self._delete(f"/sandboxes/{self._sandboxes[0]}")
-        for snapshot in self._ask("GET", "/snapshots").json():
+        for snapshot in self._ask("GET", "/snapshots").json()["items"]:
             self._ask("DELETE", f"/snapshots/{snapshot['name']}", missing_ok=True)
 
     def _ask(self, method: str, path: str, *, missing_ok: bool = False, **options: Any) -> httpx.Response:
