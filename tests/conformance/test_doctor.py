@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -165,12 +166,16 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path) -> None:
     need("root")
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # it is ignored if the tests were started with `&`
+        os.environ["TERM"] = "xterm-256color"  # a dumb one has no bar
         os.execv(sys.executable, [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder), "native"])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, b"\x18\x00\x50\x00\x00\x00\x00\x00")
     seen = b""
     with os.fdopen(terminal, "rb", buffering=0) as screen:
-        while b" 3/" not in seen:  # some checks are done, and one is at work
-            seen += screen.read(4096)
+        while not re.search(rb" ([3-9]|\d\d)/", seen):  # some checks are done, and one is at work
+            piece = _read(screen)
+            assert piece, seen.decode()
+            seen += piece
         os.write(terminal, b"\x03")
         while piece := _read(screen):
             seen += piece
