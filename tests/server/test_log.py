@@ -206,6 +206,7 @@ def test_layers_below_and_warnings_have_the_same_form(logged: RunningServer) -> 
     assert all({"timestamp", "level", "event"} <= each.keys() for each in lines(logged))
 
 
+@pytest.mark.slow
 def test_a_reader_that_stopped_holds_nothing_up_and_nothing_is_lost(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> None:

@@ -235,6 +235,7 @@ def test_a_program_and_its_server_are_one_trace(traced_server: RunningServer, se
     assert parents(spans, one(spans, "agent.exec"))[:2] == ["agent program", "sandbox.exec"]
 
 
+@pytest.mark.slow
 def test_a_collector_that_never_answers_holds_up_neither_requests_nor_the_end(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> None:
