@@ -5,12 +5,10 @@ With --check nothing is written, and a difference is an error.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import atoll
-from generated import write_or_check
+from generated import formatted, write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src/atoll/__init__.pyi"
@@ -23,11 +21,7 @@ def generate() -> str:
     text = "\n".join(
         [HEADER, *imports, "", "EXPORTS: dict[str, str]", "RETIRED: dict[str, str]", f"__all__ = [{names}]"]
     )
-    ruff = str(Path(sys.executable).with_name("ruff"))
-    for step in (["check", "--fix", "--select=I,RUF022"], ["format"]):
-        command = [ruff, *step, "--quiet", "--stdin-filename", str(TARGET), "-"]
-        text = subprocess.run(command, input=text, text=True, capture_output=True, check=True, cwd=ROOT).stdout
-    return text
+    return formatted(TARGET, text, "I,RUF022")
 
 
 def main() -> int:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from generated import write_or_check
+from generated import formatted, write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "src/atoll/_sync.py"
@@ -235,11 +233,7 @@ def generate() -> str:
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name in names:
                 text += twin(node, names[node.name])
-    ruff = str(Path(sys.executable).with_name("ruff"))
-    for step in (["check", "--fix", "--select=I,F401"], ["format"]):
-        command = [ruff, *step, "--quiet", "--stdin-filename", str(TARGET), "-"]
-        text = subprocess.run(command, input=text, text=True, capture_output=True, check=True, cwd=ROOT).stdout
-    return text
+    return formatted(TARGET, text, "I,F401")
 
 
 def main() -> int:

@@ -1,9 +1,19 @@
-"""Writing a generated file, or checking that it is up to date: what every generator does at the end."""
+"""Formatting and writing a generated file, or checking that it is up to date: what generators do at the end."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
+
+
+def formatted(target: Path, text: str, rules: str) -> str:
+    """Return the text of a Python file as ruff writes it, after mending what the rules find."""
+    ruff = str(Path(sys.executable).with_name("ruff"))
+    for step in (["check", "--fix", f"--select={rules}"], ["format"]):
+        command = [ruff, *step, "--quiet", "--stdin-filename", str(target), "-"]
+        text = subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout
+    return text
 
 
 def write_or_check(target: Path, text: str) -> int:
