@@ -208,3 +208,22 @@ def test_a_function_that_chooses_commands_to_undo_stays_with_the_program() -> No
     assert AsyncSandbox(undo=UndoRule(only=("rm *",))).spec.undo == UndoRule(only=("rm *",))
     assert AsyncSandbox(undo=True).spec.undo == UndoRule()
     assert AsyncSandbox(undo=False).spec.undo is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"labels": "x"}, "'labels' must be an object"),
+        ({"labels": 5}, "'labels' must be an object"),
+        ({"ports": [80]}, "'ports' must be an object"),
+        ({"ports": {"WEB": "http"}}, "the port 'WEB' must be a number"),
+        ({"ports": {"WEB": 70000}}, "from 1 to 65535"),
+        ({"ports": {"WEB": 80}, "env": "A=1"}, "'env' must be an object"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_said_also_where_it_comes_from_a_file(
+    options: dict[str, object], said: str
+) -> None:
+    for describe in (lambda: AsyncSandbox(**options), lambda: AsyncSandbox(options)):  # type: ignore[arg-type]
+        with pytest.raises(SpecError, match=said):
+            describe()

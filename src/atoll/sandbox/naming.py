@@ -37,7 +37,7 @@ async def reserved(spec: SandboxSpec, engine: Engine, settings: Settings) -> Asy
             )
         yield
     finally:
-        os.unlink(path)  # whoever waits for the lock looks whether the file is still there
+        path.unlink(missing_ok=True)  # whoever waits for the lock looks whether the file is still there
         os.close(fd)
 
 

@@ -68,18 +68,34 @@ def spec_of(options: object) -> SandboxSpec:
         return SandboxSpec.described(options)
     given: dict[Any, Any] = {name: value for name, value in options.items() if value is not None}
     ports, name, undo = given.pop("ports", None), given.pop("name", None), given.pop("undo", None)
-    if ports:
-        given["env"] = {**{variable: str(port) for variable, port in ports.items()}, **given.get("env", {})}
+    if ports is not None:
+        given["env"] = {**_variables(ports), **_mapping("env", given.get("env", {}))}
     if isinstance(given.get("network"), Mapping):
         given["network"] = dict(given["network"])
     if undo is not None:
         given["undo"] = _rule(undo)
     if "labels" in given or name is not None:
         given["labels"] = {
-            **own_labels(given.get("labels", {})),
+            **own_labels(_mapping("labels", given.get("labels", {}))),
             **({NAME_LABEL: checked_name(name)} if name is not None else {}),
         }
     return SandboxSpec.described(given)
+
+
+def _mapping(option: str, value: object) -> Mapping[str, Any]:
+    """Return the value of an option that consists of names and values. Raises SpecError if it does not."""
+    if not isinstance(value, Mapping):
+        raise SpecError(f"'{option}' must be an object with names and values, not {str(value)[:80]!r}")
+    return value
+
+
+def _variables(ports: object) -> dict[str, str]:
+    """Return the variables that say inside which port is which. Raises SpecError."""
+    found = _mapping("ports", ports)
+    for name, port in found.items():
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+            raise SpecError(f"the port {str(name)[:80]!r} must be a number from 1 to 65535, not {str(port)[:80]!r}")
+    return {name: str(port) for name, port in found.items()}
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
