@@ -35,3 +35,11 @@ def test_the_command_line_shows_both() -> None:
     )
     assert done.returncode == 125
     assert done.stderr.splitlines() == ["atoll: 'wrong' is not a variable", "Write NAME=VALUE."]
+
+
+def test_what_the_command_line_says_does_not_control_the_terminal() -> None:
+    command = [sys.executable, "-m", "atoll.cli", "run", "-e", "\x1b[2Jwrong", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 125
+    assert "[2Jwrong' is not a variable" in done.stderr
+    assert "\x1b" not in done.stderr

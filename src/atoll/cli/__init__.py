@@ -114,14 +114,16 @@ def main() -> None:
     except SandboxError as error:
         if isinstance(error, SetupError):
             print(printable_lines(error.output), file=sys.stderr)
-        print(f"atoll: {error}", *([error.hint] if error.hint else []), sep="\n", file=sys.stderr)
+        # A server's words, or a name that was pasted, may contain what controls a terminal.
+        said = [f"atoll: {error}", *([error.hint] if error.hint else [])]
+        print(printable_lines("\n".join(said)), file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             # nothing reads the output any more, so there must be no complaint at exit either
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise SystemExit(141) from None
-        print(f"atoll: {error}", file=sys.stderr)
+        print(printable_lines(f"atoll: {error}"), file=sys.stderr)
         raise SystemExit(_FAILED) from None
     finally:
         gc.freeze()
