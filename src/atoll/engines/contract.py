@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.limit_events import LimitEvents
@@ -27,6 +27,9 @@ from atoll.model import (
 )
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
+
+if TYPE_CHECKING:
+    from atoll.images import Image, ImageConfig
 
 ByteStream = socket.socket
 """A connected, non-blocking stream socket to a sandbox's agent. An engine that reaches its agents in another way
@@ -216,6 +219,32 @@ class Resizable(Protocol):
         enforce or that can only be set when a sandbox is made; SandboxResourceError for a limit below what the sandbox
         uses now; SandboxPausedError if the sandbox was paused to disk, and SandboxGoneError if it has ended.
         """
+
+
+@runtime_checkable
+class Building(Protocol):
+    """An engine whose sandboxes' files can become images of this machine, step by step.
+
+    A step is a saved state that is kept under a key in the build cache of this installation. New sandboxes start from
+    it by `SandboxSpec(image="step:KEY")`, which no user can name.
+    """
+
+    async def save_step(self, handle: Handle, key: str) -> None:
+        """Keep the present files of the sandbox under this key. If there is a step of this key already, keep that one.
+
+        May be called while the sandbox runs. A step is complete or not there at all.
+        """
+
+    async def has_step(self, key: str) -> bool:
+        """Return whether there is a step of this key, and count that as a use of it. May be repeated."""
+
+    async def commit_step(self, key: str, name: str, config: ImageConfig, *, owner: str = "") -> Image:
+        """Store the files of a step as the image `name` of this machine, above the image that its first sandbox was
+        made from, and return it. An image that has this name is replaced. `owner` is the user that it belongs to."""
+
+    async def prune_steps(self, keep_bytes: int = 0, *, unused_s: float = 0.0) -> int:
+        """Remove the least recently used steps until the rest takes at most `keep_bytes`. Steps that sandboxes use, and
+        those used within the last `unused_s` seconds, stay. Return how many bytes were freed."""
 
 
 OnImageProgress = Callable[[ImageProgress], None]

@@ -302,8 +302,8 @@ class Store:
         try:
             value = json.loads(path.read_bytes())
             config = value.pop("config")
-            for key in ("entrypoint", "cmd"):
-                config[key] = tuple(config[key])
+            for key in ("entrypoint", "cmd", "exposed_ports", "volumes", "shell"):
+                config[key] = tuple(config.get(key, ()))
             value["notes"] = tuple(value["notes"])
             value["kind"] = Kind(value["kind"])
             root = self._root_path(value["digest"]) / "rootfs"

@@ -41,10 +41,9 @@ _MAX_ITEMS = 4096
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """The defaults that an image gives for running it. They are used only inside a sandbox.
+    """The defaults that an image gives for running it. They are used only inside a sandbox, and shown.
 
-    Labels, volumes, ports and annotations are dropped here, so that no text of an image can become an option of a
-    program on the host.
+    Annotations are dropped here, and no text of an image ever becomes an option of a program on the host.
     """
 
     env: dict[str, str] = field(default_factory=dict)
@@ -52,6 +51,16 @@ class ImageConfig:
     cmd: tuple[str, ...] = ()
     work_dir: str = ""
     user: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    exposed_ports: tuple[str, ...] = ()
+    """Such as `8000/tcp`."""
+    volumes: tuple[str, ...] = ()
+    """The paths that VOLUME declares, which are only noted."""
+    stop_signal: str = ""
+    shell: tuple[str, ...] = ()
+    """What runs command lines of a Dockerfile. Empty: `/bin/sh -c`."""
+    healthcheck: dict[str, object] = field(default_factory=dict)
+    """As in an OCI configuration: `Test`, `Interval`, … in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Reading Dockerfiles: pure, without any file or network."""
