@@ -25,6 +25,10 @@ class SubstitutionError(ValueError):
     """A word is not written as it has to be, or what comes out of it is too long."""
 
 
+class MissingVariableError(SubstitutionError):
+    """A variable that has to have a value, as `${NAME:?MESSAGE}` says, has none."""
+
+
 def expand(word: str, variables: Mapping[str, str], escape: str = "\\") -> str:
     """Return the word with its variables substituted and without quotes and escapes. A variable that does not exist
     is empty."""
@@ -226,7 +230,7 @@ class _Reader:
                 return word if has_value else ""
             case "?":
                 if not has_value:
-                    raise SubstitutionError(f"{name}: {word or 'it has to have a value'}")
+                    raise MissingVariableError(f"{name}: {word or 'it has to have a value'}")
                 return value or ""
         longest = word.startswith(kind)
         trim = shell_patterns.trim_end if kind == "%" else shell_patterns.trim_start
