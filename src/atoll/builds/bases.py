@@ -1,4 +1,4 @@
-"""What FROM and `--from` name: an image of this machine, a recipe, a suite, a registry's image, a snapshot, or nothing."""
+"""What FROM and `--from` name: an image of this machine, a suite, a recipe, an image of a registry, or a snapshot."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Bases:
     async def _scratch(self) -> Image:
         """Return the image without any file, which is made when it is first needed."""
         found = await workers.run(workers.IMAGE, self._images.store.find, _SCRATCH_NAME)
-        return found or await workers.run(workers.IMAGE, self._make_scratch)
+        return found if found is not None else await workers.run(workers.IMAGE, self._make_scratch)
 
     def _make_scratch(self) -> Image:
         work = Work()

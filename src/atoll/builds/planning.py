@@ -1,10 +1,13 @@
-"""From a Dockerfile to the steps of a build, with all keys. Nothing runs here: base images are fetched, and files of the
-context are read."""
+"""From a Dockerfile to the steps of a build, with all keys.
+
+Nothing runs here: base images are fetched, and files of the context are read.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import posixpath
+import re
 import secrets
 from collections.abc import Sequence
 
@@ -12,6 +15,7 @@ from atoll import workers
 from atoll.builds.bases import Base, Bases
 from atoll.builds.configuration import DEFAULT_SHELL, changed
 from atoll.builds.dockerfile import heredocs
+from atoll.builds.dockerfile.checks import Checked, CheckedStage, find_stage
 from atoll.builds.dockerfile.ignore import IgnoreRules
 from atoll.builds.dockerfile.instructions import (
     Arg,
@@ -19,93 +23,89 @@ from atoll.builds.dockerfile.instructions import (
     Copy,
     Dockerfile,
     Env,
+    Heredoc,
     Instruction,
     Mount,
     Run,
-    Stage,
     WorkDir,
 )
-from atoll.builds.dockerfile.variables import SubstitutionError, expand, expand_text
+from atoll.builds.dockerfile.variables import SubstitutionError, expand_text
 from atoll.builds.failures import explained
 from atoll.builds.renewals import Renewals
 from atoll.builds.request import BuildRequest
-from atoll.builds.scope import Scope, global_arguments
+from atoll.builds.scope import Scope
 from atoll.builds.source_tree import Source, SourceTree
-from atoll.builds.steps import CopyFiles, MakeDirectory, Origin, RunCommand, RunMount, StagePlan, Step, key_of
+from atoll.builds.steps import Action, CopyFiles, MakeDirectory, Origin, RunCommand, RunMount, StagePlan, Step, key_of
 from atoll.engines.host.environment import PATH
-from atoll.errors import BuildError, SandboxError
+from atoll.errors import BuildError
 from atoll.images import ImageConfig
 
 Selections = dict[str, list[Source]]
 """What the steps copy from the context, by the keys of the steps."""
-_URLS = ("http://", "https://", "git@", "git://", "ssh://")
+_MODE = re.compile(r"0*[0-7]{1,4}")
+_URL = re.compile(r"(?:https?|ftp|git|ssh)://|git@", re.IGNORECASE)
 
 
 class Planner:
     def __init__(
-        self, request: BuildRequest, dockerfile: Dockerfile, context: SourceTree, bases: Bases, renewals: Renewals
+        self,
+        request: BuildRequest,
+        dockerfile: Dockerfile,
+        checked: Checked,
+        context: SourceTree,
+        bases: Bases,
+        renewals: Renewals,
     ) -> None:
         self._request = request
         self._dockerfile = dockerfile
+        self._checked = checked
         self._context = context
         self._bases = bases
         self._renewals = renewals
-        self._globals = global_arguments(dockerfile.arguments, request.args, dockerfile.escape)
         self._stages: dict[int, StagePlan] = {}
         self._number = 0
         self._context_origin = Origin("context")
         self.selections: Selections = {}
 
-    async def plan(self, needed: Sequence[int]) -> list[StagePlan]:
-        """Return the plans of these stages, which are in the order of the file."""
-        for index in needed:
-            stage = self._dockerfile.stages[index]
-            with explained(stage.place, stage.text):
-                plan = await self._begin(index, stage)
-            self._stages[index] = plan
-            await _StagePlanner(self, plan, self._scope(plan)).add(stage.instructions)
-        return [self._stages[index] for index in needed]
+    async def plan(self) -> list[StagePlan]:
+        """Return the plans of the stages that the target needs, in the order of the file; the target is the last."""
+        for each in self._checked.stages:
+            with explained(each.stage.place, each.stage.text):
+                plan = await self._begin(each)
+            self._stages[each.index] = plan
+            await _StagePlanner(self, plan, each.index, self._scope(plan)).add(each.stage.instructions)
+        return [self._stages[each.index] for each in self._checked.stages]
 
-    async def _begin(self, index: int, stage: Stage) -> StagePlan:
-        name = expand(stage.base, self._globals, self._dockerfile.escape)
-        title = stage.name or f"stage {index}"
-        earlier = self.stage_called(name, before=index)
-        if earlier is not None:
-            return StagePlan(title, earlier.image, earlier.spec_image, earlier, earlier.files_key, earlier.config)
-        base = await self._bases.find(name)
+    async def _begin(self, checked: CheckedStage) -> StagePlan:
+        title = checked.stage.name or f"stage {checked.index}"
+        if checked.base_stage is not None:
+            below = self._stages[checked.base_stage]
+            return StagePlan(title, below.image, below.spec_image, below, below.files_key, below.config)
+        base = await self._bases.find(checked.base)
         return StagePlan(title, base.image, base.spec_image, None, base.key, base.config)
 
     def _scope(self, plan: StagePlan) -> Scope:
-        return Scope(dict(plan.config.env), self._request.args, self._globals, self._dockerfile.escape)
+        return Scope(dict(plan.config.env), self._request.args, self._checked.arguments, self._dockerfile.escape)
 
-    def stage_called(self, name: str, *, before: int | None = None, by_number: bool = False) -> StagePlan | None:
-        """Return the stage of this name, the last if there are several; with `by_number`, also by its number."""
-        if by_number and name.isdecimal() and int(name) in self._stages:
-            return self._stages[int(name)]
-        for index in sorted(self._stages, reverse=True):
-            if (before is None or index < before) and self._dockerfile.stages[index].name == name.lower() != "":
-                return self._stages[index]
-        return None
-
-    async def origin(self, name: str) -> Origin:
-        """Return what `--from` names; the context if it is empty."""
+    async def origin(self, name: str, index: int) -> Origin:
+        """Return what `--from` names in the stage of this number; the context if it is empty."""
         if not name:
             return self._context_origin
-        stage = self.stage_called(name, by_number=True)
-        if stage is not None:
-            return Origin("stage", stage=stage)
+        number = find_stage(self._dockerfile, name, index)
+        if number is not None:
+            return Origin("stage", stage=self._stages[number])
         base: Base = await self._bases.find(name)
         if base.image is None:
-            raise BuildError(f"nothing can be copied from {name[:200]!r}", hint="Begin a stage with it: FROM … AS NAME.")
+            raise BuildError(
+                f"nothing can be copied from {name[:200]!r}", hint="Begin a stage with it: FROM … AS NAME."
+            )
         return Origin("image", image=base.image)
 
-    async def selected(
-        self, patterns: Sequence[str], exclude: IgnoreRules | None, *, parents: bool
-    ) -> tuple[list[Source], str]:
+    async def selected(self, patterns: Sequence[str], exclude: IgnoreRules | None = None) -> tuple[list[Source], str]:
         """Return what these sources of the context stand for, and the digest of it."""
 
         def work() -> tuple[list[Source], str]:
-            found = [each for pattern in patterns for each in self._context.select(pattern, exclude, parents=parents)]
+            found = [each for pattern in patterns for each in self._context.select(pattern, exclude)]
             return found, self._context.digest(found).hex()
 
         return await workers.run(workers.TRANSFER, work)
@@ -116,7 +116,11 @@ class Planner:
 
     async def first_key(self, key: str, plan: StagePlan) -> str:
         """Return the key of the first step of a stage, which builds without the cache replace by another one."""
-        salt = secrets.token_hex(16) if self._request.no_cache else await workers.run(workers.ENGINE, self._renewals.of, key)
+        salt = (
+            secrets.token_hex(16)
+            if self._request.no_cache
+            else await workers.run(workers.ENGINE, self._renewals.of, key)
+        )
         if self._request.no_cache:
             plan.renewal = (key, salt)
         return key_of(key, "renewed", salt) if salt else key
@@ -135,9 +139,10 @@ class Planner:
 class _StagePlanner:
     """Goes through the instructions of one stage, as they change its variables, configuration and files."""
 
-    def __init__(self, planner: Planner, plan: StagePlan, scope: Scope) -> None:
+    def __init__(self, planner: Planner, plan: StagePlan, index: int, scope: Scope) -> None:
         self._planner = planner
         self._plan = plan
+        self._index = index
         self._scope = scope
         self._has_cmd = False
 
@@ -173,7 +178,9 @@ class _StagePlanner:
                 self._has_cmd = self._has_cmd or isinstance(instruction, Cmd)
                 self._plan.config = config
 
-    async def _step(self, instruction: Instruction, action: RunCommand | CopyFiles | MakeDirectory, *parts: object) -> Step:
+    async def _step(
+        self, instruction: Instruction, action: RunCommand | CopyFiles | MakeDirectory, *parts: object
+    ) -> Step:
         key = key_of(self._plan.files_key, *parts)
         if not self._plan.steps:
             key = await self._planner.first_key(key, self._plan)
@@ -229,9 +236,9 @@ class _StagePlanner:
         origin, digest = None, ""
         source = expand(mount.source) or "/"
         if mount.type == "bind" or mount.source_stage:
-            origin = await self._planner.origin(expand(mount.source_stage))
+            origin = await self._planner.origin(mount.source_stage, self._index)
             if origin.kind == "context":
-                _, digest = await self._planner.selected([source], None, parents=False)
+                _, digest = await self._planner.selected([source])
         return RunMount(
             type=mount.type,
             target=path,
@@ -253,18 +260,20 @@ class _StagePlanner:
         expand = self._scope.expand
         patterns = tuple(expand(word) for word in copy.sources)
         for pattern in patterns:
-            if copy.is_add and pattern.startswith(_URLS):
+            if copy.is_add and _URL.match(pattern):
                 raise BuildError(
                     "ADD of a URL is not supported: the network policy of a build is enforced inside its sandboxes",
                     hint="Fetch it by RUN curl, with --network, or put it into the context.",
                 )
         mode = expand(copy.mode)
-        if mode and not (mode.isascii() and mode.isdecimal() and set(mode) <= set("01234567") and int(mode, 8) <= 0o7777):
+        if mode and not (
+            mode.isascii() and mode.isdecimal() and set(mode) <= set("01234567") and int(mode, 8) <= 0o7777
+        ):
             raise BuildError(f"{mode[:80]!r} is not a mode", hint="Write --chmod with octal digits, such as 755.")
         rules = "\n".join(expand(word) for word in copy.exclude).encode(errors="surrogateescape")
         exclude = IgnoreRules.parse(rules, "--exclude") if copy.exclude else None
         written = tuple(self._substituted(each) for each in copy.heredocs)
-        origin = await self._planner.origin(expand(copy.source_stage))
+        origin = await self._planner.origin(copy.source_stage, self._index)
         action = CopyFiles(
             sources=patterns,
             target=self._path(expand(copy.target)),
@@ -274,19 +283,17 @@ class _StagePlanner:
             owner=expand(copy.owner),
             mode=int(mode, 8) & 0o1777 if mode else None,
             exclude=exclude,
-            parents=copy.parents,
-            checksum=expand(copy.checksum),
         )
-        how = [action.target, action.owner, action.mode, copy.parents, copy.is_add, [*map(expand, copy.exclude)]]
+        how = [action.target, action.owner, action.mode, copy.is_add, [*map(expand, copy.exclude)]]
         texts = [[each.name, each.content] for each in written]
         if origin.kind == "context":
-            sources, digest = await self._planner.selected(patterns, exclude, parents=copy.parents)
+            sources, digest = await self._planner.selected(patterns, exclude)
             step = await self._step(copy, action, "copy", how, texts, digest)
             self._planner.selections[step.key] = sources
         else:
             await self._step(copy, action, "copy from", how, texts, origin.key(), patterns)
 
-    def _substituted(self, heredoc: heredocs.Heredoc) -> heredocs.Heredoc:
+    def _substituted(self, heredoc: Heredoc) -> Heredoc:
         if not heredoc.expand:
             return heredoc
         return dataclasses.replace(heredoc, content=expand_text(heredoc.content, self._scope.variables()))
@@ -295,5 +302,15 @@ class _StagePlanner:
 def _mount_key(mount: RunMount) -> list[object]:
     """Return what of a mount decides the result of a step. The contents of secrets and caches do not."""
     origin = mount.origin.key() if mount.origin is not None else ""
-    fixed = [mount.type, mount.target, mount.id, mount.source, mount.writable, mount.env, mount.mode, mount.uid, mount.gid]
+    fixed = [
+        mount.type,
+        mount.target,
+        mount.id,
+        mount.source,
+        mount.writable,
+        mount.env,
+        mount.mode,
+        mount.uid,
+        mount.gid,
+    ]
     return [*fixed, origin, mount.digest]

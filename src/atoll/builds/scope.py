@@ -8,35 +8,13 @@ from dataclasses import dataclass, field
 
 from atoll.builds.dockerfile.instructions import Arg, Env
 from atoll.builds.dockerfile.variables import expand
-from atoll.images.oci_documents import machine
 
 PROXY_ARGS = frozenset(
-    name for each in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy") for name in (each, each.upper())
+    name
+    for each in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+    for name in (each, each.upper())
 )
 """What may be given without being declared. RUN steps get them, and the keys of steps do not contain them."""
-
-
-def platform_arguments() -> dict[str, str]:
-    """Return the ARGs that exist before the first FROM without being declared."""
-    architecture, variant = machine()
-    platform = f"linux/{architecture}" + (f"/{variant}" if variant else "")
-    found = {}
-    for which in ("TARGET", "BUILD"):
-        found |= {f"{which}PLATFORM": platform, f"{which}OS": "linux", f"{which}ARCH": architecture}
-        found |= {f"{which}VARIANT": variant}
-    return found
-
-
-def global_arguments(declared: tuple[Arg, ...], given: Mapping[str, str], escape: str) -> dict[str, str]:
-    """Return the values of the ARGs before the first FROM."""
-    values = platform_arguments()
-    for arg in declared:
-        for name, default in arg.names:
-            if name in given:
-                values[name] = given[name]
-            elif default is not None:
-                values[name] = expand(default, values, escape)
-    return values
 
 
 @dataclass(slots=True)

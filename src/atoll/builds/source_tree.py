@@ -31,7 +31,7 @@ _MAX_NOTES = 20
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """How much one COPY may read."""
+    """How much may be copied from one tree."""
 
     entries: int = 250_000
     total_bytes: int = 32 << 30
@@ -62,10 +62,8 @@ class Source:
     """What one name stands for: a file, or a directory with everything in it."""
 
     name: bytes
-    """Its last component or, for `--parents`, its path."""
+    """The last component of its path."""
     entries: tuple[Entry, ...]
-    parents: tuple[Entry, ...] = ()
-    """The directories above it that are copied with it."""
 
     @property
     def is_directory(self) -> bool:
@@ -87,26 +85,17 @@ class SourceTree:
     """Called often; raises if the work was cancelled."""
     notes: list[str] = field(default_factory=list)
     """What was left out."""
+    _entries: int = 0
+    _bytes: int = 0
     _digests: dict[tuple[int, int, int, int], bytes] = field(default_factory=dict)
 
-    def select(self, pattern: str, exclude: IgnoreRules | None = None, *, parents: bool = False) -> list[Source]:
+    def select(self, pattern: str, exclude: IgnoreRules | None = None) -> list[Source]:
         """Return what a source of COPY stands for, sorted by name. Raises BuildError if it stands for nothing."""
-        budget = _Budget(self.limits)
-        clean = posixpath.normpath("/" + pattern.replace("/./", "/")).lstrip("/")
-        found = self._matching(clean) if any(char in clean for char in "*?[\\") else [clean]
-        pivot = posixpath.normpath(pattern.partition("/./")[0]).lstrip("/") if "/./" in pattern else ""
-        sources = []
-        for path in found:
-            if path and self._is_excluded(path):
-                continue
-            sources.append(self._source(path, exclude, budget, pivot if parents else None))
+        clean = posixpath.normpath("/" + pattern).lstrip("/")
+        found = self._matching(clean) if globs.has_wildcards(clean) else [clean]
+        sources = [source for path in found if (source := self._source(path, exclude)) is not None]
         if not sources:
-            raise BuildError(
-                f"there is no {printable(pattern)[:200]!r} in {self.name}",
-                hint="Paths of sources are relative to it, and .dockerignore may leave files out."
-                if self.rules is not None
-                else None,
-            )
+            raise self._missing(pattern)
         return sources
 
     def digest(self, sources: list[Source]) -> bytes:
@@ -114,7 +103,7 @@ class SourceTree:
         whole = hashlib.sha256()
         for source in sources:
             whole.update(b"source\0" + source.name + b"\0")
-            for entry in (*source.parents, *source.entries):
+            for entry in source.entries:
                 content = self._content_digest(entry) if entry.kind == FILE else entry.target
                 fields = b"%c %o %d %d %d " % (entry.kind, entry.mode, entry.uid, entry.gid, len(content))
                 whole.update(fields + content + b"\0" + entry.below + b"\0")
@@ -142,68 +131,59 @@ class SourceTree:
             known = self._digests[key] = digest.digest()
         return known
 
-    def _source(self, path: str, exclude: IgnoreRules | None, budget: _Budget, pivot: str | None) -> Source:
+    def _source(self, path: str, exclude: IgnoreRules | None) -> Source | None:
+        """Return what a path stands for, or None if it is left out."""
         raw = os.fsencode(path)
         try:
             fd = open_in_root(self.root, raw, os.O_PATH)
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._missing(path) from None
         except OSError as error:
-            raise self._missing(path, error) from error
+            raise BuildError(f"{_shown(raw)} in {self.name} cannot be read: {error.strerror}") from error
         try:
             info = os.fstat(fd)
             # The name may lead through links. Reading goes on at the place that it leads to.
             real = _real_path(self.root, fd) if raw else b""
+            if path and self._is_left_out(path, exclude, is_directory=stat.S_ISDIR(info.st_mode)):
+                return None
             if stat.S_ISDIR(info.st_mode):
-                entries = tuple(self._below(fd, info, raw, real, exclude, budget))
+                entries = tuple(self._below(info, raw, real, exclude))
             elif stat.S_ISREG(info.st_mode):
-                budget.spend(info.st_size)
+                self._spend(info.st_size)
                 entries = (self._entry(FILE, b"", real, info),)
             else:
                 raise BuildError(f"{_shown(raw)} in {self.name} is neither a file nor a directory")
         finally:
             os.close(fd)
-        if pivot is None:
-            return Source(posixpath.basename(raw), entries)
-        kept = os.fsencode(posixpath.relpath(path, pivot)) if pivot else raw
-        return Source(kept, entries, self._parents(raw, kept))
+        return Source(posixpath.basename(raw), entries)
 
-    def _parents(self, path: bytes, kept: bytes) -> tuple[Entry, ...]:
-        """Return the directories of a path that are kept, outermost first. Each `below` is its path in the target."""
-        found = []
-        dropped = len(path) - len(kept)
-        at = kept.find(b"/")
-        while at > 0:
-            fd = open_in_root(self.root, path[: dropped + at], os.O_PATH | os.O_DIRECTORY)
-            try:
-                found.append(self._entry(DIRECTORY, kept[:at], b"", os.fstat(fd)))
-            finally:
-                os.close(fd)
-            at = kept.find(b"/", at + 1)
-        return tuple(found)
+    def _missing(self, path: str) -> BuildError:
+        hint = "Links that lead out of it are not followed, and .dockerignore may leave files out."
+        return BuildError(
+            f"there is no {printable(path)[:200]!r} in {self.name}", hint=hint if self.rules is not None else None
+        )
 
-    def _missing(self, path: str, error: OSError) -> BuildError:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return BuildError(
-                f"there is no {printable(path)[:200]!r} in {self.name}",
-                hint="Links that lead out of it are not followed, and .dockerignore may leave files out."
-                if self.rules is not None
-                else None,
+    def _spend(self, size: int) -> None:
+        """Count one more file. Raises BuildError beyond the limits."""
+        self._entries += 1
+        self._bytes += size
+        if self._entries > self.limits.entries:
+            raise BuildError(
+                f"more than {self.limits.entries:,} files of {self.name} would be copied",
+                hint="List what the image does not need in .dockerignore, or copy an archive with ADD.",
             )
-        return BuildError(f"{printable(path)[:200]!r} in {self.name} cannot be read: {error.strerror}")
+        if self._bytes > self.limits.total_bytes:
+            raise BuildError(
+                f"more than {self.limits.total_bytes:,} bytes of {self.name} would be copied",
+                hint="List what the image does not need in .dockerignore.",
+            )
 
-    def _below(
-        self,
-        top: int,
-        info: os.stat_result,
-        name: bytes,
-        real: bytes,
-        exclude: IgnoreRules | None,
-        budget: _Budget,
-    ) -> Iterator[Entry]:
+    def _below(self, info: os.stat_result, name: bytes, real: bytes, exclude: IgnoreRules | None) -> Iterator[Entry]:
         """Yield a directory and everything in it that is not excluded, in the order of names."""
-        budget.spend(0)
+        self._spend(0)
         yield self._entry(DIRECTORY, b"", real, info)
         fd = open_in_root(self.root, real, os.O_RDONLY | os.O_DIRECTORY)
-        yield from self._children(fd, b"", name, real, exclude, budget, 1)
+        yield from self._children(fd, b"", name, real, exclude, 1)
 
     def _children(
         self,
@@ -212,7 +192,6 @@ class SourceTree:
         name: bytes,
         real: bytes,
         exclude: IgnoreRules | None,
-        budget: _Budget,
         depth: int,
     ) -> Iterator[Entry]:
         """Yield what is in an open directory, which is closed at the end."""
@@ -224,7 +203,7 @@ class SourceTree:
                 child = os.fsencode(entry)
                 info = os.stat(entry, dir_fd=fd, follow_symlinks=False)
                 yield from self._child(
-                    fd, entry, info, _join(below, child), _join(name, child), _join(real, child), exclude, budget, depth
+                    fd, entry, info, _join(below, child), _join(name, child), _join(real, child), exclude, depth
                 )
         except OSError as error:
             raise BuildError(f"{_shown(name)} in {self.name} cannot be read: {error.strerror}") from error
@@ -240,7 +219,6 @@ class SourceTree:
         name: bytes,
         real: bytes,
         exclude: IgnoreRules | None,
-        budget: _Budget,
         depth: int,
     ) -> Iterator[Entry]:
         is_directory = stat.S_ISDIR(info.st_mode)
@@ -249,9 +227,9 @@ class SourceTree:
         if is_directory:
             if left_out and not self._may_hold(os.fsdecode(name), os.fsdecode(below), exclude):
                 return
-            budget.spend(0)
+            self._spend(0)
             inner = self._children(
-                os.open(entry, _FOLDER | os.O_CLOEXEC, dir_fd=fd), below, name, real, exclude, budget, depth + 1
+                os.open(entry, _FOLDER | os.O_CLOEXEC, dir_fd=fd), below, name, real, exclude, depth + 1
             )
             if not left_out:
                 yield self._entry(DIRECTORY, below, real, info)
@@ -263,10 +241,10 @@ class SourceTree:
         elif left_out:
             return
         elif stat.S_ISREG(info.st_mode):
-            budget.spend(info.st_size)
+            self._spend(info.st_size)
             yield self._entry(FILE, below, real, info)
         elif stat.S_ISLNK(info.st_mode):
-            budget.spend(0)
+            self._spend(0)
             yield self._entry(LINK, below, real, info, os.fsencode(os.readlink(entry, dir_fd=fd)))
         elif len(self.notes) < _MAX_NOTES:
             self.notes.append(f"{_shown(name)} in {self.name} is left out: it is a device, pipe or socket")
@@ -280,6 +258,13 @@ class SourceTree:
     def _is_excluded(self, path: str, *, is_directory: bool = False) -> bool:
         return self.rules is not None and self.rules.excludes(path, is_directory)
 
+    def _is_left_out(self, path: str, exclude: IgnoreRules | None, *, is_directory: bool) -> bool:
+        """Return whether a source itself is left out, with everything in it."""
+        name = posixpath.basename(path)
+        if is_directory:
+            return self._is_excluded(path, is_directory=True) and not self._may_hold(path, name, None)
+        return self._is_excluded(path) or (exclude is not None and exclude.excludes(name, False))
+
     def _may_hold(self, name: str, below: str, exclude: IgnoreRules | None) -> bool:
         """Return whether an excluded directory may hold something that is not excluded."""
         by_rules = self._is_excluded(name, is_directory=True)
@@ -289,17 +274,14 @@ class SourceTree:
         return not by_option or (exclude is not None and exclude.may_enter(below))
 
     def _matching(self, pattern: str) -> list[str]:
-        """Return the paths that match a pattern. `**` stands for any number of directories."""
+        """Return the paths that match a pattern."""
         found = [""]
-        budget = _Budget(self.limits)
         for part in pattern.split("/"):
-            found = [path for parent in found for path in self._step(parent, part, budget)]
+            found = [path for parent in found for path in self._step(parent, part)]
         return sorted(set(found), key=os.fsencode)
 
-    def _step(self, parent: str, part: str, budget: _Budget) -> Iterator[str]:
-        if not any(char in part for char in "*?[\\"):
-            yield f"{parent}/{part}".lstrip("/")
-            return
+    def _step(self, parent: str, part: str) -> Iterator[str]:
+        """Yield the paths in a directory whose name matches one part of a pattern."""
         try:
             fd = open_in_root(self.root, os.fsencode(parent), os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -308,46 +290,10 @@ class SourceTree:
             names = os.listdir(fd)
         finally:
             os.close(fd)
-        if part == "**":
-            yield parent
         for name in names:
-            budget.spend(0)
             self.check()
-            if part == "**":
-                if self._is_plain_directory(f"{parent}/{name}".lstrip("/")):
-                    yield from self._step(f"{parent}/{name}".lstrip("/"), part, budget)
-            elif globs.matches(part, name):
+            if globs.matches(part, name):
                 yield f"{parent}/{name}".lstrip("/")
-
-    def _is_plain_directory(self, path: str) -> bool:
-        try:
-            fd = open_in_root(self.root, os.fsencode(path), os.O_PATH | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            return stat.S_ISDIR(os.fstat(fd).st_mode)
-        finally:
-            os.close(fd)
-
-
-class _Budget:
-    def __init__(self, limits: TreeLimits) -> None:
-        self._limits = limits
-        self._entries = self._bytes = 0
-
-    def spend(self, size: int) -> None:
-        self._entries += 1
-        self._bytes += size
-        if self._entries > self._limits.entries:
-            raise BuildError(
-                f"a COPY would copy more than {self._limits.entries:,} files",
-                hint="List what the image does not need in .dockerignore, or copy an archive with ADD.",
-            )
-        if self._bytes > self._limits.total_bytes:
-            raise BuildError(
-                f"a COPY would copy more than {self._limits.total_bytes:,} bytes",
-                hint="List what the image does not need in .dockerignore.",
-            )
 
 
 def _identity(info: os.stat_result) -> tuple[int, int, int]:

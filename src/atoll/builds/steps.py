@@ -87,13 +87,14 @@ class CopyFiles:
     owner: str = ""
     mode: int | None = None
     exclude: IgnoreRules | None = None
-    parents: bool = False
-    checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MakeDirectory:
     path: str
+
+
+Action = RunCommand | CopyFiles | MakeDirectory
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class Step:
     stage: str
     place: Place
     text: str
-    action: RunCommand | CopyFiles | MakeDirectory
+    action: Action
     key: str
 
     @property

@@ -72,7 +72,12 @@ def _put(bulk: BulkConnection, path: str, items: Iterable[PutItem], owner: Owner
     failures = Failures()
     packer = TreePacker(bulk, failures)
     flags = _PARENTS | _OWNED | (_REPLACE if replace else 0)
-    wanted = [(Tag.PATH, path), (Tag.FLAGS, flags), (Tag.UID, owner[0]), (Tag.GID, owner[1])]
+    wanted: list[tuple[Tag, int | bytes | str]] = [
+        (Tag.PATH, path),
+        (Tag.FLAGS, flags),
+        (Tag.UID, owner[0]),
+        (Tag.GID, owner[1]),
+    ]
     bulk.open(Op.PUT_TREE, encode_fields(wanted))
     for item in items:
         _send(packer, item)
@@ -85,9 +90,7 @@ def _put(bulk: BulkConnection, path: str, items: Iterable[PutItem], owner: Owner
 
 
 def _send(packer: TreePacker, item: PutItem) -> None:
-    record = encode_record(
-        item.kind, item.path, item.mode, item.size, item.mtime_ns, item.target, owner=item.owner
-    )
+    record = encode_record(item.kind, item.path, item.mode, item.size, item.mtime_ns, item.target, owner=item.owner)
     if item.kind != FILE:
         packer.put(record)
     elif isinstance(item.content, bytes):
