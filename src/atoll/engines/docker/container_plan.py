@@ -35,7 +35,7 @@ from atoll.engines.docker.api.image_pull import Image
 from atoll.engines.docker.connect import agent_volume
 from atoll.engines.enforcement import limit_details
 from atoll.engines.host.confinement.masks import masked_paths
-from atoll.engines.host.confinement.seccomp import Match, Rule, profile
+from atoll.engines.host.confinement.seccomp import Match, Rule, SetId, profile
 from atoll.engines.host.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import EffectiveLimits, Limits, SandboxSpec, Volume
@@ -183,7 +183,7 @@ def _host_config(
         "CapAdd": list(CAPABILITIES),
         "SecurityOpt": [
             "no-new-privileges:true",
-            f"seccomp={seccomp_option(facts.architecture, refuses_set_id=spec.has_writable_volume)}",
+            f"seccomp={seccomp_option(facts.architecture, _set_id(spec))}",
         ],
         "MaskedPaths": list(masked_paths(facts.processors)),
         "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *map(_mount, spec.volumes)],
@@ -208,6 +208,12 @@ def limit_options(limits: Limits) -> dict[str, Any]:
     if limits.pids is not None:
         found["PidsLimit"] = limits.pids
     return found
+
+
+def _set_id(spec: SandboxSpec) -> SetId:
+    """Where the sandbox may write to a directory of the host, a file that becomes set-uid could be one of the host's. A
+    named volume is in a directory of the Docker engine, which only root can enter."""
+    return "refused" if spec.has_writable_volume else "contained" if spec.volumes else "allowed"
 
 
 def _agent_mount(agent: agent_volume.Agent) -> dict[str, Any]:
@@ -248,13 +254,12 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 @functools.cache
-def seccomp_option(architecture: str, *, refuses_set_id: bool = False) -> str:
+def seccomp_option(architecture: str, set_id: SetId = "allowed") -> str:
     """Return our seccomp profile in the format of the Docker API, which is nearly that of an OCI bundle.
 
-    `architecture` is the name that `uname -m` prints. With `refuses_set_id` no file can become set-uid: it could be a
-    file of the host.
+    `architecture` is the name that `uname -m` prints.
     """
-    chosen = profile("refused" if refuses_set_id else "allowed")
+    chosen = profile(set_id)
     return json.dumps(
         {
             "defaultAction": "SCMP_ACT_ERRNO",

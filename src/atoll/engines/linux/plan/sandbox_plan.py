@@ -261,7 +261,7 @@ def make_plan(
         namespaces=frozenset(("user", "mount", "pid", "ipc", "uts", "net", "cgroup")),
         host_owned=frozenset(("ipc", "uts", "net")),
         capabilities=CAPABILITIES,
-        seccomp=profile("supervised" if spec.has_writable_volume else "allowed"),
+        seccomp=profile("supervised" if spec.has_writable_volume else "contained" if spec.volumes else "allowed"),
         masked_paths=masks.masked_paths(facts.cpus),
         shadows=(*SHADOWS, _boot_id(sandbox_id)),
         cgroup=CgroupLimits.of(limits),
