@@ -67,7 +67,9 @@ class VolumeSizes:
         if self.most_bytes is not None and size_bytes is None:
             size = min(size, self.most_bytes)
         if size < SMALLEST_VOLUME_BYTES:
-            raise SpecError(f"a volume has at least {SMALLEST_VOLUME_BYTES:,} bytes, not {size:,}", hint="Ask for more.")
+            raise SpecError(
+                f"a volume has at least {SMALLEST_VOLUME_BYTES:,} bytes, not {size:,}", hint="Ask for more."
+            )
         if self.most_bytes is not None and size > self.most_bytes:
             raise SpecError(
                 f"a volume has at most {self.most_bytes:,} bytes here, not {size:,}",

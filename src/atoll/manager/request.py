@@ -11,7 +11,7 @@ from atoll.errors import SpecError
 from atoll.manager.context import ManagerContext
 from atoll.manager.record import OnIdle, Operation, Record, fingerprint
 from atoll.model import MANAGER_LABEL, NAME_LABEL, OWN_LABELS, SandboxSpec
-from atoll.model.spec import OWNER_LABEL
+from atoll.model.spec import OWNER_LABEL, unnamed
 from atoll.model.spelling import renamed
 from atoll.sandbox.options import SpecOptions, checked_name, spec_of, volumes_of
 from atoll.sandbox.sandbox_access import new_sandbox_id
@@ -111,7 +111,9 @@ class Request:
             )
             # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
             unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
-            body = self.spec.model_dump_json(exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)})
+            body = self.spec.model_dump_json(
+                exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)}
+            )
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod

@@ -96,7 +96,7 @@ class Volume(BaseModel):
         if len(parts) != 3 or parts[2] not in ("ro", "rw") or not all(parts):
             raise SpecError(
                 f"{text!r} is not a volume",
-                hint="Write NAME:PATH for a named volume or /HOST:PATH for a directory, with ':ro' behind it to only read.",
+                hint="Write NAME:PATH for a named volume or /HOST:PATH for a directory, perhaps with ':ro' behind it.",
             )
         try:
             source = {"host": parts[0]} if "/" in parts[0] else {"name": parts[0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.errors import SpecError

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
@@ -41,7 +41,7 @@ class Volumes:
     processes at once. Changes of one owner's volumes happen one after another."""
 
     data_dir: Path
-    sizes: VolumeSizes = VolumeSizes()
+    sizes: VolumeSizes = field(default_factory=VolumeSizes)
     exists: Callable[[str], bool] = lambda _: True
     """Returns whether there is a sandbox of this id, in whatever state."""
 
@@ -244,9 +244,7 @@ class Volumes:
             folder.write(record)
         return record
 
-    def _copy(
-        self, folder: VolumeFolder, source: VolumeRecord, wanted: VolumeRecord, read_only: bool
-    ) -> VolumeRecord:
+    def _copy(self, folder: VolumeFolder, source: VolumeRecord, wanted: VolumeRecord, read_only: bool) -> VolumeRecord:
         """Make a volume like `wanted` with the content of `source`. It replaces one of the same name."""
         made = wanted.model_copy(
             update={"id": uuid4().hex, "source": source.name, "created_at": time.time(), "read_only": read_only}
@@ -261,9 +259,7 @@ class Volumes:
                 raise SpecError(
                     f"{inherited:,} bytes do not fit into a volume of {made.size_bytes:,}", hint="Ask for more."
                 )
-            made = made.model_copy(
-                update={"inherited_bytes": inherited, "size_bytes": max(made.size_bytes, inherited)}
-            )
+            made = made.model_copy(update={"inherited_bytes": inherited, "size_bytes": max(made.size_bytes, inherited)})
             btrfs.limit_subvolume(path, max(made.size_bytes - inherited, SMALLEST_VOLUME_BYTES))
             folder.write(made)
         folder.limit_account()

@@ -44,6 +44,7 @@ from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.states.snapshots import SNAPSHOT, Snapshots
 from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.engines.linux.teardown import Teardown
+from atoll.engines.linux.volume_operations import VolumeOperations
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
@@ -59,10 +60,10 @@ _DELETE_S = 30.0
 _PAUSE_S = 10.0
 
 
-class LinuxEngine(CheckpointOperations):
+class LinuxEngine(CheckpointOperations, VolumeOperations):
     """Implements `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `ImageSource`, `LimitDefaults`, `Balancing`,
-    `LimitReporting`, `GarbageCollecting`, `IsolationLevels` and `Checkpointing`. A subclass adds a name and
-    launchers."""
+    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Checkpointing` and `NamedVolumes`. A subclass adds a
+    name and launchers."""
 
     name: str
     unsupported: Mapping[Capability, str] = MappingProxyType({})
@@ -238,9 +239,12 @@ class LinuxEngine(CheckpointOperations):
 
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         events = self.layout.group(handle.sandbox_id).events()
-        if handle.limits().limits.disk_bytes is None:
-            return events
-        return dataclasses.replace(events, disk_full=self.layout.layers.is_full(handle.sandbox_id))
+        limited = handle.limits().limits.disk_bytes is not None
+        full = (limited and self.layout.layers.is_full(handle.sandbox_id)) or any(
+            not volume.read_only and self.layout.volumes.is_full(handle.spec.owner, volume.name)
+            for volume in handle.spec.named_volumes
+        )
+        return dataclasses.replace(events, disk_full=True) if full else events
 
     async def set_limits(self, handle: Handle, limits: Limits) -> Handle:
         await self._observer.need_existing(handle.sandbox_id)

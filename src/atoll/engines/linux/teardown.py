@@ -149,8 +149,9 @@ class Teardown:
         self._remove_running_parts(sandbox_id)
         record = self._layout.records.read(sandbox_id)
         try:
-            for volume in record.spec.named_volumes if record is not None else ():
-                self._layout.volumes.release(record.spec.owner, volume.name, sandbox_id)
+            if record is not None:
+                for volume in record.spec.named_volumes:
+                    self._layout.volumes.release(record.spec.owner, volume.name, sandbox_id)
             self._layout.forget_network(sandbox_id)
             self._layout.layers.delete_layer(sandbox_id)
             self._storage.delete_all(sandbox_id)

@@ -159,15 +159,19 @@ def _ioctls_beside_volumes() -> list[Rule]:
     not count and nobody could remove, and to flush the disk of the host. Programs then copy instead of sharing blocks.
     The two bits that tell the two families apart make the rules disjoint.
     """
-    rules = [Rule(("ioctl",), (Match(1, value, _TELLING),)) for value in (0, _TELLING)]
-    btrfs, terminal = _BTRFS & _TELLING, _TERMINAL & _TELLING
-    for bit in range(8, 14):
-        rules.append(Rule(("ioctl",), (Match(1, btrfs | ~_BTRFS & 1 << bit, _TELLING | 1 << bit),)))
-    rules.append(Rule(("ioctl",), (Match(1, _BTRFS, 0xFF00),), error=errno.ENOTTY))
-    for bit in (*range(4, 14), *range(16, 32)):
-        rules.append(Rule(("ioctl",), (Match(1, terminal | ~_TERMINAL & 1 << bit, _TELLING | 1 << bit),)))
-    others = (low for low in range(16) if _TERMINAL + low not in (TIOCSTI, TIOCLINUX))
-    return rules + [Rule(("ioctl",), (Match(1, _TERMINAL + low),)) for low in others]
+
+    def unlike(family: int, bit: int) -> Match:
+        """Match what is like a family in the two bits, and differs from it in this bit."""
+        return Match(1, family & _TELLING | ~family & 1 << bit, _TELLING | 1 << bit)
+
+    allowed = [
+        *(Match(1, value, _TELLING) for value in (0, _TELLING)),
+        *(unlike(_BTRFS, bit) for bit in range(8, 14)),
+        *(unlike(_TERMINAL, bit) for bit in (*range(4, 14), *range(16, 32))),
+        *(Match(1, _TERMINAL + low) for low in range(16) if _TERMINAL + low not in (TIOCSTI, TIOCLINUX)),
+    ]
+    refused = Rule(("ioctl",), (Match(1, _BTRFS, 0xFF00),), error=errno.ENOTTY)
+    return [*(Rule(("ioctl",), (match,)) for match in allowed), refused]
 
 
 def _ioctls_but(*refused: int) -> list[Rule]:

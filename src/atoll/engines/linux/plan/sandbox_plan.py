@@ -19,8 +19,8 @@ its root user seems to have. Each of these walls holds without the others:
   user inside).
 * **Seccomp**: the system call filter, see `seccomp.py`. **No new privileges**: set-uid files have no effect.
 * **Named volumes**: their files have the ids that they have inside, and are reachable only for the host's root.
-* **Writable directories of the host**: root inside acts as their owner on disk, who is never the host's root, and no set-id bit can be
-  set there.
+* **Writable directories of the host**: root inside acts as their owner on disk, who is never the host's root, and no
+  set-id bit can be set there.
 * **Masked paths**: files that reveal properties of the machine in `/proc` and `/sys`.
 """
 
@@ -246,7 +246,8 @@ def make_plan(
     """Compute the plan of a sandbox.
 
     `env` are the variables of the image; those of the spec take precedence. `files` are mounts that Atoll adds, `named`
-    are the directories of the named volumes. Raises SpecError for a volume that would cover /proc, /sys or another part of the isolation.
+    are the directories of the named volumes. Raises SpecError for a volume that would cover /proc, /sys or another part
+    of the isolation.
     """
     limits = spec.limits
     ours = {"HOSTNAME": spec.hostname}
