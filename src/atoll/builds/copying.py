@@ -111,7 +111,10 @@ class _Copying:
         """Unpack an archive on the host, in a private directory, and copy what is in it."""
         async with archives.unpacked(self._site, tree, source) as (inside, whole):
             # What is in an archive keeps its owners and modes, whatever the flags of ADD are.
-            top = [_root_item(self._owner or _ROOT), *(_item_of(inside, each, each.below) for each in whole.entries[1:])]
+            top = [
+                _root_item(self._owner or _ROOT),
+                *(_item_of(inside, each, each.below) for each in whole.entries[1:]),
+            ]
             for _ in range(_MOST_REPLACED):
                 try:
                     await _put(self._sandbox, self._target, top, self._owner or _ROOT, replace=True)
