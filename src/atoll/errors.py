@@ -3,6 +3,7 @@
 SandboxError                         anything that went wrong with a sandbox
 ├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
 ├── SetupError                       a setup command failed, so no sandbox was made; see `output`
+├── StartError                       a start command failed, or the sandbox was not ready in time; see `output`
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── CheckpointNotFoundError          there is no such checkpoint (also a KeyError)
@@ -91,6 +92,15 @@ class SetupError(SandboxError):
         super().__init__(reason, hint=hint)
         self.output = output
         """The end of the command's output."""
+
+
+class StartError(SandboxError):
+    code = "start_failed"
+
+    def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.output = output
+        """The end of the output of the start commands."""
 
 
 class SandboxResourceError(SandboxError):

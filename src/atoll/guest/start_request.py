@@ -11,6 +11,7 @@ from atoll.guest.frames import (
     MAX_PATH,
     MAX_PAYLOAD,
     MAX_STRING,
+    RestartPolicy,
     StartFlag,
     Tag,
     encode_fields,
@@ -44,6 +45,8 @@ class StartRequest:
     rlimits: Sequence[tuple[int, int, int]] = ()
     """Triples of resource, soft limit and hard limit."""
     keep_bytes: int | None = None
+    restart: RestartPolicy = RestartPolicy.NEVER
+    """Whether the agent starts the process again when it ends."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.id) <= MAX_ID:
@@ -83,6 +86,8 @@ class StartRequest:
             fields += [(Tag.ROWS, self.pty[0]), (Tag.COLS, self.pty[1])]
         if self.keep_bytes is not None:
             fields.append((Tag.KEEP, self.keep_bytes))
+        if self.restart is not RestartPolicy.NEVER:
+            fields.append((Tag.RESTART, int(self.restart)))
         payload = encode_fields(fields)
         if len(payload) > MAX_PAYLOAD - 2:
             raise ValueError(f"the command and its environment are too long: {len(payload)} bytes")

@@ -28,6 +28,7 @@ from atoll.model.spec import (
     absolute_path,
     parse_size,
 )
+from atoll.model.starting import ReadyCheck, StartCommand, StartCommands
 from atoll.model.state import Capability, Cause, ImageProgress, ListeningPort, Observation, State, Stats
 
 __all__ = [
@@ -46,11 +47,14 @@ __all__ = [
     "ListedSandbox",
     "ListeningPort",
     "Observation",
+    "ReadyCheck",
     "SandboxDetails",
     "SandboxSpec",
     "SetupCommands",
     "SetupTime",
     "Size",
+    "StartCommand",
+    "StartCommands",
     "State",
     "Stats",
     "UndoRule",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from atoll.engines.contract import Pausable, supporting
 from atoll.errors import CheckpointNotFoundError, UnsupportedError
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
-from atoll.sandbox import setup
+from atoll.sandbox import setup, start_up
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox_access import SandboxAccess
 
@@ -116,13 +116,17 @@ class SavedStateMethods:
         return list(await (await self.access.checkpointing()).diff(self.access.handle(), id_of(old), later, text=text))
 
     async def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id."""
+        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id, and its start
+        commands run again."""
         await self._go_back(id_of(checkpoint))
+        await self._start_up()
 
     async def restart(self) -> None:
-        """Put the sandbox back into the state right after its creation. Its setup commands run again."""
+        """Put the sandbox back into the state right after its creation. Its setup and start commands
+        run again."""
         await self._go_back(None)
         await setup.set_up(self.access)
+        await self._start_up()
 
     async def undo(self, steps: int = 1) -> Checkpoint:
         """Undo the last commands: go back to the checkpoint made before them. Needs `undo=True`, which makes those."""
@@ -164,6 +168,10 @@ class SavedStateMethods:
         if (pausable := await supporting(engine, Pausable)) is None:
             raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
         return pausable
+
+    async def _start_up(self) -> None:
+        """Start the start commands and wait until the sandbox is ready."""
+        await start_up.start_up(self.access)
 
     async def _go_back(self, checkpoint_id: str | None) -> None:
         engine, handle = await self.access.checkpointing(), self.access.handle()

@@ -39,6 +39,7 @@ from atoll.errors import (
     SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StartError,
     StateError,
     StoreError,
     UserNotFoundError,
@@ -68,6 +69,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (SandboxGoneError, 410),
     (SpecError, 422),
     (SetupError, 422),
+    (StartError, 422),
     (ImageError, 422),
     (LimitReachedError, 429),
     (RateLimitedError, 429),
@@ -136,7 +138,7 @@ class Problem(BaseModel):
     cause: str | None = None
     """Why the sandbox ended."""
     output: str | None = None
-    """The end of the output of the setup command that failed."""
+    """The end of the output of the setup command or the start commands that failed."""
     request_id: str | None = None
     """The id of the request, by which the server's log can be searched."""
     errors: list[dict[str, Any]] | None = None
@@ -166,10 +168,10 @@ def of(error: BaseException) -> Problem:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError) else None
         # What a user's own command wrote is not for the log.
-        has_output = isinstance(error, SetupError | SandboxGoneError)
+        has_output = isinstance(error, SetupError | StartError | SandboxGoneError)
         reason = without_paths(error.reason) if has_output else _discreet(error.reason)
         hint = error.hint and _discreet(error.hint)
-        output = error.output if isinstance(error, SetupError) else None
+        output = error.output if isinstance(error, SetupError | StartError) else None
         return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None, output=output)
     if isinstance(error, PartialCopyError):
         return problem(409, "partial_copy", str(error))

@@ -187,6 +187,7 @@ class Creator:
                 async with self._starting.slot(member.record.owner or ""):
                     handle = await self._in_engine(member)
                 await self._set_up(member)  # outside the slot: one user's setup may take long while others wait
+                await self.start_up(member)
                 await self._ready(member, handle)
             else:
                 with span("manager.claim_spare", sandbox_id=member.id):
@@ -213,7 +214,9 @@ class Creator:
     async def _in_engine(self, member: Member) -> Handle:
         context = self._context
         engine, spec = context.engine_of(member), member.record.spec
-        seconds = context.rules.create_s + (spec.setup_timeout_s if spec.setup and isinstance(engine, SetsUp) else 0.0)
+        seconds = context.rules.create_s
+        if isinstance(engine, SetsUp):
+            seconds += (spec.setup_timeout_s if spec.setup else 0.0) + (spec.ready.timeout_s if spec.ready else 0.0)
         handle = await context.tasks.bounded(engine.create(member.id, spec), seconds, f"create {member.id}")
         await self.hear_from(member, handle)
         return handle
@@ -228,6 +231,13 @@ class Creator:
         if spec.setup:
             work = member.sandbox.set_up()
             await self._context.tasks.bounded(work, spec.setup_timeout_s + _ANSWER_S, f"set up {member.id}")
+
+    async def start_up(self, member: Member) -> None:
+        """Start the start commands of a new sandbox and wait until it is ready."""
+        spec = member.record.spec
+        if spec.start or spec.ready:
+            seconds = _ANSWER_S * 2 + (spec.ready.timeout_s if spec.ready else 0.0)
+            await self._context.tasks.bounded(member.sandbox.start_up(), seconds, f"start up {member.id}")
 
     async def _ready(self, member: Member, handle: Handle) -> None:
         context = self._context
