@@ -113,7 +113,7 @@ static void process_exited(struct process *process)
     source_close(&process->input);
     if (process->stage == STAGE_EXEC) {
         char text[PATH_MAX + 64];
-        bool missing = process->error == ENOENT;
+        bool missing = process->error == ENOENT && !(process->flags & START_EXISTING); /* otherwise its interpreter is missing */
         snprintf(text, sizeof text, "atoll: %.4000s: %s\n", process->launch.argv[0], missing ? "not found" : strerror(process->error));
         channel_say(&process->channels[process->flags & (START_MERGE | START_PTY) ? 0 : 1], text);
         process->status = (missing ? 127 : 126) << 8;

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { DEFAULT_KEEP = 1 << 20, MOST_KEEP = 64 << 20 };
 
@@ -124,6 +125,14 @@ int process_begin(struct process *process, struct fields fields)
     return 0;
 }
 
+static bool program_exists(struct fields fields)
+{
+    char *path = fields_text(fields, TAG_ARG, PATH_MAX - 1);
+    bool exists = path && access(path, F_OK) == 0;
+    free(path);
+    return exists;
+}
+
 void process_start(struct stream *stream, struct fields fields)
 {
     struct field id;
@@ -134,6 +143,10 @@ void process_start(struct stream *stream, struct fields fields)
     }
     if (!fields_find(fields, TAG_ID, &id) || !id.length || id.length > MAX_ID) {
         stream_fail(stream, EINVAL, "a process needs an ID");
+        return;
+    }
+    if (fields_number_or(fields, TAG_FLAGS, 0) & START_EXISTING && !program_exists(fields)) {
+        stream_fail(stream, ENOENT, "no such program");
         return;
     }
     process = make_place() ? new_process(fields) : NULL;

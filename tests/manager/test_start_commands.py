@@ -73,7 +73,7 @@ async def test_a_caller_that_is_gone_while_it_waits_leaves_nothing(make_manager:
     await manager.start()
     creating = asyncio.create_task(manager.create_sandbox(NEVER))
     async with asyncio.timeout(20):
-        while not await engine.list():
+        while not await engine.list():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     creating.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -94,6 +94,7 @@ class StartFlag(enum.IntFlag):
     STARTED = 16
     DETACH = 32
     FORGET = 64
+    EXISTING = 128
 
 
 class RestartPolicy(enum.IntEnum):

@@ -40,6 +40,8 @@ class StartRequest:
     detach: bool = False
     forget: bool = False
     """Whether the agent forgets the process once its end has been delivered."""
+    existing: bool = False
+    """Whether FileNotFoundError is raised if there is no file at the path of the program."""
     deadline_s: float | None = None
     grace_s: float | None = None
     rlimits: Sequence[tuple[int, int, int]] = ()
@@ -107,6 +109,8 @@ class StartRequest:
             flags |= StartFlag.DETACH
         if self.forget:
             flags |= StartFlag.FORGET
+        if self.existing:
+            flags |= StartFlag.EXISTING
         if started:
             flags |= StartFlag.STARTED
         return int(flags)

@@ -22,6 +22,7 @@ from atoll.sandbox.command_methods import CommandMethods
 from atoll.sandbox.execution import valid_timeout_s
 from atoll.sandbox.export import Export
 from atoll.sandbox.file_methods import FileMethods
+from atoll.sandbox.hooks import hook_of_new, run_hook
 from atoll.sandbox.limit_methods import LimitMethods
 from atoll.sandbox.network_methods import NetworkMethods
 from atoll.sandbox.on_class import on_class_too
@@ -168,6 +169,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             self.access.spec = self.spec.model_copy(update={"image": handle.spec.image})
             await self.access.guest.connection()
             await self._expose_named()
+            await run_hook(self.access, hook_of_new(self.spec.image))
             await setup_commands.set_up(self.access)
             await self._start_up()
         except BaseException:
@@ -294,7 +296,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         for twin, handle in zip(twins, handles, strict=True):
             twin.access.made(handle)
         try:
-            await asyncio.gather(*(start_up.start_up(twin.access) for twin in twins))
+            await asyncio.gather(*(_forked(twin.access) for twin in twins))
         except BaseException:
             for twin in twins:
                 await finish(twin.cleanup())
@@ -320,6 +322,11 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         if isinstance(engine, PortExposing):
             for name, port in self._named_ports.items():
                 await engine.expose_port(self.access.handle(), name, port)
+
+
+async def _forked(access: SandboxAccess) -> None:
+    await run_hook(access, "forked")
+    await start_up.start_up(access)
 
 
 def _undo_of(spec: SandboxSpec) -> Undo | None:

@@ -28,6 +28,7 @@ from atoll.manager.request import Request
 from atoll.manager.schedule import Schedule
 from atoll.manager.supervisor import MemberFactory
 from atoll.model import Capability, Cause, Handle, Limits, State
+from atoll.sandbox.hooks import HOOK_S, Hook, hook_of_new
 from atoll.tracing import span, traced
 from atoll.workers import Shares
 
@@ -186,6 +187,7 @@ class Creator:
             if member.record.state is State.STARTING:
                 async with self._starting.slot(member.record.owner or ""):
                     handle = await self._in_engine(member)
+                await self.run_hook(member, hook_of_new(member.record.spec.image))
                 await self._set_up(member)  # outside the slot: one user's setup may take long while others wait
                 await self.start_up(member)
                 await self._ready(member, handle)
@@ -225,6 +227,11 @@ class Creator:
         """Return when the agent of a new sandbox has answered."""
         member.sandbox.adopt(handle)
         await self._context.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
+
+    async def run_hook(self, member: Member, hook: Hook) -> None:
+        """Run a hook of a new sandbox, if its image has it."""
+        work = member.sandbox.run_hook(hook)
+        await self._context.tasks.bounded(work, HOOK_S + _ANSWER_S, f"run a hook of {member.id}")
 
     async def _set_up(self, member: Member) -> None:
         spec = member.record.spec
