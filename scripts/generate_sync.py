@@ -52,6 +52,7 @@ from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.engines.contract import Engine
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
+from atoll.sandbox.start_up import StartState
 from atoll.guest.files import FileInfo
 from atoll.guest.port_streams import AsyncPortStream
 from atoll.guest.file_watch import AsyncWatch, FileEvent

@@ -105,6 +105,7 @@ void operation_open(struct stream *stream, unsigned operation, struct fields fie
     case OP_PROCESSES: process_list(stream); break;
     case OP_KILL: process_kill(stream, fields); break;
     case OP_RELEASE: process_release(stream, fields); break;
+    case OP_RESTARTS: process_restarts(stream); break;
     case OP_STAT:
     case OP_MKDIR:
     case OP_RENAME:

@@ -46,6 +46,19 @@ struct channel {
     uint64_t drain_to;   /* offset of the end of the data that was in the pipe when the process exited */
 };
 
+/* How a process is started again after its end. See restart.c. */
+struct restart {
+    unsigned policy;
+    uint8_t *bytes; /* a copy of the fields of its START */
+    size_t length;
+    unsigned count;    /* how often it was started again */
+    unsigned failures; /* how often in a row it ended soon after its start */
+    unsigned last_cause, last_status;
+    bool pending; /* the process itself has ended, and will be started again */
+    bool waiting; /* all that it left running has ended too: the timer is set */
+    struct timer timer;
+};
+
 struct process {
     struct process *next, **link;
     uint8_t id[MAX_ID];
@@ -68,6 +81,7 @@ struct process {
     uint64_t kill_ns; /* when killing the tree began */
     bool evades;      /* the tree evades being killed */
     unsigned cause;
+    struct restart restart;
 
     /* Written by the supervisor, read after its notice. */
     volatile pid_t supervisor, pid;
@@ -90,8 +104,18 @@ struct process {
 
 /* process.c */
 extern struct process *processes;
+extern unsigned process_count;
+int process_begin(struct process *process, struct fields fields);
 struct process *find_process(struct fields fields);
 void drop_if_forgotten(struct process *process);
+
+/* restart.c */
+int restart_prepare(struct process *process, struct fields fields);
+bool restart_follows(const struct process *process); /* the process itself has just ended: will it be started again? */
+void restart_begin(struct process *process);         /* end what it left running, and start it again then */
+void restart_later(struct process *process);         /* everything that it started has ended */
+bool restart_cancel(struct process *process);        /* start it no more. Returns true if nothing of it was running */
+void restart_release(struct process *process);
 
 /* stdio.c */
 int open_streams(struct process *process, struct fields fields);

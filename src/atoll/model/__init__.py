@@ -29,6 +29,7 @@ from atoll.model.spec import (
     absolute_path,
     parse_size,
 )
+from atoll.model.starting import ReadyCheck, StartCommand, StartCommands
 from atoll.model.state import Capability, Cause, ImageProgress, ListeningPort, Observation, State, Stats
 
 __all__ = [
@@ -48,11 +49,14 @@ __all__ = [
     "ListedSandbox",
     "ListeningPort",
     "Observation",
+    "ReadyCheck",
     "SandboxDetails",
     "SandboxSpec",
     "SetupCommands",
     "SetupTime",
     "Size",
+    "StartCommand",
+    "StartCommands",
     "State",
     "Stats",
     "UndoRule",

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from atoll.errors import SpecError
 from atoll.model import manus_names
 from atoll.model.network_policy import NetworkPolicy, parse_policy
+from atoll.model.starting import ReadyCheck, StartCommands
 
 OWNER_LABEL = "atoll.owner"
 """The label that says which user of a manager a sandbox belongs to, and with it whose named volumes it has."""
@@ -203,6 +204,10 @@ class SandboxSpec(BaseModel):
     """Command lines that are run in order before anybody gets the sandbox."""
     setup_timeout_s: SetupTime = 600.0
     """The timeout of all setup commands together."""
+    start: StartCommands = ()
+    """Commands that run from the creation on, and that the agent starts again when they end."""
+    ready: ReadyCheck | None = None
+    """What has to hold before anybody gets the sandbox."""
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""

@@ -50,6 +50,12 @@ class SpecOptions(SandboxNames, total=False):
     """Command lines that run before anybody gets the sandbox."""
     setup_timeout: float | None
     """How long all setup commands may take together."""
+    start: Sequence[object] | None
+    """Commands that run from the creation on, and again when they end: command lines, lists of arguments, or objects as
+    of `StartCommand`."""
+    ready: object
+    """What has to hold before anybody gets the sandbox: a port, a port and a path such as `"8080/health"`, a command,
+    or an object as of `ReadyCheck`."""
     undo: bool | Undo | UndoRule | None
     """Whether, how often and before which commands to save the state, so that commands can be undone."""
     task_id: str | None

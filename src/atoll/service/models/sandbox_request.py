@@ -9,7 +9,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
-from atoll.model import Limits, SandboxSpec, SetupCommands, SetupTime, UndoSetting, Volume, manus_names
+from atoll.model import (
+    Limits,
+    ReadyCheck,
+    SandboxSpec,
+    SetupCommands,
+    SetupTime,
+    StartCommands,
+    UndoSetting,
+    Volume,
+    manus_names,
+)
 from atoll.model.network_policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 from atoll.model.spelling import before
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
@@ -63,6 +73,11 @@ class SandboxSettings(BaseModel):
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
     setup_timeout_s: SetupTime = 600.0
     """How many seconds all setup commands may take together."""
+    start: StartCommands = ()
+    """Commands that run from the creation on, and that are started again when they end."""
+    ready: ReadyCheck | None = None
+    """What has to hold before the sandbox is handed out: a command succeeds, a port listens or a path answers. If it
+    does not hold in time, no sandbox is made."""
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +137,11 @@ class SandboxOptions(LimitOptions):
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
     setup_timeout: float | None = None
     """How many seconds all setup commands may take together."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that are started again when they end."""
+    ready: ReadyCheck | None = None
+    """What has to hold before the sandbox is handed out: a port, a port and a path such as `8080/health`, or a command.
+    """
     ports: dict[str, int] | None = None
     """Ports to expose, by name: a short form of `exposed_ports`."""
 
