@@ -22,7 +22,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { MOST_CALLERS = 64, MOST_COMMANDS = 256, MOST_USERS = 16, SEND_MS = 10000, MORE_BYTES = 8 };
+enum { MOST_CALLERS = 64, MOST_COMMANDS = 256, MOST_USERS = 16, SEND_MS = 3000, MORE_BYTES = 8 };
 
 struct caller {
     struct source source;
@@ -150,25 +150,35 @@ static void start(struct caller *caller)
     process->caller = caller;
 }
 
-/* Take the descriptors that came with the head. More than three do not fit into the buffer, and the kernel closes them. */
-static bool take_descriptors(struct caller *caller, struct msghdr *message)
+static bool take_descriptors(struct caller *caller, const struct cmsghdr *part)
 {
-    struct cmsghdr *part = CMSG_FIRSTHDR(message);
-    if (!part)
-        return true;
-    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
-        return false;
     size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    int fds[SUDO_FDS];
-    memcpy(fds, CMSG_DATA(part), (count < SUDO_FDS ? count : SUDO_FDS) * sizeof(int));
-    bool fit = count == SUDO_FDS && caller->fds[0] < 0 && !(message->msg_flags & MSG_CTRUNC);
-    for (size_t i = 0; i < count && i < SUDO_FDS; i++) {
+    bool fit = count == SUDO_FDS && caller->fds[0] < 0;
+    for (size_t i = 0; i < count; i++) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
         if (fit)
-            caller->fds[i] = fds[i];
+            caller->fds[i] = fd;
         else
-            close(fds[i]);
+            close(fd);
     }
     return fit;
+}
+
+/* Take what came with a part of the request: its sender, and the descriptors. What does not fit into the buffer, the kernel closes. */
+static bool take_attached(struct caller *caller, struct msghdr *message)
+{
+    bool good = !(message->msg_flags & MSG_CTRUNC), is_known = false;
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(message); part; part = CMSG_NXTHDR(message, part)) {
+        if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+            good &= take_descriptors(caller, part);
+        } else if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_CREDENTIALS) {
+            struct ucred sender;
+            memcpy(&sender, CMSG_DATA(part), sizeof sender);
+            is_known = may(sender.uid);
+        }
+    }
+    return good && is_known;
 }
 
 /* Read what has come of the request. Returns 1: all of it; 0: more will come; -1: it is no request. */
@@ -176,7 +186,7 @@ static int read_request(struct caller *caller)
 {
     union {
         struct cmsghdr align;
-        char bytes[CMSG_SPACE(SUDO_FDS * sizeof(int))];
+        char bytes[CMSG_SPACE(SUDO_FDS * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
     } control;
     for (;;) {
         bool in_head = caller->got < sizeof caller->head;
@@ -189,9 +199,7 @@ static int read_request(struct caller *caller)
             continue;
         if (length < 0)
             return errno == EAGAIN ? 0 : -1;
-        if (most && !take_descriptors(caller, &message))
-            return -1;
-        if (most && !length)
+        if (most && (!length || !take_attached(caller, &message)))
             return -1;
         caller->got += (size_t)length;
         if (caller->got < sizeof caller->head)
@@ -237,7 +245,7 @@ static void caller_ready(struct source *source, uint32_t events)
     if (result > 0)
         start(caller);
     else if (result < 0)
-        answer(caller, SUDO_FAILED, EPROTO);
+        answer(caller, SUDO_REFUSED, EPERM);
 }
 
 static void patience_over(struct timer *timer) { hang_up(CALLER(timer, patience)); }
@@ -254,8 +262,11 @@ static void admit(int fd)
     for (int i = 0; i < SUDO_FDS; i++)
         caller->fds[i] = -1;
     callers++;
+    int on = 1;
+    static const char ready = SUDO_READY;
+    bool asked = setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0 && send(fd, &ready, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
     timer_set(&caller->patience, now_ns() + (uint64_t)SEND_MS * MS);
-    if (source_watch(&caller->source, EPOLLIN) < 0)
+    if (!asked || source_watch(&caller->source, EPOLLIN) < 0)
         hang_up(caller);
 }
 
@@ -287,7 +298,6 @@ static void door_ready(struct source *source, uint32_t events)
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && may(who.uid)) {
             admit(fd);
         } else {
-            reply(fd, SUDO_REFUSED, EPERM);
             close(fd);
         }
     }

@@ -6,9 +6,9 @@
 
 #define SUDO_SOCKET "/run/atoll/sudo.socket"
 
-enum { SUDO_MAGIC = 0x31647573, MOST_SUDO_BYTES = 200000, SUDO_FDS = 3 };
+enum { SUDO_MAGIC = 0x31647573, MOST_SUDO_BYTES = 200000, SUDO_FDS = 3, SUDO_READY = 'r' };
 
-/* A request is this head, with the three standard descriptors attached to it, then fields as in START: ARG, ENV, CWD, USER and
+/* The agent sends one byte, SUDO_READY, before it reads. A request is this head, with the three standard descriptors attached to it, then fields as in START: ARG, ENV, CWD, USER and
  * FLAGS (PTY: descriptor 0 becomes the controlling terminal). Without ARG it asks whether the caller may. After that each byte is
  * the number of a signal for the command, and the end of the connection kills the command. */
 struct sudo_head {

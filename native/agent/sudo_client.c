@@ -28,6 +28,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#define NOT_ALLOWED "this user may not become another one in this sandbox"
 #define SECURE_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 extern char **environ;
@@ -402,7 +403,7 @@ static int conclude(const struct wish *wish, const struct sudo_reply *reply)
     switch (reply->answer) {
     case SUDO_ENDED: return end_as(reply->number);
     case SUDO_ALLOWED: return 0;
-    case SUDO_REFUSED: fprintf(stderr, "sudo: this user may not become another one in this sandbox\n"); return 1;
+    case SUDO_REFUSED: fprintf(stderr, "sudo: %s\n", NOT_ALLOWED); return 1;
     default:
         if (reply->number == ENOENT && *word)
             fprintf(stderr, "sudo: %s: command not found\n", *word);
@@ -515,12 +516,11 @@ int sudo_client(int argc, char **argv)
     }
     describe(&request, &wish, master >= 0);
     int signals = watch_signals();
-    if (signals < 0 || !send_request(line, &request, fds)) {
-        struct sudo_reply reply;
-        if (recv(line, &reply, sizeof reply, MSG_WAITALL) == sizeof reply)
-            return conclude(&wish, &reply);
+    char ready;
+    if (read(line, &ready, 1) != 1)
+        fail(NOT_ALLOWED, NULL);
+    if (signals < 0 || !send_request(line, &request, fds))
         fail("the agent of the sandbox does not answer", strerror(errno));
-    }
     if (master >= 0) {
         close(slave);
         make_raw();
