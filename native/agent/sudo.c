@@ -338,7 +338,11 @@ void sudo_allow(struct stream *stream, struct fields fields)
         users[user_count] = strndup((const char *)field.value, field.length);
         user_count += users[user_count] != NULL;
     }
-    if (geteuid() != 0)
+    if (!user_count) {
+        source_close(&door); /* nobody may any more, and root needs no help */
+        timer_set(&door_again, 0);
+        stream_finish(stream, NULL);
+    } else if (geteuid() != 0)
         stream_fail(stream, EPERM, "the agent is not root");
     else if (open_door() < 0)
         stream_fail(stream, errno, SUDO_SOCKET);

@@ -25,7 +25,8 @@ async def allow(access: SandboxAccess) -> None:
     if not access.spec.sudo:
         return
     engine = await access.engine()
-    if Capability.USERS not in (await engine.describe()).capabilities:
+    description = await engine.describe()
+    if description.isolation is None or Capability.USERS not in description.capabilities:
         raise UnsupportedError(
             f"sandboxes of engine '{engine.name}' have one user, who cannot become root by sudo here",
             hint="Leave out 'sudo', or use the engine 'native' as root.",
