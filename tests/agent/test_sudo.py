@@ -106,12 +106,12 @@ def test_a_signal_is_passed_on_and_a_dead_caller_ends_the_command(host: Connecti
 
 def test_a_terminal_of_its_own(host: Connection, sudo: str) -> None:
     """It has the size of the caller's, and Ctrl-C ends the command and not the caller's shell."""
-    stream = host.start("t", "exec sh -i", flags=2, user="user", rows=33, cols=99, env="PS1=now:")
-    host.until(stream, b"now:")
+    stream = host.start("t", "exec sh -i", flags=2, user="user", rows=33, cols=99)
+    host.until(stream, b"$ ")
     host.data(stream, f"{sudo} sh -c 'stty size; tty; sleep 1000; echo no'\n".encode())
     assert b"33 99" in host.until(stream, b"/dev/pts/")
     host.data(stream, b"\x03")
-    host.until(stream, b"now:")
+    host.until(stream, b"$ ")
     host.data(stream, b"echo after-$((1+1))\n")
     host.until(stream, b"after-2")
     host.kill("t")
