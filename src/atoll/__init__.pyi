@@ -36,6 +36,7 @@ from atoll.errors import (
     SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StartError,
     StateError,
     StateInUseError,
     StoreError,
@@ -70,8 +71,10 @@ from atoll.model import (
     ListedSandbox,
     ListeningPort,
     Observation,
+    ReadyCheck,
     SandboxDetails,
     SandboxSpec,
+    StartCommand,
     State,
     Stats,
     UndoRule,
@@ -103,6 +106,7 @@ from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.settings import Settings
 
@@ -177,6 +181,7 @@ __all__ = [
     "PortStream",
     "ProtocolError",
     "RateLimitedError",
+    "ReadyCheck",
     "Record",
     "Recovered",
     "Refusal",
@@ -206,6 +211,9 @@ __all__ = [
     "Snapshot",
     "SnapshotNotFoundError",
     "SpecError",
+    "StartCommand",
+    "StartError",
+    "StartState",
     "State",
     "StateError",
     "StateInUseError",

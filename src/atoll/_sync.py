@@ -293,6 +293,9 @@ class Sandbox:
         lifetime: float | None = None,
         setup: Sequence[str] | None = None,
         setup_timeout: float | None = None,
+        start: Sequence[object] | None = None,
+        ready: object = None,
+        sudo: bool | None = None,
         undo: bool | Undo | UndoRule = False,
         name: str | None = None,
         task_id: str | None = None,
@@ -303,10 +306,11 @@ class Sandbox:
     ) -> None:
         """Describe a sandbox, without creating it yet. All times are in seconds.
 
-        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
-        where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a keyword, `timeout` is
-        how long a command may take, and `lifetime` how long the sandbox may exist. `setup` holds command lines that run
-        before `create` returns. `atoll.sandbox.options.SpecOptions` explains each option.
+        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus
+        example, where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a
+        keyword, `timeout` is how long a command may take, and `lifetime` how long the sandbox may exist.
+        `setup` holds command lines that run before `create` returns, `start` commands that run from then on,
+        and `ready` is what `create` waits for. `atoll.sandbox.options.SpecOptions` explains each option.
         """
         self._async = AsyncSandbox(
             spec,
@@ -330,6 +334,9 @@ class Sandbox:
             lifetime=lifetime,
             setup=setup,
             setup_timeout=setup_timeout,
+            start=start,
+            ready=ready,
+            sudo=sudo,
             undo=undo,
             name=name,
             task_id=task_id,
@@ -366,8 +373,8 @@ class Sandbox:
 
     @on_class_too_sync
     def create(self) -> Self:
-        """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
-        behind.
+        """Create the sandbox, run its setup commands, start its start commands and wait until it is ready. A failure
+        leaves nothing behind.
 
         On the class, `create` takes the options of a sandbox: `await AsyncSandbox.create(image="host")`.
         """
@@ -543,6 +550,10 @@ class Sandbox:
         """Return the ids of all commands that are running or whose output is kept."""
         return self._portal.call(self._async.commands())
 
+    def start_commands(self) -> builtins.list[StartState]:
+        """Return the start commands of the sandbox's spec: whether they run, and how often they were restarted."""
+        return self._portal.call(self._async.start_commands())
+
     def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
         """Type a command into a persistent shell and return its output, stdout and stderr in order.
 
@@ -698,11 +709,13 @@ class Sandbox:
         return self._portal.call(self._async.diff(old, new, text=text))
 
     def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id."""
+        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id, and its start
+        commands run again."""
         self._portal.call(self._async.rollback(checkpoint))
 
     def restart(self) -> None:
-        """Put the sandbox back into the state right after its creation. Its setup commands run again."""
+        """Put the sandbox back into the state right after its creation. Its setup and start commands
+        run again."""
         self._portal.call(self._async.restart())
 
     def undo(self, steps: int = 1) -> Checkpoint:

@@ -146,7 +146,9 @@ def test_nobody_can_say_that_he_is_somebody_else(host: Connection, agent: Agent,
     script = agent.root / "rude.py"
     script.write_text(RUDE.replace("line.recv(1)", "line.recv(1) or print('closed')"))
     for forged in (-1, 1000, 0):
-        answer = run(host, f"python3 {script} {'73756431' + '07000000' + '020001000000' + '41'} 3 {forged}", user="other")
+        answer = run(
+            host, f"python3 {script} {'73756431' + '07000000' + '020001000000' + '41'} 3 {forged}", user="other"
+        )
         assert b"01000000" not in answer.stdout, answer
 
 
