@@ -72,7 +72,8 @@ enum start_flag {
     START_STARTED = 16,
     START_DETACH = 32,
     START_FORGET = 64,
-    START_EXISTING = 128,
+    START_CLEAN = 128,
+    START_EXISTING = 256,
 };
 
 enum restart_policy { RESTART_NEVER = 0, RESTART_ALWAYS = 1, RESTART_ON_FAILURE = 2 };

@@ -127,7 +127,7 @@ def test_what_comes_from_the_image_is_changed_too(tmp_path: Path) -> None:
         (below / path).write_text(MACHINE_ID)
     (below / "etc/ssh").chmod(0o711)
     layer.mkdir()
-    freshen(layer, below, "one", own=False)
+    freshen(layer, [below], "one", own=False)
     assert (layer / "etc/machine-id").read_text() not in ("", MACHINE_ID)
     for path in ("etc/ssh/ssh_host_rsa_key", "var/lib/systemd/random-seed"):
         info = (layer / path).lstat()
@@ -135,7 +135,7 @@ def test_what_comes_from_the_image_is_changed_too(tmp_path: Path) -> None:
         assert info.st_rdev == 0
     assert stat.S_IMODE((layer / "etc/ssh").lstat().st_mode) == 0o711
     assert not (layer / "etc/ssh/moduli").exists()
-    freshen(layer, below, "two", own=False)
+    freshen(layer, [below], "two", own=False)
     assert (below / "etc/machine-id").read_text() == MACHINE_ID
 
 
@@ -147,7 +147,7 @@ def test_a_directory_that_only_looks_opaque_hides_nothing_of_the_image(tmp_path:
         (root / "etc").mkdir(parents=True)
     (below / "etc/machine-id").write_text(MACHINE_ID)
     os.setxattr(layer / "etc", "user.overlay.opaque", value)
-    freshen(layer, below, "one", own=False)
+    freshen(layer, [below], "one", own=False)
     assert (layer / "etc/machine-id").read_text() not in ("", MACHINE_ID)
 
 
@@ -174,6 +174,6 @@ def test_a_hostile_layer_leads_nowhere(tmp_path: Path) -> None:
             else:
                 (etc / "machine-id").symlink_to(outside / "etc/machine-id")
         before = sorted(str(path) for path in layer.rglob("*"))
-        freshen(layer, below, "one", own=False)
+        freshen(layer, [below], "one", own=False)
         assert sorted(str(path) for path in layer.rglob("*")) == before
         assert (outside / "etc/machine-id").read_text() == MACHINE_ID

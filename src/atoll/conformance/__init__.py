@@ -8,7 +8,7 @@ that imports still point one way: engines know nothing of the law that they are 
 from atoll.conformance import life_cycle  # isort: skip
 from atoll.conformance import exec, process_trees, background, start_commands, shells, terminals  # isort: skip
 from atoll.conformance import files, special_files, watches, copied_trees, port_connections  # isort: skip
-from atoll.conformance import isolation, controls, changed_limits, adoption, saved_states  # isort: skip
+from atoll.conformance import isolation, controls, changed_limits, adoption, saved_states, named_volumes  # isort: skip
 from atoll.conformance.bench import Bench
 from atoll.conformance.check import CHECKS, Check
 from atoll.conformance.runner import CheckResult, Outcome, run, run_one
@@ -31,6 +31,7 @@ _MODULES = (
     changed_limits,
     adoption,
     saved_states,
+    named_volumes,
 )
 
 __all__ = ["CHECKS", "Bench", "Check", "CheckResult", "Outcome", "run", "run_one"]

@@ -95,7 +95,8 @@ class StartFlag(enum.IntFlag):
     STARTED = 16
     DETACH = 32
     FORGET = 64
-    EXISTING = 128
+    CLEAN = 128
+    EXISTING = 256
 
 
 class RestartPolicy(enum.IntEnum):

@@ -11,7 +11,7 @@ import errno
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar  # noqa: UP035: `list` is a method here
+from typing import TYPE_CHECKING, TypeVar
 
 from atoll.errors import AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
 from atoll.guest.capture import Capture

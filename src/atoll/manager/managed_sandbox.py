@@ -281,8 +281,12 @@ class ManagedSandbox(AsyncSandbox):
 
     async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
         async with self.use():
-            await super().set_network(policy)
-            await self.supervisor.relinked(self.spec.network)
+            # Completed even if the caller is cancelled, so that the record always agrees with the engine.
+            await finish(self._set_network(policy))
+
+    async def _set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        await super().set_network(policy)
+        await self.supervisor.relinked(self.spec.network)
 
     async def set_limits(
         self,
