@@ -111,6 +111,8 @@ static void process_exited(struct process *process)
     process->ended_ns = now_ns();
     timer_set(&process->deadline, 0);
     source_close(&process->input);
+    if (process->by_sudo)
+        sudo_ended(process);
     if (process->stage == STAGE_EXEC) {
         char text[PATH_MAX + 64];
         bool missing = process->error == ENOENT && !(process->flags & START_EXISTING); /* otherwise its interpreter is missing */

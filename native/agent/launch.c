@@ -189,6 +189,17 @@ static bool find_account(char *text, const char *wanted, char *words[7])
     return false;
 }
 
+bool account_uid(const char *name, uid_t *uid)
+{
+    char *text = read_account_file("/etc/passwd"), *words[7];
+    unsigned id;
+    bool found = text && find_account(text, name, words) && parse_id(words[2], &id);
+    if (found)
+        *uid = id;
+    free(text);
+    return found;
+}
+
 static void find_groups(struct launch *launch, const char *user)
 {
     char *text = read_account_file("/etc/group"), *line_state;

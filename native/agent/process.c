@@ -28,7 +28,7 @@ struct process *find_process(struct fields fields)
     return NULL;
 }
 
-static void drop(struct process *process)
+void process_drop(struct process *process)
 {
     if (process->dropped)
         return;
@@ -48,13 +48,15 @@ static void drop(struct process *process)
     timer_set(&process->settle, 0);
     launch_release(&process->launch);
     restart_release(process);
+    if (process->by_sudo)
+        sudo_dropped();
     free_later(process);
 }
 
 void drop_if_forgotten(struct process *process)
 {
     if (process->gone && process->complete && !process->stream && process->flags & START_FORGET)
-        drop(process);
+        process_drop(process);
 }
 
 /* --- starting ------------------------------------------------------------------------------------------------------------- */
@@ -68,23 +70,15 @@ static bool make_place(void)
         if (process->gone && process->complete && !process->stream)
             oldest = process; /* the list starts with the newest */
     if (oldest)
-        drop(oldest);
+        process_drop(oldest);
     return oldest;
 }
 
-static struct process *new_process(struct fields fields)
+static struct process *new_process(uint64_t keep)
 {
-    struct field id;
-    uint64_t keep = fields_number_or(fields, TAG_KEEP, DEFAULT_KEEP);
-    struct process *process = calloc(1, sizeof *process);
+    struct process *process = make_place() ? calloc(1, sizeof *process) : NULL;
     if (!process)
         return NULL;
-    fields_find(fields, TAG_ID, &id);
-    memcpy(process->id, id.value, id.length);
-    process->id_length = id.length;
-    process->flags = (unsigned)fields_number_or(fields, TAG_FLAGS, 0);
-    if (process->flags & START_DETACH)
-        process->flags |= START_STARTED;
     process->input = (struct source){.fd = -1, .ready = input_ready};
     for (unsigned i = 0; i < CHANNELS; i++) {
         struct channel *channel = &process->channels[i];
@@ -125,6 +119,8 @@ int process_begin(struct process *process, struct fields fields)
     return 0;
 }
 
+struct process *process_without_id(void) { return new_process(0); }
+
 static bool program_exists(struct fields fields)
 {
     char *path = fields_text(fields, TAG_ARG, PATH_MAX - 1);
@@ -149,14 +145,19 @@ void process_start(struct stream *stream, struct fields fields)
         stream_fail(stream, ENOENT, "no such program");
         return;
     }
-    process = make_place() ? new_process(fields) : NULL;
+    process = new_process(fields_number_or(fields, TAG_KEEP, DEFAULT_KEEP));
     if (!process) {
         stream_fail(stream, EAGAIN, "too many processes");
         return;
     }
+    memcpy(process->id, id.value, id.length);
+    process->id_length = id.length;
+    process->flags = (unsigned)fields_number_or(fields, TAG_FLAGS, 0);
+    if (process->flags & START_DETACH)
+        process->flags |= START_STARTED;
     if (restart_prepare(process, fields) < 0 || process_begin(process, fields) < 0) {
         int error = errno;
-        drop(process);
+        process_drop(process);
         stream_fail(stream, error, "cannot start a process");
         return;
     }

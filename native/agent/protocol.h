@@ -35,6 +35,7 @@ enum operation {
     OP_KILL = 13,
     OP_RELEASE = 14,
     OP_RESTARTS = 15,
+    OP_SUDO = 16,
     OP_STAT = 20,
     OP_LIST = 21,
     OP_MKDIR = 22,

@@ -89,11 +89,11 @@ def test_a_kill_ends_it_for_good(host: Connection, agent: Agent, line: str) -> N
     host.run("web", line, flags=DETACHED, restart=ALWAYS)
     state = WAITS if line == "exit 1" else RUNS
     eventually(lambda: restarts(host)[b"web"][1] == state)
-    assert not host.kill("web").end
+    assert host.kill("web").end is not None
     assert host.call(Op.ATTACH, [(Tag.ID, "web")]).cause == KILLED
     assert restarts(host)[b"web"][1] == ENDED
     wait_until_alone(agent)
-    assert not host.call(Op.RELEASE, [(Tag.ID, "web")]).end
+    assert host.call(Op.RELEASE, [(Tag.ID, "web")]).end is not None
     assert restarts(host) == {}
 
 

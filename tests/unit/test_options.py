@@ -43,6 +43,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
         ['{"name":"web","command":"true","restart":"never"}'],
     ),
     "ready": ("8080/health", "8080/health"),
+    "sudo": (True, True),
     "undo": (True, True),
     "name": ("web", "web"),
     "task_id": ("t-1", "t-1"),

@@ -125,6 +125,7 @@ class SandboxFlags:
             help="Wait until this holds: a port, a port and a path such as 8080/health, a command; also as JSON.",
         ),
     ] = None
+    sudo: Annotated[bool, typer.Option("--sudo", help="Let the account `user` inside become root by sudo.")] = False
     undo: Annotated[
         bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
     ] = False
@@ -163,8 +164,7 @@ class SandboxFlags:
 
 _PLAIN = (
     *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
-    "user",
-    *("lifetime", "setup_timeout", "undo", "name", "task_id"),
+    *("user", "lifetime", "setup_timeout", "sudo", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
 

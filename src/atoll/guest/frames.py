@@ -55,6 +55,7 @@ class Op(enum.IntEnum):
     KILL = 13
     RELEASE = 14
     RESTARTS = 15
+    SUDO = 16
     STAT = 20
     LIST = 21
     MKDIR = 22

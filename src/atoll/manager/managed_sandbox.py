@@ -30,7 +30,7 @@ from atoll.model.checkpoint import Checkpoint
 from atoll.model.network_policy import NetworkPolicy, NetworkRules
 from atoll.sandbox import setup, start_up
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
-from atoll.sandbox.hooks import Hook, run_hook
+from atoll.sandbox.hooks import Hook, begin, run_hook
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox, lease_seconds
 from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess
 from atoll.sandbox.shell import AsyncShell
@@ -134,6 +134,10 @@ class ManagedSandbox(AsyncSandbox):
         """Run the sandbox's setup commands. This is not a use, because no user has the sandbox yet. Raises
         SetupError."""
         await setup.set_up(self.access)
+
+    async def begin(self, hook: Hook) -> None:
+        """Prepare the sandbox, whose processes begin anew. This is not a use. Raises StartError."""
+        await begin(self.access, hook)
 
     async def run_hook(self, hook: Hook) -> None:
         """Run a hook of the image. This is not a use. Raises StartError."""

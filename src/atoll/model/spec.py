@@ -214,6 +214,8 @@ class SandboxSpec(BaseModel):
     """Commands that run from the creation on, and that the agent starts again when they end."""
     ready: ReadyCheck | None = None
     """What has to hold before anybody gets the sandbox."""
+    sudo: bool = False
+    """Whether the account `user` inside may become root by `sudo`."""
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""

@@ -13,6 +13,7 @@ from atoll.errors import AgentUnreachableError, StartError
 from atoll.guest.processes import CompletedProcess, StartRequest
 from atoll.model import Cause
 from atoll.printable import printable
+from atoll.sandbox import sudo
 from atoll.sandbox.command import execution_result, new_command_id
 from atoll.sandbox.sandbox_access import SandboxAccess
 
@@ -30,6 +31,14 @@ _FROM_STATES = ("snapshot:", "step:")
 def hook_of_new(image: str) -> Hook:
     """Return the hook of a sandbox that was made from this image."""
     return "forked" if image.startswith(_FROM_STATES) else "created"
+
+
+async def begin(access: SandboxAccess, hook: Hook) -> None:
+    """Prepare a sandbox whose processes begin anew: switch on sudo and run the hook, unless the engine does so. Raises
+    StartError if the hook fails."""
+    if not isinstance(await access.engine(), SetsUp):
+        await sudo.allow(access)
+        await run_hook(access, hook)
 
 
 async def run_hook(access: SandboxAccess, hook: Hook) -> None:

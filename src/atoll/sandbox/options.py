@@ -58,6 +58,8 @@ class SpecOptions(SandboxNames, total=False):
     ready: object
     """What has to hold before anybody gets the sandbox: a port, a port and a path such as `"8080/health"`, a command,
     or an object as of `ReadyCheck`."""
+    sudo: bool | None
+    """Whether the account `user` inside may become root by `sudo`."""
     undo: bool | Undo | UndoRule | None
     """Whether, how often and before which commands to save the state, so that commands can be undone."""
     task_id: str | None

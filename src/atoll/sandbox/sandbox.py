@@ -23,7 +23,7 @@ from atoll.sandbox.command_methods import CommandMethods
 from atoll.sandbox.execution import valid_timeout_s
 from atoll.sandbox.export import Export
 from atoll.sandbox.file_methods import FileMethods
-from atoll.sandbox.hooks import hook_of_new, run_hook
+from atoll.sandbox.hooks import begin, hook_of_new
 from atoll.sandbox.limit_methods import LimitMethods
 from atoll.sandbox.network_methods import NetworkMethods
 from atoll.sandbox.on_class import on_class_too
@@ -79,6 +79,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         setup_timeout: float | None = None,
         start: Sequence[object] | None = None,
         ready: object = None,
+        sudo: bool | None = None,
         undo: bool | Undo | UndoRule = False,
         name: str | None = None,
         task_id: str | None = None,
@@ -115,6 +116,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             "setup_timeout": setup_timeout,
             "start": start,
             "ready": ready,
+            "sudo": sudo,
             "undo": None if isinstance(undo, Undo) and undo.risky is not None else undo or None,
             "name": name,
             "task_id": task_id,
@@ -172,7 +174,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             self.access.spec = self.spec.settled(handle.spec)
             await self.access.guest.connection()
             await self._expose_named()
-            await run_hook(self.access, hook_of_new(self.spec.image))
+            await begin(self.access, hook_of_new(self.spec.image))
             await setup_commands.set_up(self.access)
             await self._start_up()
         except BaseException:
@@ -322,7 +324,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
 
 
 async def _forked(access: SandboxAccess) -> None:
-    await run_hook(access, "forked")
+    await begin(access, "forked")
     await start_up.start_up(access)
 
 

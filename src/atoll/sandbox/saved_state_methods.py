@@ -11,7 +11,7 @@ from atoll.errors import CheckpointNotFoundError, StartError, UnsupportedError
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.sandbox import setup, start_up
 from atoll.sandbox.execution import CommandLine
-from atoll.sandbox.hooks import run_hook
+from atoll.sandbox.hooks import begin, run_hook
 from atoll.sandbox.sandbox_access import SandboxAccess
 
 _MADE_BY = "before: "
@@ -189,7 +189,7 @@ class SavedStateMethods:
         await engine.rollback(handle, checkpoint_id)
         await self.access.guest.renewed()
         try:
-            await run_hook(self.access, "rolled-back")
+            await begin(self.access, "rolled-back")
         except StartError:
             yield
             raise

@@ -321,7 +321,7 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
             patience_s += spec.setup_timeout_s
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
-        for newer in ("start", "ready"):
+        for newer in ("start", "ready", "sudo"):
             if not getattr(spec, newer):
                 del settings[newer]
         patience_s += spec.ready.timeout_s if spec.ready else 0.0

@@ -188,7 +188,7 @@ class Creator:
             if member.record.state is State.STARTING:
                 async with self._starting.slot(member.record.owner or ""):
                     handle = await self._in_engine(member)
-                await self.run_hook(member, hook_of_new(member.record.spec.image))
+                await self.begin(member, hook_of_new(member.record.spec.image))
                 await self._set_up(member)  # outside the slot: one user's setup may take long while others wait
                 await self.start_up(member)
                 await self._ready(member, handle)
@@ -229,9 +229,9 @@ class Creator:
         member.sandbox.adopt(handle)
         await self._context.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
 
-    async def run_hook(self, member: Member, hook: Hook) -> None:
-        """Run a hook of a new sandbox, if its image has it."""
-        work = member.sandbox.run_hook(hook)
+    async def begin(self, member: Member, hook: Hook) -> None:
+        """Prepare a new sandbox and run the hook, if its image has it."""
+        work = member.sandbox.begin(hook)
         await self._context.tasks.bounded(work, HOOK_S + _ANSWER_S, f"run a hook of {member.id}")
 
     async def _set_up(self, member: Member) -> None:

@@ -80,6 +80,8 @@ class SandboxSettings(BaseModel):
     ready: ReadyCheck | None = None
     """What has to hold before the sandbox is handed out: a command succeeds, a port listens or a path answers. If it
     does not hold in time, no sandbox is made."""
+    sudo: bool = False
+    """Whether the account `user` inside may become root by `sudo`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -153,6 +155,8 @@ class SandboxOptions(LimitOptions):
     ready: ReadyCheck | None = None
     """What has to hold before the sandbox is handed out: a port, a port and a path such as `8080/health`, or a command.
     """
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`."""
     ports: dict[str, int] | None = None
     """Ports to expose, by name: a short form of `exposed_ports`."""
 
