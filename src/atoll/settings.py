@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from atoll import durable
 from atoll.errors import EngineUnavailableError
+from atoll.model import parse_size
 from atoll.resources import Resources
 
 _MAX_SOCKET_PATH = 99
@@ -31,12 +32,16 @@ class Settings:
     resources: Resources = field(default_factory=Resources.of_machine)
     docker_image: str = _DOCKER_IMAGE
     """The default image of engine `docker`, which has no image `host`."""
+    step_cache_bytes: int = 20 << 30
+    """How much the steps of builds may take that are kept for later builds, and never more than a quarter of the disk.
+    """
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
         """Read the settings from environment variables.
 
-        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE` override the defaults for this user.
+        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE` and `ATOLL_STEP_CACHE` override the defaults for this
+        user.
         `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…` override the limits and ceilings for this machine.
         """
         environ = os.environ if environ is None else environ
@@ -48,6 +53,7 @@ class Settings:
             run_dir=_absolute(environ, "ATOLL_RUN_DIR") or run,
             resources=Resources.load(environ, data),
             docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
+            step_cache_bytes=_size(environ, "ATOLL_STEP_CACHE", 20 << 30),
         )
 
     def engine_data_dir(self, engine: str) -> Path:
@@ -114,6 +120,16 @@ def _customary(environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
     data_home = _absolute(environ, "XDG_DATA_HOME") or Path(environ.get("HOME") or Path.home(), ".local/share")
     runtime = _absolute(environ, "XDG_RUNTIME_DIR")
     return data_home / "atoll", runtime / "atoll" if runtime else Path(f"/tmp/atoll-{uid}")  # noqa: S108
+
+
+def _size(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    value = environ.get(name)
+    if not value:
+        return otherwise
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise EngineUnavailableError(f"{name}: {error}") from error
 
 
 def _absolute(environ: Mapping[str, str], name: str) -> Path | None:

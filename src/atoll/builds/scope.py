@@ -51,7 +51,9 @@ class Scope:
 
     def set(self, env: Env) -> None:
         before = self.variables()
-        values = {expand(name, before, self.escape): expand(value, before, self.escape) for name, value in env.variables}
+        values = {
+            expand(name, before, self.escape): expand(value, before, self.escape) for name, value in env.variables
+        }
         self.env |= values
         self.known |= values
 
