@@ -177,3 +177,21 @@ def test_a_hostile_layer_leads_nowhere(tmp_path: Path) -> None:
         freshen(layer, [below], "one", own=False)
         assert sorted(str(path) for path in layer.rglob("*")) == before
         assert (outside / "etc/machine-id").read_text() == MACHINE_ID
+
+
+@needs("root")
+def test_of_an_image_with_layers_what_a_process_sees_counts(tmp_path: Path) -> None:
+    lowest, upper, layer = tmp_path / "lowest", tmp_path / "upper", tmp_path / "layer"
+    for path in ("etc/machine-id", "etc/ssh/ssh_host_rsa_key", "etc/ssh/ssh_host_dsa_key", "var/lib/dbus/machine-id"):
+        (lowest / path).parent.mkdir(parents=True, exist_ok=True)
+        (lowest / path).write_text(MACHINE_ID)
+    (upper / "etc/ssh").mkdir(parents=True)
+    os.mknod(upper / "etc/ssh/ssh_host_dsa_key", stat.S_IFCHR, 0)  # the upper layer removes it
+    (upper / "var/lib/dbus").mkdir(parents=True)
+    os.setxattr(upper / "var/lib/dbus", "user.overlay.opaque", b"y")
+    layer.mkdir()
+    freshen(layer, [upper, lowest], "one", own=False)
+    assert (layer / "etc/machine-id").read_text() not in ("", MACHINE_ID)
+    assert stat.S_ISCHR((layer / "etc/ssh/ssh_host_rsa_key").lstat().st_mode)
+    assert not os.path.lexists(layer / "etc/ssh/ssh_host_dsa_key")
+    assert not os.path.lexists(layer / "var/lib/dbus/machine-id")

@@ -14,9 +14,12 @@ from atoll.model.handle import (
     ListedSandbox,
     SandboxDetails,
     effective_limits,
+    image_defaults,
 )
+from atoll.model.image_defaults import ImageDefaults, check_variables, default_user, resolved
 from atoll.model.result import ExecutionResult
 from atoll.model.spec import (
+    DEFAULT_WORK_DIR,
     MAX_BYTES,
     Limits,
     SandboxSpec,
@@ -34,6 +37,7 @@ from atoll.model.state import Capability, Cause, ImageProgress, ListeningPort, O
 
 __all__ = [
     "DEFAULTS",
+    "DEFAULT_WORK_DIR",
     "LEFT_OUT",
     "MANAGER_LABEL",
     "MAX_BYTES",
@@ -44,6 +48,7 @@ __all__ = [
     "EffectiveLimits",
     "ExecutionResult",
     "Handle",
+    "ImageDefaults",
     "ImageProgress",
     "Limits",
     "ListedSandbox",
@@ -63,6 +68,10 @@ __all__ = [
     "UndoSetting",
     "Volume",
     "absolute_path",
+    "check_variables",
+    "default_user",
     "effective_limits",
+    "image_defaults",
     "parse_size",
+    "resolved",
 ]

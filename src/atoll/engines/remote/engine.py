@@ -325,6 +325,9 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
             if not getattr(spec, newer):
                 del settings[newer]
         patience_s += spec.ready.timeout_s if spec.ready else 0.0
+        for option in ("work_dir", "user"):  # servers of earlier versions know no default of the image
+            if settings[option] is None:
+                del settings[option]
         settings["limits"] = self._scaled(settings["limits"])
         labels = dict(spec.labels)
         # A manager has names for each of its owners, which mean nothing on another server.
