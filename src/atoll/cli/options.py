@@ -165,8 +165,7 @@ class SandboxFlags:
 
 _PLAIN = (
     *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
-    "user",
-    *("lifetime", "setup_timeout", "sudo", "undo", "name", "task_id"),
+    *("user", "lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
 
