@@ -240,7 +240,8 @@ static int find_group(const char *wanted, unsigned *gid)
     return result;
 }
 
-static int prepare_user(struct launch *launch, char *wanted, size_t *count)
+/* With `clean`, as in a build: HOME is the only variable, and a user without an account has one too. */
+static int prepare_user(struct launch *launch, char *wanted, size_t *count, bool clean)
 {
     char *group = strchr(wanted, ':');
     unsigned id;
@@ -257,14 +258,14 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             launch->gid = id;
             find_groups(launch, words[0]);
             result = set_pair(&launch->envp, count, "HOME", words[5]);
-            if (result == 0)
+            if (result == 0 && !clean)
                 result = set_pair(&launch->envp, count, "USER", words[0]);
-            if (result == 0)
+            if (result == 0 && !clean)
                 result = set_pair(&launch->envp, count, "LOGNAME", words[0]);
         }
     } else if (parse_wanted_id(wanted, &id)) {
         launch->uid = launch->gid = id;
-        result = 0;
+        result = clean ? set_pair(&launch->envp, count, "HOME", "/") : 0;
     }
     free(text);
     if (result == 0 && group) {
@@ -273,6 +274,8 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             return -1;
         launch->gid = id;
     }
+    if (clean && !launch->group_count)
+        launch->groups[launch->group_count++] = launch->gid;
     /* Without root, the user cannot be changed, and setting even the same ids may be forbidden. */
     launch->change_user = result == 0 && !(geteuid() && launch->uid == geteuid() && launch->gid == getegid());
     return result;
@@ -289,7 +292,7 @@ static int prepare_environment(struct launch *launch, struct fields fields)
             return -1;
     if (fields_find(fields, TAG_USER, &field)) {
         char *user = copy_text(field.value, field.length);
-        int result = user ? prepare_user(launch, user, &count) : -1;
+        int result = user ? prepare_user(launch, user, &count, clean) : -1;
         free(user);
         if (result < 0)
             return -1;

@@ -35,6 +35,8 @@ _LINK = ".step"
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STUBS = (
     b"root",
+    b"run",
+    b"tmp",
     b"etc/resolv.conf",
     b"etc/ssl/certs/ca-certificates.crt",
     b"etc/ssl/certs",
