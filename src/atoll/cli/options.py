@@ -149,6 +149,7 @@ class SandboxFlags:
     def given(self) -> dict[str, Any]:
         """Return the options of `Sandbox` that were given as flags. Raises SpecError."""
         plain = {name: value for name in _PLAIN if (value := getattr(self, name)) not in (None, False)}
+        plain |= {} if self.sudo is None else {"sudo": self.sudo}
         lists: dict[str, Any] = {
             "env": dict(pair(text, "a variable") for text in self.env or ()),
             "labels": dict(pair(text, "a label") for text in self.labels or ()),
@@ -164,7 +165,7 @@ class SandboxFlags:
 
 _PLAIN = (
     *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
-    *("user", "lifetime", "setup_timeout", "sudo", "undo", "name", "task_id"),
+    *("user", "lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
 

@@ -210,12 +210,14 @@ class SandboxSpec(BaseModel):
     """Command lines that are run in order before anybody gets the sandbox."""
     setup_timeout_s: SetupTime = 600.0
     """The timeout of all setup commands together."""
-    start: StartCommands = ()
-    """Commands that run from the creation on, and that the agent starts again when they end."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that the agent starts again when they end. None: those of the
+    image."""
     ready: ReadyCheck | None = None
-    """What has to hold before anybody gets the sandbox."""
-    sudo: bool = False
-    """Whether the account `user` inside may become root by `sudo`."""
+    """What has to hold before anybody gets the sandbox. None: what the image says, if `start` is None too."""
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`. None: what the image says, and otherwise it may not.
+    """
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""
