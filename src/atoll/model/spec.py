@@ -101,6 +101,11 @@ class Volume(BaseModel):
                 f"{text!r} is not a volume",
                 hint="Write NAME:PATH for a named volume or /HOST:PATH for a directory, perhaps with ':ro' behind it.",
             )
+        if "/" not in parts[0] and not is_volume_name(parts[0]):
+            raise SpecError(
+                f"{parts[0][:80]!r} cannot be the name of a volume: {VOLUME_NAME_RULE}",
+                hint="A directory of this machine has a slash, as in './data'.",
+            )
         try:
             source = {"host": parts[0]} if "/" in parts[0] else {"name": parts[0]}
             return cls(**source, path=parts[1], read_only=parts[2] == "ro")
