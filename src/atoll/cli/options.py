@@ -74,6 +74,7 @@ class SandboxFlags:
     open_files: Annotated[
         int | None, typer.Option("--open-files", help=f"The limit of open files of each process; {_DEFAULT}")
     ] = None
+    shm: Annotated[str | None, typer.Option("--shm", help="The size of /dev/shm, for example 1g; default: 64m.")] = None
     env: EnvOption = None
     volumes: Annotated[
         list[str] | None,
@@ -138,7 +139,7 @@ class SandboxFlags:
 
 
 _PLAIN = (
-    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
+    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "shm", "work_dir", "hostname"),
     *("lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""

@@ -84,6 +84,7 @@ def refuse_unsupported(
         Capability.DISK: limits.disk_bytes,
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
+        Capability.SHM: limits.shm_bytes,
         Capability.VOLUMES: spec.volumes or None,
         Capability.CHECKPOINTS: spec.undo,
         Capability.NETWORK: None if spec.network == "none" else spec.network,

@@ -18,6 +18,8 @@ class Capability(enum.StrEnum):
     DISK = "disk"
     INODES = "inodes"
     OPEN_FILES = "open_files"
+    SHM = "shm"
+    """The size of `/dev/shm` can be chosen."""
     VOLUMES = "volumes"
     IMAGES = "images"
     PAUSE = "pause"
