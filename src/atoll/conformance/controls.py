@@ -156,7 +156,7 @@ async def a_small_number_of_open_files_is_survived(bench: Bench) -> None:
 
 @check(needs={Capability.SHM})
 async def the_size_of_shared_memory_is_that_of_the_spec(bench: Bench) -> None:
-    """/dev/shm takes as much as was asked for, and not more."""
+    """It takes as much as was asked for, and not more."""
     for megabytes in (8, 96):
         async with bench.sandbox(limits={"shm_bytes": f"{megabytes}m"}) as sandbox:
             less, more = megabytes - 4, megabytes + 4
