@@ -30,7 +30,10 @@ ENVIRONMENTS = ("code", "computer", "browser")
 SUITES = ("bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable")
 
 _MAX_LENGTH = 1024
-_HINT = "Images are: host, code, computer, browser, debian:SUITE, the name of a recipe, REGISTRY/NAME:TAG, tar:/PATH or docker:NAME."
+_HINT = (
+    "Images are: host, code, computer, browser, debian:SUITE, the name of a recipe, REGISTRY/NAME:TAG, tar:/PATH or"
+    " docker:NAME."
+)
 _DOMAIN = re.compile(r"^(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
 _COMPONENT = re.compile(r"^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*\Z")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")

@@ -98,8 +98,8 @@ class Rule(BaseModel):
     protocol: Protocol | None = None
     """`web`: HTTP or TLS in which every request names the domain. `tcp`: anything, to the range or to addresses that
     were resolved for the domain. `udp`: the same for datagrams. `web` with a range opens nothing by itself: names that
-    other rules allow may then lead to addresses of this range, although it is private. Default: `web` for an allowed domain, `tcp` for an
-    allowed range, and all three for a denial."""
+    other rules allow may then lead to addresses of this range, although it is private. Default: `web` for an allowed
+    domain, `tcp` for an allowed range, and all three for a denial."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The ready-made environments: Dockerfiles of Atoll, which make images under the names `code`, `computer` and `browser`.
+"""The ready-made environments: Dockerfiles of Atoll, which make images named `code`, `computer` and `browser`.
 
 Their context is the directory `recipes`, where each environment has a file `NAME.Dockerfile`.
 """
