@@ -1,12 +1,13 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
-from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Watch
+from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Volumes, Watch
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
+    BuildError,
     CheckpointNotFoundError,
     CommandRefusedError,
     ConflictError,
@@ -42,6 +43,7 @@ from atoll.errors import (
     ToolError,
     UnsupportedError,
     UserNotFoundError,
+    VolumeNotFoundError,
     WebhookNotFoundError,
 )
 from atoll.guest.file_watch import AsyncWatch
@@ -79,6 +81,7 @@ from atoll.model import (
 )
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot, Undo
 from atoll.model.network_policy import Injection, NetworkRules, Rule
+from atoll.model.volume import VolumeInfo
 from atoll.network.refusals import Refusal
 from atoll.openmanus import (
     ALLOW,
@@ -104,6 +107,7 @@ from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
 
 EXPORTS: dict[str, str]
@@ -121,8 +125,10 @@ __all__ = [
     "AsyncSandbox",
     "AsyncShell",
     "AsyncTerminal",
+    "AsyncVolumes",
     "AsyncWatch",
     "BaseSandboxClient",
+    "BuildError",
     "Capability",
     "Cause",
     "Ceilings",
@@ -219,6 +225,9 @@ __all__ = [
     "UserNotFoundError",
     "Verdict",
     "Volume",
+    "VolumeInfo",
+    "VolumeNotFoundError",
+    "Volumes",
     "Watch",
     "WebhookNotFoundError",
     "ask",

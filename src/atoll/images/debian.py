@@ -19,7 +19,8 @@ from atoll.archive.root import Root
 from atoll.archive.work import Work
 from atoll.errors import ImageError
 from atoll.images.archive_program import Program, running
-from atoll.images.image_store import PASSABLE, Draft
+from atoll.images.image import Draft
+from atoll.images.image_store import PASSABLE
 from atoll.images.recipes import BASE_PACKAGES, Recipe
 from atoll.images.reference import SUITES
 
@@ -84,7 +85,9 @@ def sources(suite: str) -> list[str]:
 
     The list is empty if this machine is not a Debian; mmdebstrap then uses its default sources.
     """
-    output = _apt("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages")
+    # Without that option, apt knows only the suites of which it has fetched the lists.
+    words = ("--no-release-info", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages")
+    output = _apt("apt-get", "indextargets", *words)
     lines: dict[str, None] = {}
     for line in output.splitlines():
         uri, _, release = line.partition(" ")

@@ -21,6 +21,8 @@ class Capability(enum.StrEnum):
     SHM = "shm"
     """The size of `/dev/shm` can be chosen."""
     VOLUMES = "volumes"
+    NAMED_VOLUMES = "named_volumes"
+    """Directories of a user that outlive sandboxes can be mounted by name."""
     IMAGES = "images"
     PAUSE = "pause"
     CHECKPOINTS = "checkpoints"

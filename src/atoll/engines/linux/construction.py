@@ -151,6 +151,8 @@ class _Birth:
 def check_volumes(spec: SandboxSpec) -> None:
     """Raise SpecError for a volume that does not exist, or that the launcher would refuse."""
     for volume in spec.volumes:
+        if volume.name:
+            continue
         if not os.path.exists(volume.host):
             raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
         if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):
@@ -186,5 +188,5 @@ async def _acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
         return await layout.images.acquire(record.spec.image, record.sandbox_id)
     if not base.digest:
         return None
-    root = await layout.images.lease(record.sandbox_id, base.digest)
-    return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))
+    layers = await layout.images.lease(record.sandbox_id, base.digest)
+    return Image(base.image, Kind.TAR, base.digest, layers, ImageConfig(env=base.env))

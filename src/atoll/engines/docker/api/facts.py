@@ -21,6 +21,7 @@ _ALWAYS = frozenset(
         Capability.OPEN_FILES,
         Capability.SHM,
         Capability.VOLUMES,
+        Capability.NAMED_VOLUMES,
         Capability.IMAGES,
         Capability.PAUSE,
         Capability.CHECKPOINTS,
