@@ -8,7 +8,6 @@ image, is complete or not there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import math
 import os
@@ -23,10 +22,10 @@ from atoll.builds.archives import builds_of, drafts_of, sweep_drafts
 from atoll.builds.bases import SCRATCH, Bases
 from atoll.builds.dockerfile.checks import check
 from atoll.builds.dockerfile.ignore import IgnoreRules
-from atoll.builds.dockerfile.instructions import Dockerfile
+from atoll.builds.dockerfile.instructions import Dockerfile, Stage
 from atoll.builds.dockerfile.parser import parse
 from atoll.builds.labels import sweep
-from atoll.builds.mounted import CACHE_BYTES, volumes_of
+from atoll.builds.mounted import CACHE_BYTES, needs_volumes, volumes_of
 from atoll.builds.planning import Planner
 from atoll.builds.renewals import Renewals
 from atoll.builds.reporting import Reporter
@@ -34,8 +33,8 @@ from atoll.builds.request import BuildEvent, BuildRequest, BuiltImage, OnBuildEv
 from atoll.builds.site import Site
 from atoll.builds.source_tree import SourceTree
 from atoll.builds.stages import Stages
-from atoll.builds.steps import MakeDirectory, StagePlan, Step, key_of
-from atoll.cancellation import finish, finish_or_stop
+from atoll.builds.steps import MakeDirectory, RunCommand, StagePlan, Step, key_of
+from atoll.cancellation import finish
 from atoll.engines.contract import Building, Engine, building
 from atoll.errors import BuildError, SandboxError, SpecError
 from atoll.images import Image, ImageConfig, Images, Kind
@@ -70,19 +69,17 @@ class Builder:
         began = time.monotonic()
         able = await building(self._engine)
         name = self._checked_name(request.name)
-        await self._clean_up(able, request.owner)
+        await self._clean_up()
         reporter = Reporter(on_event, request.secrets.values())
         try:
             async with self._in_time(request):
-                stage, image = await self._build(request, name, able, reporter)
+                image = await self._build(request, name, able, reporter)
         except SandboxError as error:
             reporter.emit(BuildEvent("failed", str(error), place=getattr(error, "place", ""), steps=reporter.steps))
             raise
         return BuiltImage(image, reporter.steps, reporter.cached, time.monotonic() - began)
 
-    async def _build(
-        self, request: BuildRequest, name: str, able: Building, reporter: Reporter
-    ) -> tuple[StagePlan, Image]:
+    async def _build(self, request: BuildRequest, name: str, able: Building, reporter: Reporter) -> Image:
         deadline = Deadline.after(request.timeout_s)
         async with self._context(request) as (dockerfile, context):
             checked = check(dockerfile, args=request.args, target=request.target)
@@ -92,20 +89,21 @@ class Builder:
             planner = Planner(request, dockerfile, checked, context, bases, self._renewals)
             plans = await planner.plan()
             target = plans[-1]
-            _need_a_step(target, planner)
+            _need_a_step(target, planner, checked.stages[-1].stage)
             for note in context.notes:
                 reporter.warn(note)
             reporter.plan(sum(len(plan.steps) for plan in plans))
-            site = Site(
-                self._engine, able, self._settings, request, reporter, context, planner.selections, deadline
-            )
+            site = Site(self._engine, able, self._settings, request, reporter, context, planner.selections, deadline)
             stages = Stages(site, self._renewals)
             try:
                 await stages.need(target)
             finally:
                 await finish(stages.stop())
         config = dataclasses.replace(target.config, labels={**target.config.labels, **request.labels})
-        return target, await self._commit(able, target.files_key, name, config, request.owner)
+        image = await self._commit(able, target.files_key, name, config, request.owner)
+        if reporter.cached < reporter.steps:
+            await finish(self._prune(able, plans, request.owner))
+        return image
 
     async def _commit(self, able: Building, key: str, name: str, config: ImageConfig, owner: str) -> Image:
         """Store the image, unless it is there already exactly as it would be."""
@@ -124,16 +122,18 @@ class Builder:
             raise SpecError(f"{name!r} already means something else", hint="Choose a name such as mine or team/mine:1.")
         return str(parsed)
 
-    async def _clean_up(self, able: Building, owner: str) -> None:
-        """Remove what builds left that were killed, and what the caches have too much of."""
+    async def _clean_up(self) -> None:
+        """Remove what builds left that were killed."""
         await sweep(self._engine)
         await workers.run(workers.ENGINE, sweep_drafts, drafts_of(self._settings.data_dir))
         await workers.run(workers.ENGINE, self._renewals.sweep)
 
-    async def prune(self, keep_bytes: int = CACHE_KEEP_BYTES, owner: str = "") -> int:
-        """Remove the least recently used steps and caches beyond `keep_bytes`; returns how many bytes were freed."""
-        able = await building(self._engine)
-        return await able.prune_steps(keep_bytes, unused_s=_RECENT_S if keep_bytes else 0.0)
+    async def _prune(self, able: Building, plans: list[StagePlan], owner: str) -> None:
+        """Remove the steps and caches that were used longest ago, if there are too many."""
+        await able.prune_steps(CACHE_KEEP_BYTES, unused_s=_RECENT_S)
+        actions = [step.action for plan in plans for step in plan.steps]
+        if any(isinstance(action, RunCommand) and needs_volumes(action) for action in actions):
+            await workers.run(workers.ENGINE, volumes_of(self._settings).evict_caches, owner, CACHE_BYTES)
 
     @asynccontextmanager
     async def _in_time(self, request: BuildRequest) -> AsyncIterator[None]:
@@ -174,12 +174,13 @@ class Builder:
             os.close(root)
 
 
-def _need_a_step(stage: StagePlan, planner: Planner) -> None:
+def _need_a_step(plan: StagePlan, planner: Planner, stage: Stage) -> None:
     """Give a stage that changes no files a step, because an image is made from a step."""
-    if stage.last_step() is None:
-        place = planner.place_of_target()
-        action = MakeDirectory("/")
-        stage.steps.append(Step(planner.next_number(), stage.name, place[0], place[1], action, key_of(stage.base_key)))
+    if plan.last_step() is None:
+        step = Step(
+            planner.next_number(), plan.name, stage.place, stage.text, MakeDirectory("/"), key_of(plan.base_key)
+        )
+        plan.steps.append(step)
 
 
 def _dockerfile(root: int, asked: str | bytes | None) -> tuple[bytes, str]:

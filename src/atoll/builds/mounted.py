@@ -28,6 +28,7 @@ from atoll.guest.put_items import PutItem, put_items
 from atoll.images.locks import locked
 from atoll.model import Volume
 from atoll.sandbox.sandbox import AsyncSandbox
+from atoll.settings import Settings
 from atoll.storage import Volumes
 
 CACHE_BYTES = 20 << 30
@@ -55,8 +56,8 @@ def needs_volumes(action: RunCommand) -> bool:
     return any(mount.type in ("cache", "tmpfs", "bind") for mount in action.mounts)
 
 
-def volumes_of(site: Site) -> Volumes:
-    return Volumes(site.settings.data_dir, site.settings.resources.volumes)
+def volumes_of(settings: Settings) -> Volumes:
+    return Volumes(settings.data_dir, settings.resources.volumes)
 
 
 @asynccontextmanager
@@ -134,7 +135,7 @@ def _temporary(mount: RunMount, made: list[str], *, read_only: bool) -> Volume:
 async def _remove(site: Site, names: list[str]) -> None:
     for name in names:
         with contextlib.suppress(SandboxError):  # what is left is removed with the oldest caches
-            await workers.run(workers.ENGINE, volumes_of(site).remove, site.request.owner, name)
+            await workers.run(workers.ENGINE, volumes_of(site.settings).remove, site.request.owner, name)
 
 
 async def _take_locks(site: Site, action: RunCommand, opened: contextlib.AsyncExitStack) -> None:

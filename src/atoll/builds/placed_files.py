@@ -53,7 +53,9 @@ class _Placed:
         await self._note_missing(path)
         kind = await _kind(self._files, path)
         if kind == "directory":
-            raise BuildError(f"{path[:200]!r} is a directory in this stage", hint="Choose another target for the mount.")
+            raise BuildError(
+                f"{path[:200]!r} is a directory in this stage", hint="Choose another target for the mount."
+            )
         if kind is not None:
             await self._move_aside(path)
         item = PutItem(FILE, b"", file.mode, file.owner, file.size, time.time_ns(), content=file.content)

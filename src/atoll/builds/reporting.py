@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import time
 from collections.abc import Iterable
+from typing import Literal
 
 from atoll.builds.failures import shown
 from atoll.builds.request import BuildEvent, OnBuildEvent
@@ -23,9 +25,7 @@ class Reporter:
         self._on_event = on_event
         self.steps = 0
         self.cached = 0
-        self._secrets = tuple(
-            {part for each in secrets for part in (each, each.strip()) if len(part) >= _LEAST_SECRET}
-        )
+        self._secrets = tuple({part for each in secrets for part in (each, each.strip()) if len(part) >= _LEAST_SECRET})
 
     def emit(self, event: BuildEvent) -> None:
         if self._on_event is not None:
@@ -46,29 +46,23 @@ class Reporter:
         self.emit(self._of(step, "cached"))
 
     def done(self, step: Step, began: float) -> None:
-        event = self._of(step, "done")
-        self.emit(BuildEvent(**{**_fields(event), "seconds": time.monotonic() - began}))
+        self.emit(dataclasses.replace(self._of(step, "done"), seconds=time.monotonic() - began))
 
     def output_of(self, step: Step) -> StepOutput:
         return StepOutput(self, step, self._secrets)
 
     def output(self, step: Step, channel: int, text: str) -> None:
-        event = self._of(step, "output")
-        self.emit(BuildEvent(**{**_fields(event), "text": text, "channel": channel}))
+        self.emit(dataclasses.replace(self._of(step, "output"), text=text, channel=channel))
 
-    def _of(self, step: Step, kind: str) -> BuildEvent:
+    def _of(self, step: Step, kind: Literal["step", "cached", "output", "done"]) -> BuildEvent:
         return BuildEvent(
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             text=shown(step.text),
             stage=step.stage,
             step=step.number,
             steps=self.steps,
             place=step.where,
         )
-
-
-def _fields(event: BuildEvent) -> dict[str, object]:
-    return {name: getattr(event, name) for name in BuildEvent.__slots__}
 
 
 class StepOutput:

@@ -120,9 +120,7 @@ async def bound_file(site: Site, mount: RunMount, opened: contextlib.AsyncExitSt
     if source.is_directory:
         return None
     entry = source.entries[0]
-    return PlacedFile(
-        mount.target, functools.partial(tree.open, entry), entry.size, entry.mode, (entry.uid, entry.gid)
-    )
+    return PlacedFile(mount.target, functools.partial(tree.open, entry), entry.size, entry.mode, (entry.uid, entry.gid))
 
 
 async def tree_of(site: Site, mount: RunMount, opened: contextlib.AsyncExitStack) -> SourceTree:
