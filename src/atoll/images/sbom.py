@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from atoll.errors import SpecError
 from atoll.images.contents import Contents, Package
-from atoll.images.image_store import Image
+from atoll.images.image import Image
 
 _NAMESPACE = uuid.UUID("a3d9a1c2-5c0f-4f4b-9b56-0a6f2f3b1d77")
 _NORMAL = re.compile(r"[-_.]+")
