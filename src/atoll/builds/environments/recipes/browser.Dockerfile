@@ -4,7 +4,7 @@ FROM debian:trixie
 ENV LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC
 
 # Documentation and translations of packages are left out, but not their licences.
-COPY slim /etc/dpkg/dpkg.cfg.d/slim
+COPY dpkg-options /etc/dpkg/dpkg.cfg.d/atoll
 
 RUN export DEBIAN_FRONTEND=noninteractive \
     && apt-get update -q \

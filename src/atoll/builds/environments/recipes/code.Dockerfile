@@ -6,7 +6,7 @@ ENV LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC \
     NODE_PATH=/opt/npm/lib/node_modules:/home/user/.npm/lib/node_modules
 
 # Documentation and translations of packages are left out, but not their licences.
-COPY slim /etc/dpkg/dpkg.cfg.d/slim
+COPY dpkg-options /etc/dpkg/dpkg.cfg.d/atoll
 
 RUN export DEBIAN_FRONTEND=noninteractive \
     && apt-get update -q \
