@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.image_progress import fetch_image
 from atoll.cli.options import EnvOption, SandboxFlags, make_sandbox, pair, with_sandbox_flags
 from atoll.cli.target import SandboxArgument, attached
 
@@ -66,6 +67,7 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
     received: list[int] = []
     with stopped_by_signals(task, received):
         try:
+            await fetch_image(sandbox)
             async with sandbox:
                 running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)
                 code = await _relay(running)

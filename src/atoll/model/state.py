@@ -122,6 +122,9 @@ class ImageProgress:
     """Details such as the layer or package."""
     done_bytes: int = 0
     total_bytes: int | None = None
+    step: int = 0
+    """Of a build: the number of the step in progress, from 1 on."""
+    steps: int = 0
 
 
 class SandboxStatus(enum.StrEnum):
