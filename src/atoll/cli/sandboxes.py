@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.image_progress import fetch_image
 from atoll.cli.options import SandboxFlags, make_sandbox, pair, refuse_together, with_sandbox_flags
 from atoll.cli.target import (
     JsonOption,
@@ -55,7 +56,9 @@ _BESIDE_SPEC = ("env", "lifetime", "name", "task_id", "labels", "ports")
 
 
 async def _create(wanted: SandboxFlags) -> str:
-    sandbox = await make_sandbox(wanted).create()
+    sandbox = make_sandbox(wanted)
+    await fetch_image(sandbox)
+    await sandbox.create()
     id = sandbox.access.listed_id()
     await sandbox.detach()
     return id

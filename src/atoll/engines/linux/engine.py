@@ -49,6 +49,7 @@ from atoll.engines.linux.states.steps import Steps
 from atoll.engines.linux.teardown import Teardown
 from atoll.engines.linux.volume_operations import VolumeOperations
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
+from atoll.images.reference import ENVIRONMENTS
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
