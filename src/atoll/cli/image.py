@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from atoll.cli.image_contents import bill_of_materials, contents_of, versions
 from atoll.cli.image_progress import ImageBar
-from atoll.cli.target import size
+from atoll.cli.target import print_json, size
 from atoll.errors import SpecError
 from atoll.images import Image, Images, Kind, ProgressCallback, Recipe
 from atoll.images.reference import ENVIRONMENTS
@@ -95,6 +97,32 @@ def import_image(
     """Make an image from a tar file."""
     images = _images()
     _make(f"importing {file}", lambda progress: images.import_tar(file, name, progress))
+
+
+@app.command()
+def inspect(
+    reference: Reference,
+    sbom: Annotated[
+        str, typer.Option("--sbom", metavar="FORM", help="Print a bill of materials: spdx or cyclonedx.")
+    ] = "",
+) -> None:
+    """Show an image as JSON: its digest, its layers and configuration, and the versions of what is in it."""
+    print_json(asyncio.run(_bill(reference, sbom) if sbom else _details(reference)))
+
+
+async def _bill(reference: str, form: str) -> dict[str, Any]:
+    images = _images()
+    return await bill_of_materials(images, await images.get(reference), form)
+
+
+async def _details(reference: str) -> dict[str, Any]:
+    images = _images()
+    image = await images.get(reference)
+    if not image.layers:
+        return {"name": "host", "notes": ["this machine's own /usr"]}
+    facts = {"name": image.reference, "kind": image.kind, "digest": image.digest, "size_bytes": image.size_bytes}
+    config = {"config": dataclasses.asdict(image.config), "notes": list(image.notes)}
+    return facts | config | {"versions": versions(await contents_of(images, image))}
 
 
 @app.command()

@@ -39,7 +39,7 @@ class ImageBar:
         self._title = title
         self._bars: Any = None
         self._bar: Any = None
-        self._said = 0
+        self._said = ""
 
     def __enter__(self) -> Self:
         return self
@@ -53,8 +53,8 @@ class ImageBar:
     def advance(self, step: Step) -> None:
         detail = printable(step.detail)
         if not sys.stderr.isatty():
-            if step.steps and step.step != self._said:
-                self._said = step.step
+            if step.steps and detail != self._said:
+                self._said = detail
                 print(f"{self._title}: {detail}", file=sys.stderr)
             return
         if self._bars is None:

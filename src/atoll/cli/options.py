@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -16,6 +16,7 @@ import typer
 from atoll.cli.network import read_policy
 from atoll.cli.ports import named_ports
 from atoll.errors import SpecError
+from atoll.model.spelling import NONE
 
 if TYPE_CHECKING:
     from atoll.sandbox.sandbox import AsyncSandbox
@@ -204,14 +205,16 @@ def with_sandbox_flags(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_sandbox(wanted: SandboxFlags) -> AsyncSandbox:
-    """Return the sandbox that the flags describe, which does not exist yet. Raises SpecError."""
+def make_sandbox(wanted: SandboxFlags, described: Mapping[str, Any] = NONE) -> AsyncSandbox:
+    """Return the sandbox that the flags and options describe, which does not exist yet. Flags come first. Raises
+    SpecError."""
     from atoll.sandbox.sandbox import AsyncSandbox
 
     given, engine = wanted.given(), wanted.engine or "auto"
-    if wanted.file is None:
+    if wanted.file is not None:
+        described = {**described, **read_spec_file(wanted.file)}
+    if not described:
         return AsyncSandbox(engine=engine, **given)
-    described = read_spec_file(wanted.file)
     ports = given.pop("ports", None)
     return AsyncSandbox({**described, **given} if given else described, engine=engine, ports=ports)
 

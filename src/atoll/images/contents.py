@@ -8,7 +8,6 @@ one package.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -186,8 +185,3 @@ def _own_file(parent: str, folder: str) -> str | None:
     if folder.endswith(".egg-info"):
         return "PKG-INFO"
     return "package.json" if parent == "node_modules" or parent.startswith("@") else None
-
-
-def as_json(contents: Contents) -> str:
-    versions = {kind: {package.name: package.version for package in contents.of(kind)} for kind in KINDS}
-    return json.dumps({"system": contents.system, "release": contents.release, "packages": versions}, indent=1)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from atoll.errors import SpecError
 from atoll.model import manus_names
+from atoll.model.named_specs import options_of
 from atoll.model.network_policy import NetworkPolicy, parse_policy
 
 OWNER_LABEL = "atoll.owner"
@@ -244,6 +245,11 @@ class SandboxSpec(BaseModel):
         if not all(isinstance(name, str) for name in values):
             raise SpecError("the names in the description of a sandbox must be strings")
         return cls.of(**values)
+
+    @classmethod
+    def named(cls, name: str) -> SandboxSpec:
+        """Return a spec that comes with Atoll, such as `manus`. Raises SpecError if there is none of that name."""
+        return cls.of(**options_of(name))
 
     @classmethod
     def of(cls, **values: Any) -> SandboxSpec:

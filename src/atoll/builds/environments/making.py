@@ -9,7 +9,7 @@ import os
 from atoll import workers
 from atoll.archive.work import Progress, ProgressCallback
 from atoll.builds import Builder, BuildEvent, BuildRequest, OnBuildEvent
-from atoll.builds.environments import CONTEXT, digest
+from atoll.builds.environments import CONTEXT, NAMES, base, digest
 from atoll.builds.mirrors import VARIABLE, Mirrors, parse
 from atoll.engines import leases
 from atoll.images import Image, Images, Kind
@@ -43,6 +43,8 @@ async def make(
         found = await images.work(lambda work: cache.load(images.store, name, digest(name), work), progress)
         if found is not None:
             return found
+    if (below := base(name)) in NAMES:
+        await images.ensure(below, progress)
     image = await _built(images, name, _Report(name, progress, on_event), no_cache=refresh)
     if cache is not None:
         await images.work(lambda work: cache.keep(images.store, image, work), progress)
@@ -91,7 +93,7 @@ class _Report:
         if self._progress is None:
             return
         if event.kind in ("step", "cached"):
-            text = f"step {event.step} of {event.steps}: {event.text}"
+            text = f"{self._name}, step {event.step} of {event.steps}: {event.text}"
             self._progress(Progress("build", text[:_SHOWN], step=event.step, steps=event.steps))
         elif event.kind == "progress":
             self._progress(Progress("build", event.text[:_SHOWN]))
