@@ -15,6 +15,7 @@ from atoll.images.reference import ENVIRONMENTS
 
 NAMES = ENVIRONMENTS
 CONTEXT = Path(__file__).parent / "recipes"
+_DEBIAN = "debian:"
 _COPIED = re.compile(r"^COPY\s+(\S+)\s+\S+$", re.MULTILINE)
 _BASE = re.compile(r"^FROM\s+(\S+)$", re.MULTILINE)
 
@@ -42,5 +43,12 @@ def digest(name: str) -> str:
     for copied in _COPIED.findall(text.decode()):
         content = (CONTEXT / copied).read_bytes()
         hashed.update(f"\0{copied} {len(content)}\0".encode() + content)
-    hashed.update((digest(below) if below in NAMES else suite_recipe(below.partition(":")[2]).digest).encode())
+    hashed.update(_version(below).encode())
     return f"sha256:{hashed.hexdigest()}"
+
+
+def _version(image: str) -> str:
+    """Return the version of what an environment starts from: another one, a suite of Debian, or any other image."""
+    if image in NAMES:
+        return digest(image)
+    return suite_recipe(image.removeprefix(_DEBIAN)).digest if image.startswith(_DEBIAN) else image

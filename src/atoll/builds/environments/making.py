@@ -12,6 +12,7 @@ from atoll.builds import Builder, BuildEvent, BuildRequest, OnBuildEvent
 from atoll.builds.environments import CONTEXT, NAMES, base, digest
 from atoll.builds.mirrors import VARIABLE, Mirrors, parse
 from atoll.engines import leases
+from atoll.errors import BuildError, ImageError
 from atoll.images import Image, Images, Kind
 from atoll.images.image_cache import ImageCache
 from atoll.model import Limits
@@ -73,6 +74,12 @@ async def _built(images: Images, name: str, report: _Report, *, no_cache: bool) 
             timeout_s=_TIMEOUT_S,
         )
         built = (await Builder(lease.engine, images, settings).build(request, report)).image
+    except BuildError as error:
+        said = " ".join(error.output.split()[-40:])
+        raise ImageError(
+            f"the environment {name!r} could not be built: {error.reason}{f': {said[-400:]}' if said else ''}",
+            hint=error.hint or f"It needs this machine's mirrors of Debian, PyPI and npm, see {VARIABLE}.",
+        ) from error
     finally:
         leases.release(lease)
     named = dataclasses.replace(built, reference=name, kind=Kind.ENVIRONMENT, source=digest(name), layers=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 
@@ -14,10 +15,11 @@ _SCOPE = re.compile(r"^(?P<scope>@[A-Za-z0-9._-]+):registry\s*=\s*(?P<url>\S+)$"
 
 
 def found(environ: Mapping[str, str]) -> Found:
-    registry = parse_url(_setting("registry", environ))
+    settings = _settings(environ)
+    registry = parse_url(settings.get("registry", ""))
     if registry is None:
         return Found(notes=("the registry of npm is not known: there is no npm on this machine",), complete=False)
-    own = [read_text(path) for name in ("globalconfig", "userconfig") if (path := _setting(name, environ))]
+    own = [read_text(path) for name in ("globalconfig", "userconfig") if (path := settings.get(name, ""))]
     lines = [line.strip() for text in own for line in text.splitlines()]
     scopes = {
         match["scope"]: url for line in lines if (match := _SCOPE.match(line)) and (url := parse_url(match["url"]))
@@ -29,9 +31,9 @@ def found(environ: Mapping[str, str]) -> Found:
         written.append(line)
         secrets.append(secret)
     for name in ("proxy", "https-proxy"):
-        if (proxy := parse_url(_setting(name, environ))) is not None:
+        if (proxy := parse_url(settings.get(name, ""))) is not None:
             endpoints.append(Endpoint(proxy.endpoint.host, proxy.endpoint.port, "tcp"))
-            written.append(f"{name}={_setting(name, environ)}")
+            written.append(f"{name}={settings[name]}")
             secrets += [proxy.login.password] if proxy.login is not None else []
     return Found(
         endpoints=tuple(dict.fromkeys(endpoints)),
@@ -41,9 +43,13 @@ def found(environ: Mapping[str, str]) -> Found:
     )
 
 
-def _setting(name: str, environ: Mapping[str, str]) -> str:
-    value = (output_of(("npm", "config", "get", name), environ) or "").strip().splitlines()
-    return value[-1] if value and value[-1] not in ("null", "undefined") else ""
+def _settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of npm, without credentials, which it does not show."""
+    try:
+        found = json.loads(output_of(("npm", "config", "list", "--long", "--json"), environ) or "{}")
+    except ValueError:
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _logins(lines: list[str], hosts: set[str], environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
