@@ -1,0 +1,119 @@
+"""Builds of images: as they are requested and as they are shown."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Base64Bytes, BaseModel, BeforeValidator, Field
+
+from atoll.model import Limits
+from atoll.model.network_policy import NetworkPolicy, parse_policy
+from atoll.service.models.image_info import ImageInfo
+from atoll.service.models.request_model import RequestModel
+from atoll.service.models.sandbox_request import RegistryLogin
+
+BuildState = Literal["queued", "running", "done", "failed", "cancelled"]
+ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+SecretId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
+_MAX_DOCKERFILE = 1 << 20
+
+
+class ImageBuildRequest(RequestModel):
+    """What to build. Only the names of `args` and `secrets` are stored and shown, never their values."""
+
+    of = "a build"
+    name: Annotated[str, Field(max_length=512)] = ""
+    """The name of the image, such as `mine` or `team/mine:1`. Default: a name made from its digest."""
+    dockerfile: Annotated[str, Field(min_length=1, max_length=4096)] = "Dockerfile"
+    """The path of the Dockerfile in the context."""
+    dockerfile_text: Annotated[str, Field(max_length=_MAX_DOCKERFILE)] | None = None
+    """The Dockerfile itself, in place of one in the context."""
+    args: Annotated[dict[ArgumentName, Annotated[str, Field(max_length=65_536)]], Field(max_length=256)] = {}
+    """Values of `ARG` instructions."""
+    secrets: Annotated[dict[SecretId, Annotated[Base64Bytes, Field(max_length=1 << 20)]], Field(max_length=64)] = {}
+    """Contents for `RUN --mount=type=secret`, by id, in base64."""
+    target: Annotated[str, Field(max_length=128)] = ""
+    """The stage to build. Default: the last one."""
+    no_cache: bool = False
+    """Whether to carry out every step again."""
+    network: Annotated[NetworkPolicy | None, BeforeValidator(lambda value: value and parse_policy(value))] = None
+    """What `RUN` may reach: `none`, `all` or rules. Default: what the server's operator allows builds. Only
+    administrators may open private address ranges."""
+    limits: Limits = Limits()
+    """What each sandbox of the build may use."""
+    timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """How many seconds the build may take. Default and maximum: those of the server."""
+    registry_login: RegistryLogin | None = None
+    """A login for a base image that is not public. It is not stored."""
+
+
+class BuildFailure(BaseModel):
+    """Why a build failed."""
+
+    code: str
+    """A stable name of the error, for programs."""
+    detail: str
+    """What went wrong."""
+    hint: str | None = None
+    """What to do about it."""
+    step: str | None = None
+    """The instruction that failed."""
+    place: str | None = None
+    """Where it stands: the Dockerfile and the line."""
+    exit_code: int | None = None
+    """The exit code of its command."""
+    cause: str | None = None
+    """Why its command ended."""
+    output: str | None = None
+    """The last lines that its command wrote."""
+
+
+class ImageBuildInfo(BaseModel):
+    """A build of an image."""
+
+    id: str
+    """The id of the build."""
+    owner_id: str
+    """The user whom the build and its image belong to."""
+    name: str
+    """The name that was asked for. Empty: none."""
+    state: BuildState
+    """`queued` until it is its turn, then `running`, and finally `done`, `failed` or `cancelled`."""
+    created_at: datetime
+    """When it was requested."""
+    started_at: datetime | None = None
+    """When it was its turn."""
+    ended_at: datetime | None = None
+    """When it ended."""
+    stage: str = ""
+    """The stage that the latest step belongs to."""
+    step: int = 0
+    """The number of the latest step, from 1 on. 0: no step has begun."""
+    steps: int = 0
+    """How many steps there are. 0: not known yet."""
+    cached_steps: int = 0
+    """How many of them were taken from the cache."""
+    args: list[str] = []
+    """The names of the arguments."""
+    secrets: list[str] = []
+    """The ids of the secrets."""
+    target: str = ""
+    """The stage to build. Empty: the last one."""
+    no_cache: bool = False
+    """Whether the cache is not used."""
+    log_bytes: int = 0
+    """How long the log is. Reading can continue from there."""
+    error: BuildFailure | None = None
+    """Why it failed."""
+    image: ImageInfo | None = None
+    """What was built."""
+
+
+class ImageBuildPage(BaseModel):
+    """One page of builds."""
+
+    items: list[ImageBuildInfo]
+    """The builds of this page, newest first."""
+    next_page_id: str | None = None
+    """The `page_id` of the next page. Null on the last page."""
