@@ -20,6 +20,7 @@ EXPORTS = {
     "AsyncTerminal": "atoll.sandbox.terminal",
     "AsyncWatch": "atoll.guest.file_watch",
     "BaseSandboxClient": "atoll.openmanus",
+    "BuildError": "atoll.errors",
     "Capability": "atoll.model",
     "Ceilings": "atoll.resources",
     "Cause": "atoll.model",

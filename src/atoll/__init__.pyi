@@ -7,6 +7,7 @@ from atoll.engines.contract import Engine, EngineDescription
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
+    BuildError,
     CheckpointNotFoundError,
     CommandRefusedError,
     ConflictError,
@@ -123,6 +124,7 @@ __all__ = [
     "AsyncTerminal",
     "AsyncWatch",
     "BaseSandboxClient",
+    "BuildError",
     "Capability",
     "Cause",
     "Ceilings",

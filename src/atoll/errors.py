@@ -10,6 +10,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── SandboxPausedError               the sandbox is paused: resume it
 ├── SpecError                        the request is invalid: change it (also a ValueError)
 │   └── UnsupportedError             this engine cannot enforce the request: choose another
+├── BuildError                       a step of a Dockerfile failed; see `step`, `place`, `exit_code`, `cause`, `output`
 ├── ImageError                       the image cannot be used
 │   ├── ImageNotFoundError           there is no such image
 │   │   └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
@@ -92,6 +93,39 @@ class SetupError(SandboxError):
         super().__init__(reason, hint=hint)
         self.output = output
         """The end of the command's output."""
+
+
+class BuildError(SandboxError):
+    """A step of a build failed. What the error says is the reason; these are its parts."""
+
+    code = "build_failed"
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        hint: str | None = None,
+        step: int = 0,
+        place: str = "",
+        instruction: str = "",
+        exit_code: int | None = None,
+        cause: str = "",
+        output: str = "",
+        sandbox_id: str = "",
+    ) -> None:
+        super().__init__(reason, hint=hint)
+        self.step = step
+        """The number of the step, from 1 on; 0: it concerns no step."""
+        self.place = place
+        """FILE:LINE of the instruction."""
+        self.instruction = instruction
+        self.exit_code = exit_code
+        self.cause = cause
+        """Why the command ended, such as `exit`, `timeout` or `out_of_memory`; empty if no command failed."""
+        self.output = output
+        """The last lines that the step wrote."""
+        self.sandbox_id = sandbox_id
+        """The sandbox of the failed step, if the request was to keep it."""
 
 
 class SandboxResourceError(SandboxError):
