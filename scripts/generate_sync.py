@@ -22,6 +22,7 @@ SOURCES = {
     "src/atoll/guest/port_streams.py": {"AsyncPortStream": "PortStream"},
     "src/atoll/sandbox/port_forward.py": {"AsyncForward": "Forward"},
     "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
+    "src/atoll/builds/image.py": {"AsyncImage": "Image"},
 }
 PARTS = "src/atoll/sandbox/*_methods.py"
 """The files with the base classes of `AsyncSandbox`."""
@@ -45,6 +46,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
+from atoll.builds.image import DEFAULT_BUILD_S, AsyncImage
+from atoll.builds.request import OnBuildEvent
+from atoll.images import ImageConfig
 from atoll.model import manus_names
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
@@ -135,12 +139,14 @@ def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
         head = f"\n    @on_class_too_sync{head}"
     if is_decorated(function, "classmethod"):
         call = f"portal().call({owner}.{function.name}({passed}))"
+        if returned == "builtins.list[Self]":
+            call = f"[cls(each, portal()) for each in {call}]"
         if returned != "Self":
             return f"\n    @classmethod{head}        {'' if returned == 'None' else 'return '}{call}\n"
         return (
             f"\n    @classmethod\n    def {name}({parameters}) -> {returned}:\n{text}"
-            f"        sandbox = cls.__new__(cls)\n        sandbox._async = {call}\n"
-            "        sandbox._portal = portal()\n        return sandbox\n"
+            f"        made = cls.__new__(cls)\n        made._async = {call}\n"
+            "        made._portal = portal()\n        return made\n"
         )
     call = f"self._async.{function.name}({passed})"
     if name == "__next__":

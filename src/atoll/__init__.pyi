@@ -1,6 +1,8 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
-from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Watch
+from atoll._sync import Command, Forward, Image, PortStream, Sandbox, Shell, Terminal, Watch
+from atoll.builds.image import AsyncImage
+from atoll.builds.request import BuildEvent
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
@@ -15,6 +17,7 @@ from atoll.errors import (
     EngineNotFoundError,
     EngineUnavailableError,
     ForbiddenError,
+    ImageBuildNotFoundError,
     ImageError,
     ImageNotFoundError,
     ImageUnreachableError,
@@ -48,6 +51,7 @@ from atoll.errors import (
 from atoll.guest.file_watch import AsyncWatch
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
 from atoll.guest.port_streams import AsyncPortStream
+from atoll.images import ImageConfig
 from atoll.manager import (
     CommandEnd,
     Event,
@@ -118,6 +122,7 @@ __all__ = [
     "AsyncCommand",
     "AsyncDockerizedTerminal",
     "AsyncForward",
+    "AsyncImage",
     "AsyncPortStream",
     "AsyncSandbox",
     "AsyncShell",
@@ -125,6 +130,7 @@ __all__ = [
     "AsyncWatch",
     "BaseSandboxClient",
     "BuildError",
+    "BuildEvent",
     "Capability",
     "Cause",
     "Ceilings",
@@ -154,6 +160,9 @@ __all__ = [
     "ForbiddenError",
     "Forward",
     "Handle",
+    "Image",
+    "ImageBuildNotFoundError",
+    "ImageConfig",
     "ImageError",
     "ImageNotFoundError",
     "ImageUnreachableError",

@@ -44,9 +44,7 @@ async def receive(
     return wanted
 
 
-async def _read(
-    transfer: Transfer, content_type: str, body: AsyncIterator[bytes]
-) -> tuple[ImageBuildRequest, bool]:
+async def _read(transfer: Transfer, content_type: str, body: AsyncIterator[bytes]) -> tuple[ImageBuildRequest, bool]:
     wanted: ImageBuildRequest | None = None
     has_archive = False
     async for part in parts(content_type, body):

@@ -24,8 +24,10 @@ from atoll.server.telemetry.relay import Relay
 from atoll.server.tree_transfers import Transfers
 from atoll.server.webhooks.delivery import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService, UserService
+from atoll.service.build_carrier import BuildCarrier
 from atoll.service.credentials import TokenRules
 from atoll.service.failures import hide
+from atoll.service.image_builds import ImageBuildService
 from atoll.service.port_watch import PortWatch
 from atoll.service.quotas import LimitCeilings
 from atoll.service.runtime_view import origin_of
@@ -55,6 +57,9 @@ class Services:
     webhooks: Webhooks
     admissions: Admissions
     transfers: Transfers
+    contexts: Transfers
+    """The contexts of builds, which have a quota of their own."""
+    builds: ImageBuildService
     relay: Relay | None
     """Passes on the telemetry of programs in sandboxes. None: the server accepts none."""
     metrics: RequestMetrics
@@ -139,6 +144,16 @@ async def services(
         rate = RateLimiter(settings.requests_per_s)
         webhooks = Webhooks(sandboxes, identities, happened, settings.webhook_hosts)
         transfers = Transfers(settings.transfers, settings.max_transfer_bytes)
+        contexts = Transfers(settings.transfers, settings.max_context_bytes)
+        builds = ImageBuildService(
+            owned_directory(settings.builds, 0o700),
+            settings.build_rules(),
+            BuildCarrier(engine, installation),
+            manager=manager,
+            specs=specs,
+            reservations=sandboxes.reservations,
+        )
+        await builds.go_on()
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
@@ -160,6 +175,8 @@ async def services(
             webhooks,
             admissions,
             transfers,
+            contexts,
+            builds,
             relay,
             metrics,
             Exposition(*sources, *([relay.metric_families] if relay is not None else [])),
@@ -170,6 +187,7 @@ async def services(
         finally:
             if relay is not None:
                 await relay.aclose()
+            await builds.aclose()
             await webhooks.aclose()
             await runtimes.aclose()
             await specs.aclose()

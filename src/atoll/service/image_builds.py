@@ -15,19 +15,21 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from atoll import buffers, tracing, workers
-from atoll.builds.request import BuildEvent, BuildRequest, BuiltImage
+from atoll.builds import BuildEvent, BuildRequest, BuiltImage, OnBuildEvent
 from atoll.cancellation import finish
 from atoll.errors import BuildError, ConflictError, ImageBuildNotFoundError, LimitReachedError, SandboxError
 from atoll.images.access import Access, pulling_with
 from atoll.manager import SandboxManager
 from atoll.model import Limits, SandboxSpec
+from atoll.model.network_policy import NetworkPolicy
 from atoll.service.build_records import BuildLog, BuildRecords, StoredBuild
 from atoll.service.caller import Caller
 from atoll.service.failures import without_paths
@@ -47,9 +49,6 @@ _RESTARTED = BuildFailure(
     code="server_restarted", detail="the server was restarted", hint="Build again: finished steps are in the cache."
 )
 
-Carry = Callable[[BuildRequest, Callable[[BuildEvent], None]], Awaitable[BuiltImage]]
-"""Carries out a build. Cancelling it leaves nothing behind."""
-
 
 @dataclass(frozen=True, slots=True)
 class BuildRules:
@@ -66,6 +65,21 @@ class BuildRules:
     kept_s: float = 30 * 86400
     log_bytes: int = 4 << 20
     timeout_s: float = 3600.0
+    network: NetworkPolicy = "none"
+    """What steps reach if the request does not say it."""
+
+
+class Carrier(Protocol):
+    """Carries out builds."""
+
+    def check(self) -> None:
+        """Raise UnsupportedError if images cannot be built here."""
+
+    async def build(self, request: BuildRequest, on_event: OnBuildEvent) -> BuiltImage:
+        """Carry out a build. Cancelling it leaves nothing behind but finished steps in the cache."""
+
+    async def sweep(self) -> None:
+        """Remove what is left of builds whose process has died."""
 
 
 @dataclass(slots=True)
@@ -92,7 +106,7 @@ class ImageBuildService:
         self,
         folder: Path,
         rules: BuildRules,
-        carry: Carry,
+        carrier: Carrier,
         *,
         manager: SandboxManager,
         specs: SandboxSpecService,
@@ -100,10 +114,11 @@ class ImageBuildService:
     ) -> None:
         self.rules = rules
         self._records = BuildRecords(folder)
-        self._carry = carry
+        self._carrier = carrier
         self._manager, self._specs, self._reservations = manager, specs, reservations
         self._builds: dict[str, _Build] = {}
         self._turns = Shares(rules.at_once, rules.at_once_of_one)
+        self._gates: WeakValueDictionary[tuple[str, int], asyncio.Semaphore] = WeakValueDictionary()
         self._arriving: set[tuple[str, str]] = set()
         self._is_closing = False
         self._sweeping: asyncio.Task[None] | None = None
@@ -118,6 +133,7 @@ class ImageBuildService:
             if not build.is_over:
                 await workers.run(workers.ENGINE, _remember_steps, build)
                 await self._end(build, "failed", error=_RESTARTED)
+        await self._carrier.sweep()
         await self._sweep()
         self._sweeping = asyncio.create_task(self._sweep_again(), name="sweep of builds")
 
@@ -133,7 +149,9 @@ class ImageBuildService:
     # --- for callers ----------------------------------------------------------------------------------------------
 
     def check_room(self, caller: Caller) -> None:
-        """Raise LimitReachedError if the caller has as many builds as may wait and run."""
+        """Raise LimitReachedError if the caller has as many builds as may wait and run, and UnsupportedError if none
+        can be carried out here."""
+        self._carrier.check()
         waiting = sum(not build.is_over for build in self._builds.values() if build.info.owner_id == caller.user_id)
         if caller.quotas.max_builds == 0:
             raise LimitReachedError(f"user {caller.user_id!r} may not build images", hint="Ask an administrator.")
@@ -191,7 +209,7 @@ class ImageBuildService:
             task.cancel()
             await asyncio.wait({task})
 
-    async def log(
+    def log(
         self, caller: Caller, build_id: str, offset: int, *, follow: bool
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Return the events of a build from this offset on, each with the offset behind it. With `follow`, they go on
@@ -205,7 +223,7 @@ class ImageBuildService:
         while True:
             upcoming, is_over = build.changed.next, build.is_over
             found = await workers.run(workers.TRANSFER, build.log.read, offset)
-            for event, offset in found:  # noqa: B020 -- it goes on behind the last one
+            for event, offset in found:
                 yield {**event, "offset": offset, "id": offset}
             if found:
                 continue
@@ -219,20 +237,20 @@ class ImageBuildService:
     async def _request(self, caller: Caller, wanted: ImageBuildRequest, context: Path) -> BuildRequest:
         limits = await self._checked_limits(caller, wanted)
         most_s = self.rules.timeout_s
-        options: dict[str, Any] = {} if wanted.network is None else {"network": wanted.network}
         return BuildRequest(
             context=context,
             dockerfile=wanted.dockerfile if wanted.dockerfile_text is None else wanted.dockerfile_text.encode(),
             name=wanted.name,
             args=dict(wanted.args),
+            labels=dict(wanted.labels),
             secrets=dict(wanted.secrets),
             target=wanted.target,
             no_cache=wanted.no_cache,
+            network=self.rules.network if wanted.network is None else wanted.network,
             account=await self._manager.account_of(caller.user_id),
             owner=caller.user_id,
             limits=limits,
             timeout_s=most_s if wanted.timeout_s is None else min(wanted.timeout_s, most_s),
-            **options,
         )
 
     async def _checked_limits(self, caller: Caller, wanted: ImageBuildRequest) -> Limits:
@@ -276,12 +294,10 @@ class ImageBuildService:
                 await while_running.enter_async_context(self._turn(caller))
                 mine = await self._manager.list_sandboxes(owner=caller.user_id)
                 limits = request.limits.over(await self._defaults())
-                while_running.enter_context(
-                    self._reservations.reserve(caller, f"build {build.info.id}", limits, mine)
-                )
+                while_running.enter_context(self._reservations.reserve(caller, f"build {build.info.id}", limits, mine))
                 await self._change(build, state="running", started_at=datetime.now(UTC))
                 with pulling_with(access):
-                    built = await self._carry(request, lambda event: self._on_event(build, event))
+                    built = await self._carrier.build(request, lambda event: self._on_event(build, event))
             await self._end(build, "done", image=ImageInfo.of(built.image))
         except asyncio.CancelledError:
             how: BuildState = "failed" if self._is_closing else "cancelled"
@@ -297,11 +313,14 @@ class ImageBuildService:
 
     @contextlib.asynccontextmanager
     async def _turn(self, caller: Caller) -> AsyncGenerator[None, None]:
-        """Wait for a turn. A user whose quota is lower than the share of each waits for their own builds first."""
+        """Wait for a turn. A user with a quota waits for their own builds first."""
         most = caller.quotas.max_builds
-        while most is not None and self._turns.held_by(caller.user_id) >= most:
-            await asyncio.sleep(_PROGRESS_S)
-        async with self._turns.slot(caller.user_id):
+        if most is None:
+            async with self._turns.slot(caller.user_id):
+                yield
+            return
+        gate = self._gates.setdefault((caller.user_id, most), asyncio.Semaphore(most))
+        async with gate, self._turns.slot(caller.user_id):
             yield
 
     def _on_event(self, build: _Build, event: BuildEvent) -> None:
@@ -325,6 +344,9 @@ class ImageBuildService:
                 "step": event.step,
                 "steps": event.steps,
                 "text": without_paths(event.text),
+                "place": event.place,
+                "channel": event.channel,
+                "seconds": event.seconds,
                 "time": event.time,
             }
         )
@@ -377,9 +399,9 @@ class ImageBuildService:
         for build in sorted(over, key=lambda each: each.info.created_at, reverse=True):
             owner = build.info.owner_id
             kept[owner] = kept.get(owner, 0) + 1
-            if kept[owner] > self.rules.kept_of_one or build.info.created_at.timestamp() < oldest:
-                if self._builds.pop(build.info.id, None) is not None:
-                    await workers.run(workers.ENGINE, self._records.remove, build.info.id)
+            is_old = kept[owner] > self.rules.kept_of_one or build.info.created_at.timestamp() < oldest
+            if is_old and self._builds.pop(build.info.id, None) is not None:
+                await workers.run(workers.ENGINE, self._records.remove, build.info.id)
 
     async def _sweep_again(self) -> None:
         never = asyncio.Event()
@@ -402,15 +424,15 @@ def _failure(error: SandboxError) -> BuildFailure:
     )
     if not isinstance(error, BuildError):
         return failure
-    return failure.model_copy(
-        update={
-            "step": error.step or None,
-            "place": error.place or None,
-            "exit_code": error.exit_code,
-            "cause": error.cause or None,
-            "output": error.output[-_MAX_OUTPUT:] or None,
-        }
-    )
+    update = {
+        "step": error.step or None,
+        "place": error.place or None,
+        "instruction": error.instruction or None,
+        "exit_code": error.exit_code,
+        "cause": error.cause or None,
+        "output": error.output[-_MAX_OUTPUT:] or None,
+    }
+    return failure.model_copy(update=update)
 
 
 def _fingerprint(wanted: ImageBuildRequest) -> str:

@@ -36,6 +36,8 @@ class Quotas(BaseModel):
     """The most space of all snapshots together."""
     max_specs: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """The most specs."""
+    max_builds: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most builds of images at once. Null: as many as the server allows each user. 0: none."""
     max_keys: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """The most valid API keys."""
     requests_per_s: Annotated[float, Field(gt=0, le=1_000_000)] | None = None

@@ -15,6 +15,10 @@ from atoll.service.models.sandbox_request import RegistryLogin
 
 BuildState = Literal["queued", "running", "done", "failed", "cancelled"]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+ArgumentValue = Annotated[str, Field(max_length=65_536)]
+SecretValue = Annotated[Base64Bytes, Field(max_length=1 << 20, repr=False)]
+LabelName = Annotated[str, Field(min_length=1, max_length=256)]
+LabelValue = Annotated[str, Field(max_length=4096)]
 SecretId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
 _MAX_DOCKERFILE = 1 << 20
 
@@ -29,10 +33,12 @@ class ImageBuildRequest(RequestModel):
     """The path of the Dockerfile in the context."""
     dockerfile_text: Annotated[str, Field(max_length=_MAX_DOCKERFILE)] | None = None
     """The Dockerfile itself, in place of one in the context."""
-    args: Annotated[dict[ArgumentName, Annotated[str, Field(max_length=65_536)]], Field(max_length=256)] = {}
+    args: Annotated[dict[ArgumentName, ArgumentValue], Field(max_length=256)] = Field(default_factory=dict)
     """Values of `ARG` instructions."""
-    secrets: Annotated[dict[SecretId, Annotated[Base64Bytes, Field(max_length=1 << 20)]], Field(max_length=64)] = {}
+    secrets: Annotated[dict[SecretId, SecretValue], Field(max_length=64)] = Field(default_factory=dict)
     """Contents for `RUN --mount=type=secret`, by id, in base64."""
+    labels: Annotated[dict[LabelName, LabelValue], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels of the image, beside those of the Dockerfile, over which they win."""
     target: Annotated[str, Field(max_length=128)] = ""
     """The stage to build. Default: the last one."""
     no_cache: bool = False
@@ -57,16 +63,18 @@ class BuildFailure(BaseModel):
     """What went wrong."""
     hint: str | None = None
     """What to do about it."""
-    step: str | None = None
-    """The instruction that failed."""
+    step: int | None = None
+    """The number of the step that failed."""
     place: str | None = None
-    """Where it stands: the Dockerfile and the line."""
+    """FILE:LINE of its instruction."""
+    instruction: str | None = None
+    """The instruction."""
     exit_code: int | None = None
     """The exit code of its command."""
     cause: str | None = None
     """Why its command ended."""
     output: str | None = None
-    """The last lines that its command wrote."""
+    """The last lines that it wrote."""
 
 
 class ImageBuildInfo(BaseModel):

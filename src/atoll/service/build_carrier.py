@@ -1,0 +1,37 @@
+"""What carries out the builds of a server: its engine, and the images of its installation."""
+
+from __future__ import annotations
+
+from atoll.builds import BuildRequest, BuiltImage, OnBuildEvent
+from atoll.engines.contract import Building, Engine
+from atoll.errors import UnsupportedError
+from atoll.images import Images
+from atoll.settings import Settings
+
+
+class BuildCarrier:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine, self._settings = engine, settings
+
+    def check(self) -> None:
+        """Raise UnsupportedError if images cannot be built here."""
+        if not isinstance(self._engine, Building):
+            raise UnsupportedError(
+                f"the engine '{self._engine.name}' of this server cannot build images",
+                hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
+            )
+
+    async def build(self, request: BuildRequest, on_event: OnBuildEvent) -> BuiltImage:
+        """Carry out a build. Cancelling it leaves nothing behind but finished steps in the cache."""
+        from atoll.builds.builder import Builder  # not needed before the first build
+
+        self.check()
+        builder = Builder(self._engine, Images(self._settings.data_dir), self._settings)
+        return await builder.build(request, on_event)
+
+    async def sweep(self) -> None:
+        """Remove the sandboxes of builds whose process has died."""
+        if isinstance(self._engine, Building):
+            from atoll.builds.builder import sweep
+
+            await sweep(self._engine)
