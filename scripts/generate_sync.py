@@ -1,4 +1,4 @@
-"""Writes src/atoll/_sync.py: the synchronous classes, generated from the asynchronous ones.
+"""Writes src/atoll/_sync.py and _sync_image.py: the synchronous classes, generated from the asynchronous ones.
 
 Every public method gets a twin with the same name, arguments and text that runs the original through the portal. So the
 two cannot diverge. With --check nothing is written, and a difference is an error.
@@ -22,11 +22,13 @@ SOURCES = {
     "src/atoll/guest/port_streams.py": {"AsyncPortStream": "PortStream"},
     "src/atoll/sandbox/port_forward.py": {"AsyncForward": "Forward"},
     "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
-    "src/atoll/builds/image.py": {"AsyncImage": "Image"},
 }
+OF_IMAGES = {"src/atoll/builds/image.py": {"AsyncImage": "Image"}}
+"""In a file of their own, because few programs need them and importing them takes time."""
+TARGETS = {TARGET: SOURCES, TARGET.with_name("_sync_image.py"): OF_IMAGES}
 PARTS = "src/atoll/sandbox/*_methods.py"
 """The files with the base classes of `AsyncSandbox`."""
-CLASSES = {old: new for names in SOURCES.values() for old, new in names.items()}
+CLASSES = {old: new for names in (SOURCES | OF_IMAGES).values() for old, new in names.items()}
 INTERNAL = {"access", "is_kept", "listen"}
 """Public members that are for the rest of Atoll, not for users."""
 DUNDERS = {
@@ -46,9 +48,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from atoll.builds.image import DEFAULT_BUILD_S, AsyncImage
-from atoll.builds.request import OnBuildEvent
-from atoll.images import ImageConfig
 from atoll.model import manus_names
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
@@ -70,6 +69,11 @@ from atoll.settings import Settings
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
 '''
+HEADER_OF_IMAGES = """
+from atoll.builds.image import DEFAULT_BUILD_S, AsyncImage
+from atoll.builds.request import OnBuildEvent
+from atoll.images import ImageConfig
+"""
 WRAPPER = """
     def __init__(self, original: {old}, portal: Portal) -> None:
         self._async = original
@@ -232,18 +236,19 @@ def bases(node: ast.ClassDef) -> list[ast.ClassDef]:
     return [found[base.id] for base in node.bases if isinstance(base, ast.Name)]
 
 
-def generate() -> str:
-    text = HEADER
-    for source, names in SOURCES.items():
+def generate(target: Path) -> str:
+    sources = TARGETS[target]
+    text = HEADER + (HEADER_OF_IMAGES if sources is OF_IMAGES else "")
+    for source, names in sources.items():
         tree = ast.parse((ROOT / source).read_text())
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name in names:
                 text += twin(node, names[node.name])
-    return formatted(TARGET, text, "I,F401")
+    return formatted(target, text, "I,F401")
 
 
 def main() -> int:
-    return write_or_check(TARGET, generate())
+    return max(write_or_check(target, generate(target)) for target in TARGETS)
 
 
 if __name__ == "__main__":

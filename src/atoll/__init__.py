@@ -52,7 +52,7 @@ EXPORTS = {
     "ForbiddenError": "atoll.errors",
     "Forward": "atoll._sync",
     "Handle": "atoll.model",
-    "Image": "atoll._sync",
+    "Image": "atoll._sync_image",
     "ImageBuildNotFoundError": "atoll.errors",
     "ImageConfig": "atoll.images",
     "ImageError": "atoll.errors",

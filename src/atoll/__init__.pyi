@@ -1,6 +1,7 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
-from atoll._sync import Command, Forward, Image, PortStream, Sandbox, Shell, Terminal, Watch
+from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Watch
+from atoll._sync_image import Image
 from atoll.builds.image import AsyncImage
 from atoll.builds.request import BuildEvent
 from atoll.compat.openmanus.policy import Answer

@@ -26,10 +26,10 @@ _MAX_SECRET = 1 << 20
 
 
 class AsyncImage:
-    """The root file system that sandboxes start from: `AsyncSandbox(image=image)`.
+    """The root file system that sandboxes start from. It can be passed as their `image`.
 
     Get one with `build`, `pull`, `import_tar`, `get` or `list`. `engine`, `server` and `api_key` say where images are,
-    as for `AsyncSandbox`: with a server, they are those of the server.
+    as for a sandbox: with a server, they are those of the server.
     """
 
     def __init__(self, found: Image, choice: EngineChoice) -> None:
