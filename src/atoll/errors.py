@@ -9,6 +9,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
 ├── SandboxPausedError               the sandbox is paused: resume it
 ├── SpecError                        the request is invalid: change it (also a ValueError)
+│   ├── DockerfileError              the Dockerfile cannot be used: its reason begins with the file and the line
 │   └── UnsupportedError             this engine cannot enforce the request: choose another
 ├── BuildError                       a step of a Dockerfile failed; see `step`, `place`, `exit_code`, `cause`, `output`
 ├── ImageError                       the image cannot be used
@@ -160,6 +161,10 @@ class SandboxPausedError(SandboxError):
 
 class SpecError(SandboxError, ValueError):
     code = "invalid_spec"
+
+
+class DockerfileError(SpecError):
+    code = "invalid_dockerfile"
 
 
 class UnsupportedError(SpecError):
