@@ -63,11 +63,7 @@ def _entries(context: Path, below: str, rules: IgnoreRules, always: set[str]) ->
         is_directory = entry.is_dir(follow_symlinks=False)
         left_out = rules.excludes(path, is_directory) and path not in always
         if is_directory:
-            if (
-                left_out
-                and not rules.may_include_below(path)
-                and not any(each.startswith(f"{path}/") for each in always)
-            ):
+            if not rules.may_enter(path) and not any(each.startswith(f"{path}/") for each in always):
                 continue
             below_it = _entries(context, path, rules, always)
             if not left_out:

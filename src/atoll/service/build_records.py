@@ -95,6 +95,7 @@ class BuildLog:
 
     def read(self, offset: int) -> list[tuple[dict[str, Any], int]]:
         """Return some events that begin at this offset or later, each with the offset behind it."""
+        offset = min(offset, self.size)
         with self._path.open("rb") as file:
             if offset > 0:
                 file.seek(offset - 1)

@@ -88,7 +88,15 @@ class _Build:
     log: BuildLog
     task: asyncio.Task[None] | None = None
     changed: EventSignal = field(default_factory=EventSignal)
+    work: asyncio.Future[BuiltImage] | None = None
+    is_given_up: bool = False
     progress_at: float = 0.0
+
+    def give_up(self) -> None:
+        """End the work, whether it has begun or not. May be repeated."""
+        self.is_given_up = True
+        if self.work is not None:
+            self.work.cancel()
 
     @property
     def info(self) -> ImageBuildInfo:
@@ -140,11 +148,12 @@ class ImageBuildService:
     async def aclose(self) -> None:
         """End all builds. They have failed, because the server ended."""
         self._is_closing = True
-        tasks = [build.task for build in self._builds.values() if build.task is not None]
-        tasks += [self._sweeping] if self._sweeping is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        going = [build for build in self._builds.values() if build.task is not None and not build.task.done()]
+        for build in going:
+            build.give_up()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await asyncio.gather(*(build.task for build in going if build.task is not None), return_exceptions=True)
 
     # --- for callers ----------------------------------------------------------------------------------------------
 
@@ -204,10 +213,10 @@ class ImageBuildService:
 
     async def cancel(self, caller: Caller, build_id: str) -> None:
         """End a build and wait until nothing of it is left. Has no effect on one that has ended. May be repeated."""
-        task = self._visible(caller, build_id).task
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+        build = self._visible(caller, build_id)
+        if build.task is not None and not build.task.done():
+            build.give_up()
+            await asyncio.wait({build.task})
 
     def log(
         self, caller: Caller, build_id: str, offset: int, *, follow: bool
@@ -220,6 +229,7 @@ class ImageBuildService:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _events(self, build: _Build, offset: int, *, follow: bool) -> AsyncGenerator[Mapping[str, Any], None]:
+        offset = min(offset, build.log.size)
         while True:
             upcoming, is_over = build.changed.next, build.is_over
             found = await workers.run(workers.TRANSFER, build.log.read, offset)
@@ -287,29 +297,32 @@ class ImageBuildService:
     async def _run(
         self, build: _Build, caller: Caller, request: BuildRequest, access: Access, held: contextlib.AsyncExitStack
     ) -> None:
+        """Supervise a build to its end. This task is never cancelled, only its work is."""
         buffers.reservation.set(None)  # the request that started this task ends soon, and its memory is released
         workers.account.set(caller.user_id)
+        work = build.work = asyncio.ensure_future(self._work(build, caller, request, access))
+        if build.is_given_up:
+            work.cancel()
         try:
-            async with contextlib.AsyncExitStack() as while_running:
-                await while_running.enter_async_context(self._turn(caller))
-                mine = await self._manager.list_sandboxes(owner=caller.user_id)
-                limits = request.limits.over(await self._defaults())
-                while_running.enter_context(self._reservations.reserve(caller, f"build {build.info.id}", limits, mine))
-                await self._change(build, state="running", started_at=datetime.now(UTC))
-                with pulling_with(access):
-                    built = await self._carrier.build(request, lambda event: self._on_event(build, event))
-            await self._end(build, "done", image=ImageInfo.of(built.image))
-        except asyncio.CancelledError:
-            how: BuildState = "failed" if self._is_closing else "cancelled"
-            await finish(self._end(build, how, error=_RESTARTED if self._is_closing else None))
-        except SandboxError as error:
-            await finish(self._end(build, "failed", error=_failure(error)))
-        except Exception:
-            _log.exception("build %s failed", build.info.id)
-            failure = BuildFailure(code="server_error", detail="the server failed; its log says more")
-            await finish(self._end(build, "failed", error=failure))
+            await asyncio.wait({work})
+            if work.cancelled() and not self._is_closing:
+                await self._end(build, "cancelled")
+            elif work.cancelled():
+                await self._end(build, "failed", error=_RESTARTED)
+            elif (error := work.exception()) is not None:
+                await self._end(build, "failed", error=_failure(error, build.info.id))
+            else:
+                await self._end(build, "done", image=ImageInfo.of(work.result().image))
         finally:
-            await finish(held.aclose())
+            await held.aclose()
+
+    async def _work(self, build: _Build, caller: Caller, request: BuildRequest, access: Access) -> BuiltImage:
+        async with self._turn(caller):
+            mine = await self._manager.list_sandboxes(owner=caller.user_id)
+            limits = request.limits.over(await self._defaults())
+            with self._reservations.reserve(caller, f"build {build.info.id}", limits, mine), pulling_with(access):
+                await self._change(build, state="running", started_at=datetime.now(UTC))
+                return await self._carrier.build(request, lambda event: self._on_event(build, event))
 
     @contextlib.asynccontextmanager
     async def _turn(self, caller: Caller) -> AsyncGenerator[None, None]:
@@ -417,8 +430,11 @@ def _remember_steps(build: _Build) -> None:
             build.stored.info = build.info.model_copy(update=known)
 
 
-def _failure(error: SandboxError) -> BuildFailure:
+def _failure(error: BaseException, build_id: str) -> BuildFailure:
     """Return what users may read of an error. What their own commands wrote is theirs."""
+    if not isinstance(error, SandboxError):
+        _log.error("build %s failed", build_id, exc_info=error)
+        return BuildFailure(code="server_error", detail="the server failed; its log says more")
     failure = BuildFailure(
         code=error.code, detail=without_paths(error.reason), hint=error.hint and without_paths(error.hint)
     )

@@ -16,7 +16,7 @@ from atoll.service.models.sandbox_request import RegistryLogin
 BuildState = Literal["queued", "running", "done", "failed", "cancelled"]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 ArgumentValue = Annotated[str, Field(max_length=65_536)]
-SecretValue = Annotated[Base64Bytes, Field(max_length=1 << 20, repr=False)]
+SecretValue = Annotated[Base64Bytes, Field(max_length=1 << 20)]
 LabelName = Annotated[str, Field(min_length=1, max_length=256)]
 LabelValue = Annotated[str, Field(max_length=4096)]
 SecretId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
@@ -33,9 +33,9 @@ class ImageBuildRequest(RequestModel):
     """The path of the Dockerfile in the context."""
     dockerfile_text: Annotated[str, Field(max_length=_MAX_DOCKERFILE)] | None = None
     """The Dockerfile itself, in place of one in the context."""
-    args: Annotated[dict[ArgumentName, ArgumentValue], Field(max_length=256)] = Field(default_factory=dict)
+    args: Annotated[dict[ArgumentName, ArgumentValue], Field(max_length=256)] = Field(default_factory=dict, repr=False)
     """Values of `ARG` instructions."""
-    secrets: Annotated[dict[SecretId, SecretValue], Field(max_length=64)] = Field(default_factory=dict)
+    secrets: Annotated[dict[SecretId, SecretValue], Field(max_length=64)] = Field(default_factory=dict, repr=False)
     """Contents for `RUN --mount=type=secret`, by id, in base64."""
     labels: Annotated[dict[LabelName, LabelValue], Field(max_length=64)] = Field(default_factory=dict)
     """Labels of the image, beside those of the Dockerfile, over which they win."""
