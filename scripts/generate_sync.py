@@ -62,6 +62,7 @@ from atoll.model import SandboxDetails, SandboxSpec, Stats, UndoRule
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.sandbox.on_class import on_class_too_sync
+from atoll.sandbox.options import NamedImage
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox

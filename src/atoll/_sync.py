@@ -30,6 +30,7 @@ from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.export import Export
 from atoll.sandbox.on_class import on_class_too_sync
+from atoll.sandbox.options import NamedImage
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
@@ -276,7 +277,7 @@ class Sandbox:
         engine: str | Engine = "auto",
         server: str | None = None,
         api_key: str | None = None,
-        image: str | None = None,
+        image: str | NamedImage | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,

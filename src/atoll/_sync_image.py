@@ -188,6 +188,48 @@ class Image:
         made._portal = portal()
         return made
 
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> Self:
+        """Read an image from a file that `save` or another program, such as Docker, wrote. It has its name in there."""
+        made = cls.__new__(cls)
+        made._async = portal().call(
+            AsyncImage.load(path, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+        made._portal = portal()
+        return made
+
+    @classmethod
+    def prune(
+        cls,
+        *,
+        unused_for: float = 0.0,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> int:
+        """Remove images that no sandbox and no saved state uses, and return how many bytes were freed. With
+        `unused_for`, only those that have not been used for so many seconds."""
+        return portal().call(
+            AsyncImage.prune(unused_for=unused_for, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    def push(self, target: str | None = None) -> str:
+        """Send the image to a registry, under its own name or another. Returns the name there with a digest."""
+        return self._portal.call(self._async.push(target))
+
+    def save(self, path: str | Path) -> None:
+        """Write the image to a file of this machine that `load` and other programs, such as Docker, read."""
+        self._portal.call(self._async.save(path))
+
     def inspect(self) -> Image:
         """Return the image that has this name now. Raises ImageNotFoundError if it was removed."""
         return Image(self._portal.call(self._async.inspect()), self._portal)

@@ -185,6 +185,47 @@ class AsyncImage:
         async with _keeper(choice) as keeper:
             return cls(await keeper.load(Path(path), name), choice)
 
+    @classmethod
+    async def load(
+        cls,
+        path: str | Path,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> Self:
+        """Read an image from a file that `save` or another program, such as Docker, wrote. It has its name in there."""
+        choice = EngineChoice(engine, server, api_key, settings or Settings.load())
+        async with _keeper(choice) as keeper:
+            return cls(await keeper.load(Path(path), ""), choice)
+
+    @classmethod
+    async def prune(
+        cls,
+        *,
+        unused_for: float = 0.0,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> int:
+        """Remove images that no sandbox and no saved state uses, and return how many bytes were freed. With
+        `unused_for`, only those that have not been used for so many seconds."""
+        choice = EngineChoice(engine, server, api_key, settings or Settings.load())
+        async with _keeper(choice) as keeper:
+            return await keeper.prune(unused_for)
+
+    async def push(self, target: str | None = None) -> str:
+        """Send the image to a registry, under its own name or another. Returns the name there with a digest."""
+        async with _keeper(self._choice) as keeper:
+            return await keeper.push(self.reference, target or "")
+
+    async def save(self, path: str | Path) -> None:
+        """Write the image to a file of this machine that `load` and other programs, such as Docker, read."""
+        async with _keeper(self._choice) as keeper:
+            await keeper.save(self.reference, Path(path))
+
     async def inspect(self) -> AsyncImage:
         """Return the image that has this name now. Raises ImageNotFoundError if it was removed."""
         async with _keeper(self._choice) as keeper:

@@ -32,13 +32,13 @@ class ImageKeeper(Protocol):
         """Fetch an image from its registry, as it is now."""
 
     async def push(self, reference: str, target: str) -> str:
-        """Send an image to a registry. Returns the digest of its manifest."""
+        """Send an image to a registry. Returns its name there with the digest of its manifest."""
 
     async def save(self, reference: str, file: Path) -> None:
         """Write an image to a file that other programs read."""
 
     async def load(self, file: Path, name: str) -> Image:
-        """Read an image from a file."""
+        """Read an image from a file. Without a name, it has the one in the file."""
 
     async def remove(self, reference: str) -> None:
         """Remove an image."""
@@ -74,7 +74,17 @@ class LocalKeeper:
         return await self._images.pull(reference)
 
     async def load(self, file: Path, name: str) -> Image:
-        return await self._images.import_tar(file, name)
+        return await (self._images.import_tar(file, name) if name else self._images.load(file))
+
+    async def push(self, reference: str, target: str) -> str:
+        pushed = await self._images.push(reference, target)
+        return f"{pushed.reference}@{pushed.digest}"
+
+    async def save(self, reference: str, file: Path) -> None:
+        await self._images.save(reference, file)
+
+    async def prune(self, unused_s: float) -> int:
+        return (await self._images.prune(all=True, unused_s=unused_s)).freed_bytes
 
     async def remove(self, reference: str) -> None:
         await self._images.remove(reference)

@@ -85,11 +85,51 @@ class ImagePage(BaseModel):
     """The `page_id` of the next page. Null on the last page."""
 
 
-class ImageTransferRequest(RequestModel):
+class ImagePullRequest(RequestModel):
     """The image to fetch from a registry."""
 
-    of = "a transfer of an image"
+    of = "a pull"
     reference: ImageName
     """The name of the image."""
     registry_login: RegistryLogin | None = None
+    """A login for an image that is not public. It is used for this request only and never stored."""
+    shared: bool = False
+    """Whether the image is for everybody. Only administrators may share one."""
+
+
+class ImagePushRequest(RequestModel):
+    """The image to send to a registry."""
+
+    of = "a push"
+    reference: ImageName
+    """The name of the image."""
+    target: ImageName | None = None
+    """Its name in the registry. Default: the same."""
+    registry_login: RegistryLogin | None = None
     """A login at the registry. It is used for this request only and never stored."""
+
+
+class PushedImage(BaseModel):
+    """An image that was sent to a registry."""
+
+    reference: str
+    """Its name in the registry."""
+    digest: str
+    """The digest of its manifest there."""
+
+
+class ImagePruneRequest(RequestModel):
+    """Which images to remove."""
+
+    of = "a removal of images"
+    unused_s: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Only images that have not been used for so many seconds."""
+
+
+class PrunedImages(BaseModel):
+    """What was removed."""
+
+    references: list[str]
+    """The names of the images."""
+    freed_bytes: int
+    """The space that was freed."""
