@@ -7,7 +7,7 @@ import contextlib
 import errno
 import functools
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +17,9 @@ from atoll.archive.tree import Measure
 from atoll.archive.work import Progress, ProgressCallback, Work, WorkCancelledError
 from atoll.cancellation import finish_or_stop
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
-from atoll.images import access
-from atoll.images.image_store import HOST, Collected, Image, Store
+from atoll.images import access, tree_view
+from atoll.images.image import HOST, Collected, Image
+from atoll.images.image_store import Store
 from atoll.images.recipes import Recipe, Recipes
 from atoll.images.reference import Kind, Reference, parse
 from atoll.tracing import span
@@ -120,7 +121,8 @@ class Images:
     async def gc(self) -> Collected:
         return await self._run(self.store.gc)
 
-    async def lease(self, sandbox_id: str, digest: str) -> Path:
+    async def lease(self, sandbox_id: str, digest: str) -> tuple[Path, ...]:
+        """Prevent the removal of an image while a sandbox uses it. Returns its layers, topmost first."""
         return await self._run(
             lambda work: self.store.lease(sandbox_id, digest, work), timeout_s=_SHORT_S, kind=workers.ENGINE
         )
@@ -130,6 +132,16 @@ class Images:
 
     async def leases(self) -> dict[str, str]:
         return await workers.run(workers.ENGINE, self.store.leases)
+
+    @contextlib.contextmanager
+    def view(self, reference: str) -> Iterator[int]:
+        """Provide a descriptor of the files of a stored image, for reading. Blocks, see `tree_view.view`."""
+        with tree_view.view(self.store.get(str(self._stored(reference))).layers) as fd:
+            yield fd
+
+    async def work(self, function: Callable[[Work], T], progress: ProgressCallback | None = None) -> T:
+        """Run blocking work on images in a thread, like all work of this class."""
+        return await self._run(function, progress)
 
     def _stored(self, reference: str) -> Reference:
         parsed = self.parse(reference)

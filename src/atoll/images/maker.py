@@ -10,7 +10,8 @@ from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images.access import Access
 from atoll.images.debian import build
-from atoll.images.image_store import Draft, Image, Store
+from atoll.images.image import Draft, Image
+from atoll.images.image_store import Store
 from atoll.images.oci_documents import ImageConfig
 from atoll.images.pull import Registry
 from atoll.images.recipes import Recipe, Recipes, suite_recipe

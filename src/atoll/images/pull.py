@@ -24,7 +24,7 @@ from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images import oci_documents
 from atoll.images.access import Access
 from atoll.images.flatten import Layer, flatten
-from atoll.images.image_store import Draft
+from atoll.images.image import Draft
 from atoll.images.oci_documents import Descriptor, ImageConfig, Manifest
 from atoll.images.reference import DEFAULT_REGISTRY, Reference, is_loopback
 from atoll.images.transport import HTTP_ERRORS, Authority, Transport

@@ -18,7 +18,8 @@ from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images.archive_program import Program, running
 from atoll.images.flatten import Layer, flatten
-from atoll.images.image_store import READABLE, Draft
+from atoll.images.image import Draft
+from atoll.images.image_store import READABLE
 from atoll.images.oci_documents import (
     INDEX_TYPES,
     Descriptor,
