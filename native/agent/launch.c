@@ -251,7 +251,8 @@ static int prepare_environment(struct launch *launch, struct fields fields)
     struct fields rest = fields;
     struct field field;
     size_t count = 0;
-    for (char **variable = environ; *variable; variable++)
+    bool clean = fields_number_or(fields, TAG_FLAGS, 0) & START_CLEAN;
+    for (char **variable = environ; !clean && *variable; variable++)
         if (strchr(*variable, '=') > *variable && append(&launch->envp, &count, strdup(*variable)) < 0)
             return -1;
     if (fields_find(fields, TAG_USER, &field)) {

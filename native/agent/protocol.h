@@ -70,6 +70,7 @@ enum start_flag {
     START_STARTED = 16,
     START_DETACH = 32,
     START_FORGET = 64,
+    START_CLEAN = 128,
 };
 
 enum cause { CAUSE_EXIT = 1, CAUSE_SIGNAL = 2, CAUSE_TIMEOUT = 3, CAUSE_KILLED = 4, CAUSE_LOST = 5 };

@@ -93,6 +93,7 @@ class StartFlag(enum.IntFlag):
     STARTED = 16
     DETACH = 32
     FORGET = 64
+    CLEAN = 128
 
 
 class Tag(enum.IntEnum):

@@ -37,6 +37,8 @@ class StartRequest:
     status: bool = False
     """Whether file descriptor 9 of the process becomes channel 3."""
     detach: bool = False
+    clean: bool = False
+    """Whether the process gets none of the variables of the agent itself, only `env` and those of its user."""
     forget: bool = False
     """Whether the agent forgets the process once its end has been delivered."""
     deadline_s: float | None = None
@@ -100,6 +102,8 @@ class StartRequest:
             flags |= StartFlag.STATUS
         if self.detach:
             flags |= StartFlag.DETACH
+        if self.clean:
+            flags |= StartFlag.CLEAN
         if self.forget:
             flags |= StartFlag.FORGET
         if started:
