@@ -10,7 +10,9 @@ import tarfile
 from pathlib import Path
 
 BUSYBOX = "/usr/bin/busybox"
-PROGRAMS = "sh cat echo sleep ls true false mkdir touch rm head yes id env grep wc chmod ln dd sync find test sort".split()
+PROGRAMS = (
+    ["sh", "cat", "echo", "sleep", "ls", "true", "false", "mkdir", "touch", "rm", "head", "yes", "id", "env", "grep", "wc", "chmod", "ln", "dd", "sync", "find", "test", "sort"]
+)
 
 
 @functools.cache
@@ -31,7 +33,13 @@ def tiny_root() -> bytes:
 
 
 def add(
-    archive: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE, *, data: bytes = b"", target: str = "", mode: int = 0o644
+    archive: tarfile.TarFile,
+    name: str,
+    kind: bytes = tarfile.REGTYPE,
+    *,
+    data: bytes = b"",
+    target: str = "",
+    mode: int = 0o644,
 ) -> None:
     member = tarfile.TarInfo(name)
     member.type, member.mode, member.linkname, member.size = kind, mode, target, len(data)
