@@ -22,6 +22,7 @@ SOURCES = {
     "src/atoll/guest/port_streams.py": {"AsyncPortStream": "PortStream"},
     "src/atoll/sandbox/port_forward.py": {"AsyncForward": "Forward"},
     "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
+    "src/atoll/sandbox/volumes.py": {"AsyncVolumes": "Volumes"},
 }
 OF_IMAGES = {"src/atoll/builds/image.py": {"AsyncImage": "Image"}}
 """In a file of their own, because few programs need them and importing them takes time."""
@@ -69,6 +70,8 @@ from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
 from atoll.settings import Settings
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.volumes import AsyncVolumes
+from atoll.model.volume import VolumeInfo
 '''
 HEADER_OF_IMAGES = """
 from atoll.builds.image import DEFAULT_BUILD_S, AsyncImage
@@ -191,9 +194,8 @@ def is_public(name: str) -> bool:
 def public_attributes(node: ast.ClassDef) -> list[str]:
     """Return the public names that the constructor sets."""
     found: list[str] = []
-    for item in ast.walk(
-        next(item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
-    ):
+    constructors = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    for item in [part for constructor in constructors for part in ast.walk(constructor)]:
         targets = (
             item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
         )
@@ -215,7 +217,7 @@ def twin(node: ast.ClassDef, new: str) -> str:
     text = f"\n\nclass {new}:\n{docstring(node, '    ')}"
     if new == "Sandbox":
         text += constructor(next(i for i in node.body if isinstance(i, ast.FunctionDef) and i.name == "__init__"))
-    else:
+    elif any(isinstance(item, ast.FunctionDef) and item.name == "__init__" for item in node.body):
         text += WRAPPER.format(old=node.name)
     if new == "Sandbox":
         text += TWIN

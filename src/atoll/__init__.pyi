@@ -1,6 +1,6 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
-from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Watch
+from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Volumes, Watch
 from atoll._sync_image import Image
 from atoll.builds.image import AsyncImage
 from atoll.builds.request import BuildEvent
@@ -47,6 +47,7 @@ from atoll.errors import (
     ToolError,
     UnsupportedError,
     UserNotFoundError,
+    VolumeNotFoundError,
     WebhookNotFoundError,
 )
 from atoll.guest.file_watch import AsyncWatch
@@ -85,6 +86,7 @@ from atoll.model import (
 )
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot, Undo
 from atoll.model.network_policy import Injection, NetworkRules, Rule
+from atoll.model.volume import VolumeInfo
 from atoll.network.refusals import Refusal
 from atoll.openmanus import (
     ALLOW,
@@ -110,6 +112,7 @@ from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
 
 EXPORTS: dict[str, str]
@@ -128,6 +131,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncShell",
     "AsyncTerminal",
+    "AsyncVolumes",
     "AsyncWatch",
     "BaseSandboxClient",
     "BuildError",
@@ -231,6 +235,9 @@ __all__ = [
     "UserNotFoundError",
     "Verdict",
     "Volume",
+    "VolumeInfo",
+    "VolumeNotFoundError",
+    "Volumes",
     "Watch",
     "WebhookNotFoundError",
     "ask",

@@ -25,6 +25,7 @@ from atoll.model import (
 )
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.model.network_policy import NetworkRules
+from atoll.model.volume import VolumeInfo
 from atoll.network.refusals import Refusal
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.sandbox.execution import CommandLine
@@ -36,6 +37,7 @@ from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
 
 
@@ -868,4 +870,169 @@ class Sandbox:
         """
         return portal().call(
             AsyncSandbox.list(labels=labels, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+
+class Volumes:
+    """The named volumes of this machine's user, or those of the caller on a server.
+
+    A sandbox mounts them by name: `AsyncSandbox(volumes={"data": "/data"})`. One that does not exist is made then.
+    `engine`, `server` and `api_key` say where they are, as for `AsyncSandbox`; `native` and `oci` share them.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        *,
+        size: str | int | None = None,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Make an empty volume, which can hold `size` bytes or text such as `2g`. Raises ConflictError if there is one
+        of that name."""
+        return portal().call(
+            AsyncVolumes.create(name, size=size, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def list(
+        cls,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> builtins.list[VolumeInfo]:
+        """Return all volumes, oldest first. Their users are not looked for; `inspect` does that."""
+        return portal().call(AsyncVolumes.list(engine=engine, server=server, api_key=api_key, settings=settings))
+
+    @classmethod
+    def inspect(
+        cls,
+        name: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Return a volume, with the sandboxes that mount it. Raises VolumeNotFoundError."""
+        return portal().call(
+            AsyncVolumes.inspect(name, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def remove(
+        cls,
+        name: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Remove a volume with everything in it. Raises ConflictError, which names them, if sandboxes mount it."""
+        portal().call(AsyncVolumes.remove(name, engine=engine, server=server, api_key=api_key, settings=settings))
+
+    @classmethod
+    def prune(
+        cls,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> builtins.list[str]:
+        """Remove all volumes that no sandbox mounts, and return their names."""
+        return portal().call(AsyncVolumes.prune(engine=engine, server=server, api_key=api_key, settings=settings))
+
+    @classmethod
+    def snapshot(
+        cls,
+        name: str,
+        snapshot: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Save the present content of a volume, which may be in use, as a read-only volume named `snapshot`."""
+        return portal().call(
+            AsyncVolumes.snapshot(name, snapshot, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def copy(
+        cls,
+        name: str,
+        copy: str,
+        *,
+        size: str | int | None = None,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Make a writable volume named `copy` with the present content of a volume or snapshot. Equal blocks are
+        shared."""
+        return portal().call(
+            AsyncVolumes.copy(name, copy, size=size, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def restore(
+        cls,
+        name: str,
+        snapshot: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Replace the content of a volume by that of a snapshot or another volume. Raises ConflictError if sandboxes
+        mount it."""
+        return portal().call(
+            AsyncVolumes.restore(name, snapshot, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def upload(
+        cls,
+        name: str,
+        local: str | Path,
+        path: str = "",
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Copy a file or directory of this machine into a volume, by a sandbox that exists only for that. `path` is
+        where it goes in the volume; the default is the volume itself. The rules are those of `copy_to` of a sandbox. A
+        volume that does not exist is made."""
+        portal().call(
+            AsyncVolumes.upload(name, local, path, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def download(
+        cls,
+        name: str,
+        path: str,
+        local: str | Path,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Copy a file or directory of a volume to this machine, by a sandbox that exists only for that. An empty `path`
+        is everything. The rules are those of `copy_from` of a sandbox. Raises VolumeNotFoundError."""
+        portal().call(
+            AsyncVolumes.download(name, path, local, engine=engine, server=server, api_key=api_key, settings=settings)
         )

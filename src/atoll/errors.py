@@ -23,6 +23,7 @@ SandboxError                         anything that went wrong with a sandbox
 │   ├── AgentUnreachableError        it does not answer, or the connection to it was lost
 │   └── ProtocolError                it violated the protocol: treat the sandbox as hostile
 ├── LimitReachedError                the maximum number of sandboxes exists: delete one, or wait (also a RuntimeError)
+├── VolumeNotFoundError              there is no such volume, or it is not yours (also a KeyError)
 ├── ConflictError                    the name, id or idempotency key is already used for something else
 ├── ManagerClosedError               the manager was shut down (also a RuntimeError)
 ├── StateError                       the manager's journal cannot be read or written
@@ -213,6 +214,11 @@ class ProtocolError(AgentError):
 
 class LimitReachedError(SandboxError, RuntimeError):
     code = "limit_reached"
+
+
+class VolumeNotFoundError(SandboxError, KeyError):
+    code = "volume_not_found"
+    __str__ = SandboxError.__str__
 
 
 class ConflictError(SandboxError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from atoll.builds.builder import Builder
+from atoll.builds.labels import sweep
 from atoll.builds.request import BuildEvent, BuildRequest, BuiltImage, OnBuildEvent, Supplies
 
-__all__ = ["BuildEvent", "BuildRequest", "BuiltImage", "OnBuildEvent", "Supplies"]
+__all__ = ["BuildEvent", "BuildRequest", "Builder", "BuiltImage", "OnBuildEvent", "Supplies", "sweep"]

@@ -35,7 +35,7 @@ from atoll.builds.renewals import Renewals
 from atoll.builds.request import BuildRequest
 from atoll.builds.scope import Scope
 from atoll.builds.source_tree import Source, SourceTree
-from atoll.builds.steps import Action, CopyFiles, MakeDirectory, Origin, RunCommand, RunMount, StagePlan, Step, key_of
+from atoll.builds.steps import CopyFiles, MakeDirectory, Origin, RunCommand, RunMount, StagePlan, Step, key_of
 from atoll.engines.host.environment import PATH
 from atoll.errors import BuildError
 from atoll.images import ImageConfig

@@ -66,6 +66,7 @@ COMMANDS = (
     ("ports", "atoll.cli.ports:ports", "List what listens in a sandbox, with its process and, on a server, its URL."),
     ("expose", "atoll.cli.ports:expose", "Expose a port of a sandbox on the server, and print a link to it."),
     ("snapshot", "atoll.cli.snapshot:app", "Saved states that new sandboxes can start from: --image snapshot:NAME."),
+    ("volume", "atoll.cli.volume:app", "Named volumes, which outlive the sandboxes that mount them: -v NAME:/path."),
     ("network", "atoll.cli.network:app", "What sandboxes may reach, and what was refused."),
     ("spec", "atoll.cli.spec:app", "The server's catalogue of specs."),
     ("key", "atoll.cli.key:app", "API keys of a server."),

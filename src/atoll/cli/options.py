@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -80,8 +81,9 @@ class SandboxFlags:
         typer.Option(
             "--volume",
             "-v",
-            metavar="HOST:PATH[:ro]",
-            help="Mount a directory or file of this machine, read-only with `:ro`; may be repeated.",
+            metavar="SOURCE:PATH[:ro]",
+            help="Mount a named volume, or a directory or file of this machine if SOURCE has a slash, read-only with"
+            " `:ro`; may be repeated.",
         ),
     ] = None
     work_dir: Annotated[
@@ -229,6 +231,8 @@ def pair(text: str, what: str) -> tuple[str, str]:
 
 
 def _absolute(text: str) -> str:
-    """Make the host path of a volume absolute: on a command line it may be relative."""
+    """Make the host path of a volume absolute: on a command line it may be relative. A source without a slash is the
+    name of a volume."""
     host, colon, rest = text.partition(":")
-    return f"{Path(host).absolute()}{colon}{rest}" if colon and host else text
+    is_path = "/" in host or host in (".", "..")
+    return f"{Path(os.path.abspath(host))}{colon}{rest}" if colon and is_path else text

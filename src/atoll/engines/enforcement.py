@@ -84,7 +84,8 @@ def refuse_unsupported(
         Capability.DISK: limits.disk_bytes,
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
-        Capability.VOLUMES: spec.volumes or None,
+        Capability.VOLUMES: [volume for volume in spec.volumes if volume.host] or None,
+        Capability.NAMED_VOLUMES: spec.named_volumes or None,
         Capability.CHECKPOINTS: spec.undo,
         Capability.NETWORK: None if spec.network == "none" else spec.network,
     }

@@ -32,9 +32,10 @@ from atoll.manager.members import Member
 from atoll.manager.operations.delete import Deleter
 from atoll.manager.pool import Pools
 from atoll.manager.record import Operation, Record
-from atoll.manager.request import LIFETIME_LABEL, OWNER_LABEL
+from atoll.manager.request import LIFETIME_LABEL
 from atoll.manager.supervisor import MemberFactory
 from atoll.model import MANAGER_LABEL, NAME_LABEL, Cause, Handle, SandboxSpec, State
+from atoll.model.spec import OWNER_LABEL
 from atoll.sandbox.sandbox import MAX_LEASE_S
 
 _AT_ONCE = 32

@@ -11,13 +11,13 @@ from atoll.errors import SpecError
 from atoll.manager.context import ManagerContext
 from atoll.manager.record import OnIdle, Operation, Record, fingerprint
 from atoll.model import MANAGER_LABEL, NAME_LABEL, OWN_LABELS, SandboxSpec
+from atoll.model.spec import OWNER_LABEL, unnamed
 from atoll.model.spelling import renamed
 from atoll.sandbox.options import SpecOptions, checked_name, spec_of, volumes_of
 from atoll.sandbox.sandbox_access import new_sandbox_id
 
 _MAX_CHARACTERS = 512
-# With MANAGER_LABEL and NAME_LABEL, these labels describe a sandbox if the journal is lost.
-OWNER_LABEL = f"{OWN_LABELS}owner"
+# With MANAGER_LABEL, NAME_LABEL and OWNER_LABEL, this label describes a sandbox if the journal is lost.
 LIFETIME_LABEL = f"{OWN_LABELS}lifetime"
 
 
@@ -111,7 +111,9 @@ class Request:
             )
             # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
             unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
-            body = self.spec.model_dump_json(exclude={"account", *unused})
+            body = self.spec.model_dump_json(
+                exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)}
+            )
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod

@@ -17,6 +17,7 @@ from atoll.model.handle import (
 )
 from atoll.model.result import ExecutionResult
 from atoll.model.spec import (
+    MAX_BYTES,
     Limits,
     SandboxSpec,
     SetupCommands,
@@ -34,6 +35,7 @@ __all__ = [
     "DEFAULTS",
     "LEFT_OUT",
     "MANAGER_LABEL",
+    "MAX_BYTES",
     "NAME_LABEL",
     "OWN_LABELS",
     "Capability",

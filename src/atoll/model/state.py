@@ -19,6 +19,8 @@ class Capability(enum.StrEnum):
     INODES = "inodes"
     OPEN_FILES = "open_files"
     VOLUMES = "volumes"
+    NAMED_VOLUMES = "named_volumes"
+    """Directories of a user that outlive sandboxes can be mounted by name."""
     IMAGES = "images"
     PAUSE = "pause"
     CHECKPOINTS = "checkpoints"

@@ -46,7 +46,8 @@ class SpecOptions(SandboxNames, total=False):
     env: Mapping[str, str] | None
     """Environment variables of all commands."""
     volumes: Mapping[str, str] | Sequence[str] | None
-    """Directories of the host: `{"/host": "/inside:ro"}` or `["/host:/inside:ro"]`."""
+    """Named volumes and directories of the host: `{"data": "/data"}`, `{"/host": "/inside:ro"}` or
+    `["data:/data", "/host:/inside:ro"]`. A source with a slash is a directory of the host."""
     work_dir: str | None
     """The directory where commands and relative paths start. The default is `/workspace`."""
     hostname: str | None

@@ -44,6 +44,7 @@ from atoll.errors import (
     StateError,
     StoreError,
     UserNotFoundError,
+    VolumeNotFoundError,
     WebhookNotFoundError,
 )
 from atoll.guest.sandbox_paths import PartialCopyError
@@ -60,6 +61,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (SandboxNotFoundError, 404),
     (CheckpointNotFoundError, 404),
     (SnapshotNotFoundError, 404),
+    (VolumeNotFoundError, 404),
     (SandboxSpecNotFoundError, 404),
     (ImageBuildNotFoundError, 404),
     (UserNotFoundError, 404),

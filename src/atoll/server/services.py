@@ -14,7 +14,6 @@ from atoll.buffers import Budgets
 from atoll.engines import registry
 from atoll.engines.contract import Engine, Reachable
 from atoll.errors import EngineUnavailableError
-from atoll.images import Images
 from atoll.images.access import Access, parse_places
 from atoll.manager import Retention, SandboxManager
 from atoll.sandbox.command import AsyncCommand
@@ -34,7 +33,7 @@ from atoll.service.quotas import LimitCeilings
 from atoll.service.runtime_view import origin_of
 from atoll.service.runtimes import RuntimeService
 from atoll.service.session_keys import SessionKeys
-from atoll.service.stored_images import ImageService
+from atoll.service.volumes import VolumeService
 from atoll.settings import Settings, owned_directory
 from atoll.store import Store
 from atoll.waiting import EventSignal
@@ -62,7 +61,6 @@ class Services:
     contexts: Transfers
     """The contexts of builds, which have a quota of their own."""
     builds: ImageBuildService
-    images: ImageService
     relay: Relay | None
     """Passes on the telemetry of programs in sandboxes. None: the server accepts none."""
     metrics: RequestMetrics
@@ -131,6 +129,12 @@ async def services(
             public_url=settings.public_url or listens_on,
             ports_domain=settings.ports_domain,
             max_snapshots=settings.max_snapshots,
+            volumes=VolumeService(
+                manager,
+                installation.resources.volumes,
+                most=settings.max_volumes,
+                most_bytes=settings.volume_bytes(None if settings.engine == "remote" else installation.resources),
+            ),
             exposed_url_pattern=settings.exposed_url_pattern,
             relays_telemetry=settings.otlp_endpoint is not None,
         )
@@ -157,7 +161,6 @@ async def services(
             reservations=sandboxes.reservations,
         )
         await builds.go_on()
-        images = ImageService(Images(installation.data_dir), specs)
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
@@ -181,7 +184,6 @@ async def services(
             transfers,
             contexts,
             builds,
-            images,
             relay,
             metrics,
             Exposition(*sources, *([relay.metric_families] if relay is not None else [])),

@@ -26,6 +26,7 @@ from atoll.service.sandbox_telemetry import SandboxTelemetry
 from atoll.service.sandbox_view import IN_PLACE, SPEC_LABEL, SandboxView, refuse_own_labels
 from atoll.service.snapshots import SnapshotService
 from atoll.service.specs import Recipe, SandboxSpecService
+from atoll.service.volumes import VolumeService
 from atoll.tracing import traced
 
 _SPEC_COMMAND = "spec-command"
@@ -56,6 +57,7 @@ class SandboxCreation:
         manager: SandboxManager,
         specs: SandboxSpecService,
         snapshots: SnapshotService,
+        volumes: VolumeService,
         lookup: SandboxLookup,
         view: SandboxView,
         callbacks: Callbacks,
@@ -66,6 +68,7 @@ class SandboxCreation:
         self._manager = manager
         self._specs = specs
         self._snapshots = snapshots
+        self._volumes = volumes
         self._lookup = lookup
         self._view = view
         self._callbacks = callbacks
@@ -112,8 +115,9 @@ class SandboxCreation:
         made: list[str] = []
         async with self._kept_if_told(made, told=key is not None):
             key = key or f"once-{secrets.token_hex(16)}"
-            with pulling_with(access):
-                made.append(await self._create(caller, wanted, settings, labels, key))
+            async with self._volumes.made_for(caller, settings):
+                with pulling_with(access):
+                    made.append(await self._create(caller, wanted, settings, labels, key))
             await self._equip(made[0])
             command = recipe.command if workload.command is None else workload.command
             if command is not None:

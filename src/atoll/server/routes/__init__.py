@@ -10,7 +10,6 @@ from atoll.server.routes import (
     files,
     health,
     image_builds,
-    images,
     keys,
     limits,
     network,
@@ -21,6 +20,7 @@ from atoll.server.routes import (
     specs,
     telemetry,
     users,
+    volumes,
     webhooks,
 )
 
@@ -33,7 +33,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     snapshots.router,
     snapshots.of_sandbox,
     image_builds.router,
-    images.router,
+    volumes.router,
     health.router,
     specs.router,
     events.router,

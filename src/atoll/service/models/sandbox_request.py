@@ -55,7 +55,8 @@ class SandboxSettings(BaseModel):
     """What the sandbox may reach: `none`, `all` or rules. Only administrators may open private address ranges, because
     the server's own network is one."""
     volumes: Annotated[list[Volume], Field(max_length=64)] = Field(default_factory=list)
-    """Directories of the server's machine to mount. Only administrators may request them."""
+    """Named volumes of the caller, by `name`, and directories of the server's machine, by `host`. A named volume that
+    does not exist is made. Only administrators may request directories."""
     undo: UndoSetting = None
     """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
     setup: SetupCommands = ()
@@ -113,7 +114,8 @@ class SandboxOptions(LimitOptions):
     network: Any = None
     """What the sandbox may reach: `none`, `all` or rules."""
     volumes: list[Volume] | None = None
-    """Directories of the server's machine to mount. Only administrators may request them."""
+    """Named volumes of the caller, by `name`, and directories of the server's machine, by `host`. A named volume that
+    does not exist is made. Only administrators may request directories."""
     undo: UndoSetting = None
     """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
     setup: list[str] | None = None
