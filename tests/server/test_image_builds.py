@@ -31,7 +31,7 @@ def carol(native_server: RunningServer) -> Iterator[httpx.Client]:
     with native_server.client() as admin:
         person: Person = new_user(admin, "carol")
     with native_server.client(person.key) as client:
-        with_base(client)
+        with_base(native_server)
         yield client
 
 
@@ -240,7 +240,7 @@ def test_a_killed_server_has_failed_builds_and_goes_on_from_the_cache(
     folder = new_folder(session_folder, "builds")
     server = start_server(folder, "native")
     with server.client() as admin:
-        with_base(admin)
+        with_base(server)
         steps = f"FROM {BASE}\nRUN echo one > /one\n"
         path = begin(admin, f"{steps}RUN echo begun; sleep 1000\n", name="x")
         until(admin, path, "output", "begun")

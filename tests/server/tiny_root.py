@@ -10,9 +10,31 @@ import tarfile
 from pathlib import Path
 
 BUSYBOX = "/usr/bin/busybox"
-PROGRAMS = (
-    ["sh", "cat", "echo", "sleep", "ls", "true", "false", "mkdir", "touch", "rm", "head", "yes", "id", "env", "grep", "wc", "chmod", "ln", "dd", "sync", "find", "test", "sort"]
-)
+PROGRAMS = [
+    "sh",
+    "cat",
+    "echo",
+    "sleep",
+    "ls",
+    "true",
+    "false",
+    "mkdir",
+    "touch",
+    "rm",
+    "head",
+    "yes",
+    "id",
+    "env",
+    "grep",
+    "wc",
+    "chmod",
+    "ln",
+    "dd",
+    "sync",
+    "find",
+    "test",
+    "sort",
+]
 
 
 @functools.cache

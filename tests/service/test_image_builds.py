@@ -76,10 +76,11 @@ class Scene:
             self.carrier,
             manager=self.made.manager,
             specs=self.made.specs,
+            snapshots=self.made.sandboxes.snapshots,
             reservations=self.made.sandboxes.reservations,
         )
 
-    async def begin(self, caller: Caller, name: str, key: str | None = None, **options: Any) -> str:
+    async def begin(self, caller: Caller, name: str, *, key: str | None = None, **options: Any) -> str:
         held = contextlib.AsyncExitStack()
         held.callback(self.released.append, name)
         wanted = ImageBuildRequest.model_validate({"name": name, **options})
@@ -187,7 +188,7 @@ async def test_what_a_failure_says(scene: Open) -> None:
 
 async def test_a_restart_ends_what_was_going_on_and_keeps_what_is_known(scene: Open) -> None:
     async with scene(BuildRules(at_once=1)) as s:
-        options = {"args": {"TOKEN": "tok-123456"}, "secrets": {"key": SECRET}}
+        options: dict[str, Any] = {"args": {"TOKEN": "tok-123456"}, "secrets": {"key": SECRET}}
         done = await s.begin(ANN, "done", **options)
         await s.end("done", done)
         going, waiting = await s.begin(ANN, "going", **options), await s.begin(ANN, "waiting")

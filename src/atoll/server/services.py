@@ -158,6 +158,7 @@ async def services(
             BuildCarrier(engine, installation),
             manager=manager,
             specs=specs,
+            snapshots=sandboxes.snapshots,
             reservations=sandboxes.reservations,
         )
         await builds.go_on()

@@ -32,6 +32,6 @@ class BuildCarrier:
     async def sweep(self) -> None:
         """Remove the sandboxes of builds whose process has died."""
         if isinstance(self._engine, Building):
-            from atoll.builds.builder import sweep
+            from atoll.builds.labels import sweep
 
             await sweep(self._engine)

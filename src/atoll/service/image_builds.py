@@ -33,9 +33,15 @@ from atoll.model.network_policy import NetworkPolicy
 from atoll.service.build_records import BuildLog, BuildRecords, StoredBuild
 from atoll.service.caller import Caller
 from atoll.service.failures import without_paths
-from atoll.service.models.image_build import BuildFailure, BuildState, ImageBuildInfo, ImageBuildRequest
-from atoll.service.models.image_info import ImageInfo
+from atoll.service.models.image_build import (
+    BuildFailure,
+    BuildState,
+    BuiltImageInfo,
+    ImageBuildInfo,
+    ImageBuildRequest,
+)
 from atoll.service.quotas import Reservations
+from atoll.service.snapshots import SnapshotService
 from atoll.service.specs import SandboxSpecService
 from atoll.waiting import EventSignal, happens_within
 from atoll.workers import Shares
@@ -118,12 +124,14 @@ class ImageBuildService:
         *,
         manager: SandboxManager,
         specs: SandboxSpecService,
+        snapshots: SnapshotService,
         reservations: Reservations,
     ) -> None:
         self.rules = rules
         self._records = BuildRecords(folder)
         self._carrier = carrier
         self._manager, self._specs, self._reservations = manager, specs, reservations
+        self._snapshots = snapshots
         self._builds: dict[str, _Build] = {}
         self._turns = Shares(rules.at_once, rules.at_once_of_one)
         self._gates: WeakValueDictionary[tuple[str, int], asyncio.Semaphore] = WeakValueDictionary()
@@ -260,8 +268,14 @@ class ImageBuildService:
             account=await self._manager.account_of(caller.user_id),
             owner=caller.user_id,
             limits=limits,
+            name_base=lambda name: self._name_base(caller, name),
             timeout_s=most_s if wanted.timeout_s is None else min(wanted.timeout_s, most_s),
         )
+
+    async def _name_base(self, caller: Caller, name: str) -> str:
+        """Return the full name of a base image. Raises ForbiddenError and SnapshotNotFoundError."""
+        self._specs.check_image(caller, name)
+        return await self._snapshots.full_image(caller, name)
 
     async def _checked_limits(self, caller: Caller, wanted: ImageBuildRequest) -> Limits:
         if wanted.network is not None:
@@ -312,7 +326,7 @@ class ImageBuildService:
             elif (error := work.exception()) is not None:
                 await self._end(build, "failed", error=_failure(error, build.info.id))
             else:
-                await self._end(build, "done", image=ImageInfo.of(work.result().image))
+                await self._end(build, "done", image=BuiltImageInfo.of(work.result().image))
         finally:
             await held.aclose()
 

@@ -220,12 +220,13 @@ class SandboxSpecService:
                 "only administrators may mount directories of the server's machine",
                 hint="Mount a volume by its name, without a slash: 'data:/data'.",
             )
-        if settings.image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
-            raise ForbiddenError(
-                f"only administrators may use files of the server's machine as images: {settings.image[:80]!r}"
-            )
+        self.check_image(caller, settings.image)
         self.check_network(caller, settings.network)
         self.ceilings.check(caller, settings.limits)
+
+    def check_image(self, caller: Caller, image: str) -> None:
+        if image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
+            raise ForbiddenError(f"only administrators may use files of the server's machine as images: {image[:80]!r}")
 
     def check_network(self, caller: Caller, policy: NetworkPolicy) -> None:
         if opens_private(policy) and not caller.is_admin:

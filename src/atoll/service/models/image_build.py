@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Literal
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
 from pydantic import Base64Bytes, BaseModel, BeforeValidator, Field
 
+from atoll.images import Image
 from atoll.model import Limits
 from atoll.model.network_policy import NetworkPolicy, parse_policy
-from atoll.service.models.image_info import ImageInfo
 from atoll.service.models.request_model import RequestModel
 from atoll.service.models.sandbox_request import RegistryLogin
 
@@ -77,6 +78,58 @@ class BuildFailure(BaseModel):
     """The last lines that it wrote."""
 
 
+class ImageDefaults(BaseModel):
+    """What an image says about sandboxes that are made from it."""
+
+    env: dict[str, str] = {}
+    """Environment variables."""
+    entrypoint: list[str] = []
+    """The program that its author meant to be run."""
+    cmd: list[str] = []
+    """Arguments for it, or the program itself."""
+    work_dir: str = ""
+    """The directory where commands start."""
+    user: str = ""
+    """The user who runs commands."""
+    labels: dict[str, str] = {}
+    """Labels of its author."""
+    exposed_ports: list[str] = []
+    """Ports on which its programs listen, such as `8000/tcp`."""
+    volumes: list[str] = []
+    """Paths that its author declared as volumes. They are only noted."""
+    stop_signal: str = ""
+    """The signal that ends its program."""
+    shell: list[str] = []
+    """What runs command lines of a Dockerfile. Empty: `/bin/sh -c`."""
+    healthcheck: dict[str, Any] = {}
+    """The health check, as in an OCI configuration."""
+
+
+class BuiltImageInfo(BaseModel):
+    """An image that was built."""
+
+    name: str
+    """Its name, with which sandboxes start from it."""
+    digest: str
+    """The digest of its files."""
+    size_bytes: int
+    """The size of its files."""
+    created_at: datetime
+    """When it was stored."""
+    config: ImageDefaults
+    """What it says about sandboxes that are made from it."""
+
+    @classmethod
+    def of(cls, image: Image) -> BuiltImageInfo:
+        return cls(
+            name=image.reference,
+            digest=image.digest,
+            size_bytes=image.size_bytes,
+            created_at=datetime.fromtimestamp(image.created_at, UTC),
+            config=ImageDefaults.model_validate(asdict(image.config)),
+        )
+
+
 class ImageBuildInfo(BaseModel):
     """A build of an image."""
 
@@ -114,7 +167,7 @@ class ImageBuildInfo(BaseModel):
     """How long the log is. Reading can continue from there."""
     error: BuildFailure | None = None
     """Why it failed."""
-    image: ImageInfo | None = None
+    image: BuiltImageInfo | None = None
     """What was built."""
 
 
