@@ -55,7 +55,9 @@ class Bases:
     async def find(self, name: str) -> Base:
         """Return what this name stands for. An image that is not here is pulled or built first."""
         if name not in self._known:
-            self._known[name] = await self._find(name)
+            found = await self._find(name)
+            with_path = {"PATH": PATH} | found.config.env  # as with Docker, PATH is always set
+            self._known[name] = replace(found, config=replace(found.config, env=with_path))
         return self._known[name]
 
     async def _find(self, name: str) -> Base:
@@ -70,7 +72,7 @@ class Bases:
             return await self._snapshot(name)
         if name == SCRATCH:
             image = await self._scratch()
-            return self._base(SCRATCH, replace(image, config=ImageConfig(env={"PATH": PATH}, work_dir="/")))
+            return self._base(SCRATCH, replace(image, config=ImageConfig(work_dir="/")))
         for candidate in await workers.run(workers.ENGINE, self._candidates, name):
             image = await self._images.ensure(candidate, self._progress(name))
             return self._base(candidate, image)

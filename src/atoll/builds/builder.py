@@ -75,7 +75,7 @@ class Builder:
             async with self._in_time(request):
                 image = await self._build(request, name, able, reporter)
         except SandboxError as error:
-            reporter.emit(BuildEvent("failed", str(error), place=getattr(error, "place", ""), steps=reporter.steps))
+            reporter.failed(error)
             raise
         return BuiltImage(image, reporter.steps, reporter.cached, time.monotonic() - began)
 

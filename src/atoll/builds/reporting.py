@@ -11,6 +11,7 @@ from typing import Literal
 from atoll.builds.failures import shown
 from atoll.builds.request import BuildEvent, OnBuildEvent
 from atoll.builds.steps import Step
+from atoll.errors import BuildError, SandboxError
 
 MAX_OUTPUT_BYTES = 2 << 20
 """How much of one step's output is reported. Its end is kept for the error in any case."""
@@ -47,6 +48,10 @@ class Reporter:
 
     def done(self, step: Step, began: float) -> None:
         self.emit(dataclasses.replace(self._of(step, "done"), seconds=time.monotonic() - began))
+
+    def failed(self, error: SandboxError) -> None:
+        step, place = (error.step, error.place) if isinstance(error, BuildError) else (0, "")
+        self.emit(BuildEvent("failed", str(error), step=step, steps=self.steps, place=place))
 
     def output_of(self, step: Step) -> StepOutput:
         return StepOutput(self, step, self._secrets)

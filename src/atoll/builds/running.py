@@ -13,7 +13,7 @@ from atoll.builds.site import Site
 from atoll.builds.source_tree import SourceTree
 from atoll.builds.steps import RunCommand, RunMount, Step
 from atoll.builds.users import user_of_commands
-from atoll.errors import BuildError, SandboxGoneError, SandboxResourceError
+from atoll.errors import BuildError, SandboxGoneError
 from atoll.guest.start_request import StartRequest
 from atoll.model import Cause, ExecutionResult
 from atoll.sandbox.command import new_command_id
@@ -85,7 +85,8 @@ async def _command(
     if not result.success:
         raise failure(result, last)
     # Whatever the command has left running would write into the next step.
-    await sandbox.access.guest.processes.kill(id.encode())
+    with contextlib.suppress(ProcessLookupError):
+        await sandbox.access.guest.processes.kill(id.encode())
     await sandbox.access.guest.processes.release(id.encode())
 
 
@@ -153,7 +154,3 @@ def _gone(error: SandboxGoneError, output: str) -> BuildError:
 def _start_hint(action: RunCommand) -> str:
     named = f" USER is {action.user[:80]!r}:" if action.user else ""
     return f"Check USER and WORKDIR:{named} it has to be in /etc/passwd of the stage, or a number."
-
-
-def resource(error: SandboxResourceError) -> BuildError:
-    return BuildError(error.reason, hint=error.hint, cause=str(Cause.PIDS))
