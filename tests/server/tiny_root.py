@@ -10,31 +10,10 @@ import tarfile
 from pathlib import Path
 
 BUSYBOX = "/usr/bin/busybox"
-PROGRAMS = [
-    "sh",
-    "cat",
-    "echo",
-    "sleep",
-    "ls",
-    "true",
-    "false",
-    "mkdir",
-    "touch",
-    "rm",
-    "head",
-    "yes",
-    "id",
-    "env",
-    "grep",
-    "wc",
-    "chmod",
-    "ln",
-    "dd",
-    "sync",
-    "find",
-    "test",
-    "sort",
-]
+PROGRAMS = (
+    *("sh", "cat", "echo", "sleep", "ls", "true", "false", "mkdir", "touch", "rm", "head", "yes", "id", "env", "grep"),
+    *("wc", "chmod", "ln", "dd", "sync", "find", "test", "sort", "stat", "tr", "seq"),
+)
 
 
 @functools.cache

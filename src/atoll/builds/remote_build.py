@@ -30,7 +30,7 @@ _UNDO_S = 60.0
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.5
 _KINDS = ("plan", "step", "cached", "output", "done", "failed", "progress", "warning")
-_TUPLES = ("entrypoint", "cmd", "exposed_ports", "volumes", "shell")
+_TUPLES = ("entrypoint", "cmd", "exposed_ports", "volumes", "shell", "history")
 
 
 async def build_on_server(server: Server, request: BuildRequest, on_event: OnBuildEvent) -> BuiltImage:
@@ -77,11 +77,12 @@ def options_of(request: BuildRequest) -> dict[str, Any]:
 
 def image_of(info: Mapping[str, Any]) -> Image:
     """Return an image of a server, whose files are not on this machine."""
-    config = {name: value for name, value in info["config"].items() if name in ImageConfig.__dataclass_fields__}
+    config = {name: info[name] for name in ImageConfig.__dataclass_fields__ if name in info}
+    config |= {"cmd": info.get("command", ())}
     config |= {name: tuple(config[name]) for name in _TUPLES if name in config}
     return Image(
-        reference=str(info["reference"]),
-        kind=Kind(info["kind"]),
+        reference=str(info["name"]),
+        kind=Kind.OCI,
         digest=str(info["digest"]),
         config=ImageConfig(**config),
         size_bytes=int(info["size_bytes"]),

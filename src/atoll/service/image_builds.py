@@ -317,18 +317,19 @@ class ImageBuildService:
         work = build.work = asyncio.ensure_future(self._work(build, caller, request, access))
         if build.is_given_up:
             work.cancel()
+        await asyncio.wait({work})
         try:
-            await asyncio.wait({work})
-            if work.cancelled() and not self._is_closing:
-                await self._end(build, "cancelled")
-            elif work.cancelled():
-                await self._end(build, "failed", error=_RESTARTED)
-            elif (error := work.exception()) is not None:
-                await self._end(build, "failed", error=_failure(error, build.info.id))
-            else:
-                await self._end(build, "done", image=BuiltImageInfo.of(work.result().image))
-        finally:
-            await held.aclose()
+            await held.aclose()  # a build that has ended holds nothing any more
+        except OSError:
+            _log.exception("the context of build %s cannot be removed", build.info.id)
+        if work.cancelled() and not self._is_closing:
+            await self._end(build, "cancelled")
+        elif work.cancelled():
+            await self._end(build, "failed", error=_RESTARTED)
+        elif (error := work.exception()) is not None:
+            await self._end(build, "failed", error=_failure(error, build.info.id))
+        else:
+            await self._end(build, "done", image=BuiltImageInfo.of(work.result().image))
 
     async def _work(self, build: _Build, caller: Caller, request: BuildRequest, access: Access) -> BuiltImage:
         async with self._turn(caller):

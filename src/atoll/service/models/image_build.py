@@ -78,14 +78,22 @@ class BuildFailure(BaseModel):
     """The last lines that it wrote."""
 
 
-class ImageDefaults(BaseModel):
-    """What an image says about sandboxes that are made from it."""
+class BuiltImageInfo(BaseModel):
+    """An image that was built, and what it says about sandboxes that are made from it."""
 
+    name: str
+    """Its name, with which sandboxes start from it."""
+    digest: str
+    """The digest of its files."""
+    size_bytes: int
+    """The size of its files."""
+    created_at: datetime
+    """When it was stored."""
     env: dict[str, str] = {}
     """Environment variables."""
     entrypoint: list[str] = []
     """The program that its author meant to be run."""
-    cmd: list[str] = []
+    command: list[str] = []
     """Arguments for it, or the program itself."""
     work_dir: str = ""
     """The directory where commands start."""
@@ -104,29 +112,16 @@ class ImageDefaults(BaseModel):
     healthcheck: dict[str, Any] = {}
     """The health check, as in an OCI configuration."""
 
-
-class BuiltImageInfo(BaseModel):
-    """An image that was built."""
-
-    name: str
-    """Its name, with which sandboxes start from it."""
-    digest: str
-    """The digest of its files."""
-    size_bytes: int
-    """The size of its files."""
-    created_at: datetime
-    """When it was stored."""
-    config: ImageDefaults
-    """What it says about sandboxes that are made from it."""
-
     @classmethod
     def of(cls, image: Image) -> BuiltImageInfo:
+        config = asdict(image.config)
+        config["command"] = config.pop("cmd")
         return cls(
             name=image.reference,
             digest=image.digest,
             size_bytes=image.size_bytes,
             created_at=datetime.fromtimestamp(image.created_at, UTC),
-            config=ImageDefaults.model_validate(asdict(image.config)),
+            **{name: value for name, value in config.items() if name in cls.model_fields},
         )
 
 
