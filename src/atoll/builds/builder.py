@@ -29,7 +29,7 @@ from atoll.builds.mounted import CACHE_BYTES, needs_volumes, volumes_of
 from atoll.builds.planning import Planner
 from atoll.builds.renewals import Renewals
 from atoll.builds.reporting import Reporter
-from atoll.builds.request import BuildEvent, BuildRequest, BuiltImage, OnBuildEvent
+from atoll.builds.request import BuildRequest, BuiltImage, OnBuildEvent
 from atoll.builds.site import Site
 from atoll.builds.source_tree import SourceTree
 from atoll.builds.stages import Stages
@@ -50,6 +50,7 @@ _RECENT_S = 3600.0
 _MAX_DOCKERFILE = 4 << 20
 _MAX_IGNORE = 1 << 20
 _DEFAULT = "Dockerfile"
+_GRACE_S = 10.0
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -138,7 +139,9 @@ class Builder:
     @asynccontextmanager
     async def _in_time(self, request: BuildRequest) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(request.timeout_s if math.isfinite(request.timeout_s) else None) as limit:
+            # A RUN has the time that is left, and its error says which step it was. Anything else gets a little more.
+            seconds = request.timeout_s + _GRACE_S if math.isfinite(request.timeout_s) else None
+            async with asyncio.timeout(seconds) as limit:
                 yield
         except TimeoutError as error:
             if isinstance(error, SandboxError) or not limit.expired():

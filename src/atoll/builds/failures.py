@@ -27,6 +27,9 @@ def explained(place: Place, text: str, number: int = 0) -> Iterator[None]:
         if error.reason.startswith(where):
             raise
         raise _placed(error, place, text, number) from error
+    except (OSError, ValueError) as error:
+        what = printable(str(error.strerror or error) if isinstance(error, OSError) else str(error))[:_SHOWN]
+        raise _placed(BuildError(f"it failed: {what}"), place, text, number) from error
 
 
 def _placed(error: SandboxError, place: Place, text: str, number: int) -> BuildError:

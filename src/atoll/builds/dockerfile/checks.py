@@ -179,10 +179,6 @@ class _Checker:
             self._check_urls(copy)
         if not copy.sources and not copy.heredocs:
             raise refusal(copy.place, "there is nothing to copy", "Write COPY SOURCE… TARGET.")
-        many = len(copy.sources) + len(copy.heredocs) > 1
-        if many and "$" not in copy.target and not copy.target.rstrip("\"'").endswith(("/", ".")):
-            reason = f"the target {shown(copy.target)} of several sources has to be a directory"
-            raise refusal(copy.place, reason, f"Write {shown(copy.target + '/')}.")
         if copy.mode and "$" not in copy.mode and not _MODE.fullmatch(copy.mode):
             raise refusal(copy.place, f"--chmod={shown(copy.mode)} is not a mode", "Write octal digits: --chmod=755.")
         return set(self._source(copy.source_stage, copy.place, index, "--from"))
