@@ -147,7 +147,6 @@ def _offered(connection: HTTPConnection) -> str | None:
 ReadScope = Annotated[Caller, Depends(needs(Scope.READ))]
 SandboxReadScope = Annotated[Caller, Depends(needs(Scope.READ, session=True))]
 SandboxUseScope = Annotated[Caller, Depends(needs(Scope.USE, session=True))]
-UseScope = Annotated[Caller, Depends(needs(Scope.USE))]
 ManageScope = Annotated[Caller, Depends(needs(Scope.MANAGE))]
 KeysScope = Annotated[Caller, Depends(needs(Scope.KEYS))]
 AdminScope = Annotated[Caller, Depends(needs(Scope.ADMIN))]
