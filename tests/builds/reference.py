@@ -73,7 +73,14 @@ def prepared_root() -> Path:
         if not root.exists():
             with tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as draft:
                 made = Path(draft) / "root"
-                command = ["mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(PACKAGES)}", SUITE, str(made)]
+                command = [
+                    "mmdebstrap",
+                    "--quiet",
+                    "--variant=apt",
+                    f"--include={','.join(PACKAGES)}",
+                    SUITE,
+                    str(made),
+                ]
                 _run(command)
                 made.rename(root)
     return root
@@ -159,7 +166,16 @@ class Reference:
         """Run a program in the root of the engine, which has its client."""
         given = {"DOCKER_HOST": f"unix://{_SHARED}/docker.sock", "HOME": "/root", **(variables or {})}
         settings = [f"{name}={value}" for name, value in given.items()]
-        enter = ["nsenter", f"--target={self.pid}", "--mount", "--pid", "chroot", str(self.data / "root"), "env", *settings]
+        enter = [
+            "nsenter",
+            f"--target={self.pid}",
+            "--mount",
+            "--pid",
+            "chroot",
+            str(self.data / "root"),
+            "env",
+            *settings,
+        ]
         return _run([*enter, *command], timeout_s=timeout_s)
 
     def wait(self, engine: subprocess.Popen[bytes]) -> None:
@@ -178,7 +194,14 @@ class Reference:
         case.make_context(context)
         inside = f"{_SHARED}/contexts/{case.name}"
         image = f"built-{case.name}"
-        command = ["docker", "build", "--network=none", "--progress=plain", f"--tag={image}", f"--file={inside}/{case.file}"]
+        command = [
+            "docker",
+            "build",
+            "--network=none",
+            "--progress=plain",
+            f"--tag={image}",
+            f"--file={inside}/{case.file}",
+        ]
         command += [f"--build-arg={name}={value}" for name, value in case.args.items()]
         if case.target:
             command.append(f"--target={case.target}")
