@@ -9,7 +9,7 @@ import functools
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from atoll import workers
 from atoll.archive.archive_limits import ImageLimits
@@ -18,10 +18,15 @@ from atoll.archive.work import Progress, ProgressCallback, Work, WorkCancelledEr
 from atoll.cancellation import finish_or_stop
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
 from atoll.images import access
+from atoll.images.blobs import BLOB_CACHE_BYTES, Blobs
 from atoll.images.image_store import HOST, Collected, Image, Store
+from atoll.images.mirrors import parse_mirrors
 from atoll.images.recipes import Recipe, Recipes
 from atoll.images.reference import Kind, Reference, parse
 from atoll.tracing import span
+
+if TYPE_CHECKING:
+    from atoll.images.maker import ImageMaker
 
 T = TypeVar("T")
 _SHORT_S = 60.0
@@ -40,12 +45,18 @@ class Images:
         *,
         limits: ImageLimits | None = None,
         plain_http_registries: Collection[str] = (),
+        registry_mirrors: Collection[str] = (),
+        blob_cache_bytes: int = BLOB_CACHE_BYTES,
     ) -> None:
+        """`registry_mirrors` are asked before the registry of an image, and `blob_cache_bytes` is how much the layers
+        that are kept for later pulls may take."""
         directory = Path(data_dir).absolute() / "images"
         self.store = Store(directory)
         self.recipes = Recipes(directory / "recipes")
         self._limits = limits or ImageLimits()
         self._plain_http_registries = frozenset(plain_http_registries)
+        self._mirrors = parse_mirrors(registry_mirrors)
+        self._blobs = Blobs(directory / "blobs", blob_cache_bytes)
         self._locks: weakref.WeakValueDictionary[tuple[int, str], asyncio.Lock] = weakref.WeakValueDictionary()
 
     def parse(self, reference: str) -> Reference:
@@ -147,9 +158,7 @@ class Images:
     ) -> Image:
         if reference.kind is Kind.HOST:
             return HOST
-        from atoll.images.maker import ImageMaker  # not needed for `host`, and slow to import
-
-        maker = ImageMaker(self.store, self.recipes, self._limits, self._plain_http_registries, access.current())
+        maker = self._maker()
         source = archive or reference
         if not refresh:
             # An image that exists already must not wait for the pulls of other callers.
@@ -162,6 +171,19 @@ class Images:
                 return await self._run(
                     lambda work: maker.make(reference, source, work, refresh=refresh), progress, kind=None
                 )
+
+    def _maker(self) -> ImageMaker:
+        from atoll.images.maker import ImageMaker  # not needed for `host`, and slow to import
+
+        return ImageMaker(
+            self.store,
+            self.recipes,
+            self._limits,
+            access.current(),
+            blobs=self._blobs,
+            plain_http=self._plain_http_registries,
+            mirrors=self._mirrors,
+        )
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, name: str) -> AsyncIterator[None]:

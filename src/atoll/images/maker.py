@@ -10,11 +10,15 @@ from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images.access import Access
 from atoll.images.debian import build
+from atoll.images.blobs import Blobs
+from atoll.images.flatten import flatten
 from atoll.images.image_store import Draft, Image, Store
+from atoll.images.mirrors import Mirror
 from atoll.images.oci_documents import ImageConfig
 from atoll.images.pull import Registry
 from atoll.images.recipes import Recipe, Recipes, suite_recipe
 from atoll.images.reference import Kind, Reference
+from atoll.images.registry_client import RegistryClient
 from atoll.images.tar_import import import_from_docker, import_stream
 
 
@@ -22,10 +26,18 @@ class ImageMaker:
     """Makes images. Its methods block. An image is stored only when it is complete."""
 
     def __init__(
-        self, store: Store, recipes: Recipes, limits: ImageLimits, plain_http: frozenset[str], access: Access
+        self,
+        store: Store,
+        recipes: Recipes,
+        limits: ImageLimits,
+        access: Access,
+        *,
+        blobs: Blobs,
+        plain_http: frozenset[str] = frozenset(),
+        mirrors: tuple[Mirror, ...] = (),
     ) -> None:
         self._store, self._recipes, self._limits, self._plain_http = store, recipes, limits, plain_http
-        self._access = access
+        self._access, self._blobs, self._mirrors = access, blobs, mirrors
 
     def present(self, reference: Reference, source: Reference) -> Image | None:
         """Return the stored image if it is up to date, as far as can be determined without the network."""
@@ -41,23 +53,39 @@ class ImageMaker:
                 return image
             with self._store.draft(work) as draft:
                 if source.kind is Kind.OCI:
-                    registry = Registry(
-                        source, self._limits, work, plain_http_registries=self._plain_http, access=self._access
-                    )
-                    resolved = registry.resolve()
-                    stamp = resolved.digest
-                    if (image := self._store.find(name)) is not None and image.source == stamp:
-                        if image.private and not registry.used_login:
-                            self._store.publish(name, work)
-                        return image
-                    config, result = registry.fetch(resolved, draft)
-                    private = registry.used_login
-                else:
-                    config, result = self._fill(source, draft, work)
-                    private = False
-                notes = tuple(result.notes)
-                made = Image(name, reference.kind, config=config, source=stamp, notes=notes, private=private)
+                    return self._pull(source, name, draft, work)
+                config, result = self._fill(source, draft, work)
+                made = Image(name, reference.kind, config=config, source=stamp, notes=tuple(result.notes))
                 return self._store.commit(draft, made, work)
+
+    def _pull(self, source: Reference, name: str, draft: Draft, work: Work) -> Image:
+        """Pull an image from the first of its places that has it: its mirrors, then its registry."""
+        places = [*(mirror for mirror in self._mirrors if mirror.registry == source.registry), None]
+        for number, mirror in enumerate(places):
+            client = RegistryClient(
+                source, self._limits, work, plain_http_registries=self._plain_http, access=self._access, mirror=mirror
+            )
+            registry = Registry(client, self._blobs)
+            scratch = draft.scratch / str(number)
+            scratch.mkdir()
+            try:
+                resolved = registry.resolve()
+                image = self._store.find(name)
+                if image is not None and image.source == resolved.digest:
+                    if image.private and not registry.used_login:
+                        self._store.publish(name, work)
+                    return image
+                config, layers = registry.download(resolved, scratch)
+                break
+            except ImageError as error:
+                work.check()
+                if mirror is None:
+                    raise
+                work.report("pull", f"the mirror {mirror.host} does not help: {error.reason}")
+        result = flatten(layers, draft.rootfs, self._limits, work)
+        private = registry.used_login
+        made = Image(name, Kind.OCI, config=config, source=resolved.digest, notes=tuple(result.notes), private=private)
+        return self._store.commit(draft, made, work)
 
     def _fill(self, source: Reference, draft: Draft, work: Work) -> tuple[ImageConfig, Extraction]:
         if source.kind is Kind.DOCKER:
