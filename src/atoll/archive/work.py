@@ -23,7 +23,7 @@ class Progress:
     """The current step of the work. `total_bytes` is None if the total is unknown."""
 
     stage: str
-    """One of `wait`, `pull`, `build`, `extract`, `check`."""
+    """One of `wait`, `pull`, `build`, `extract`, `check`, `save`, `push`."""
     detail: str
     done_bytes: int = 0
     total_bytes: int | None = None

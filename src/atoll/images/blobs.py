@@ -102,9 +102,10 @@ class Blobs:
             with contextlib.suppress(FileExistsError):
                 os.link(written, whole)
 
-    def sweep(self, most_bytes: int | None = None) -> int:
+    def sweep(self, most_bytes: int | None = None, *, unused_s: float = 0.0) -> int:
         """Remove the least recently used files until the rest takes at most `most_bytes`, by default what the cache
-        may take, and old beginnings. Files that are being written stay. Returns how many bytes were removed."""
+        may take, and old beginnings. Files that are being written stay, and those used within the last `unused_s`
+        seconds. Returns how many bytes were removed."""
         most = self.most_bytes if most_bytes is None else most_bytes
         found: list[tuple[float, int, Path]] = []
         for folder in (self._whole, self._partial):
@@ -116,7 +117,8 @@ class Blobs:
         total, freed, now = sum(size for _, size, _ in found), 0, time.time()
         for used_at, size, path in sorted(found):
             is_old = path.parent == self._partial and used_at < now - _KEEP_PARTIAL_S
-            if (total - freed > most or is_old) and _removed(path):
+            is_unused = used_at <= now - unused_s
+            if ((total - freed > most and is_unused) or is_old) and _removed(path):
                 freed += size
         return freed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from atoll import durable
 from atoll.archive import tree
 from atoll.buffers import Budgets
 from atoll.engines import registry
-from atoll.engines.contract import Engine, Reachable
+from atoll.engines.contract import Engine, ImageKeeping, Reachable
 from atoll.errors import EngineUnavailableError
 from atoll.images.access import Access, parse_places
 from atoll.manager import Retention, SandboxManager
@@ -26,6 +27,7 @@ from atoll.server.webhooks.delivery import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService, UserService
 from atoll.service.credentials import TokenRules
 from atoll.service.failures import hide
+from atoll.service.images import ImageService
 from atoll.service.port_watch import PortWatch
 from atoll.service.quotas import LimitCeilings
 from atoll.service.runtime_view import origin_of
@@ -47,6 +49,7 @@ class Services:
     identities: Identities
     users: UserService
     specs: SandboxSpecService
+    images: ImageService
     sandboxes: SandboxService
     runtimes: RuntimeService
     rate: RateLimiter
@@ -75,6 +78,8 @@ async def services(
     secret = _load_secret(settings.secret_path)
     store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
     installation = installation or Settings.load()
+    if settings.registry_mirrors:
+        installation = dataclasses.replace(installation, registry_mirrors=tuple(settings.registry_mirrors))
     hide(settings.state_dir, installation.data_dir, installation.run_dir)
     engine = _engine(settings, installation)
     happened = EventSignal()
@@ -112,6 +117,8 @@ async def services(
             settings.default_spec_id,
             max_specs=settings.max_specs,
             ceilings=ceilings,
+            max_images=settings.max_images,
+            max_image_bytes=settings.max_image_bytes,
             access=Access(True, *parse_places(settings.registries), frozenset(settings.shared_registries)),
         )
         await specs.prepare()
@@ -126,6 +133,7 @@ async def services(
             exposed_url_pattern=settings.exposed_url_pattern,
             relays_telemetry=settings.otlp_endpoint is not None,
         )
+        images = ImageService(manager, engine, specs, engine.images if isinstance(engine, ImageKeeping) else None)
         await sandboxes.startups.go_on()
         public_url = settings.public_url or listens_on
         runtimes = RuntimeService(
@@ -153,6 +161,7 @@ async def services(
             identities,
             users,
             specs,
+            images,
             sandboxes,
             runtimes,
             rate,
@@ -173,6 +182,7 @@ async def services(
             await webhooks.aclose()
             await runtimes.aclose()
             await specs.aclose()
+            await images.aclose()
             await sandboxes.startups.aclose()
     finally:
         await port_watch.aclose()
