@@ -24,6 +24,7 @@ _MAX_SOCKET_PATH = 99
 
 
 _DOCKER_IMAGE = "python:3.12-slim"
+_BLOB_CACHE_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Settings:
     """The default image of engine `docker`, which has no image `host`."""
     registry_mirrors: tuple[str, ...] = ()
     """Mirrors that are asked before a registry."""
-    blob_cache_bytes: int = 8 << 30
+    blob_cache_bytes: int = _BLOB_CACHE_BYTES
     """How much the layers may take that are kept for later pulls."""
 
     @classmethod
@@ -56,7 +57,7 @@ class Settings:
             resources=Resources.load(environ, data),
             docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
             registry_mirrors=_texts(environ, "ATOLL_REGISTRY_MIRRORS"),
-            blob_cache_bytes=_size(environ, "ATOLL_BLOB_CACHE_BYTES", cls.blob_cache_bytes),
+            blob_cache_bytes=_size(environ, "ATOLL_BLOB_CACHE_BYTES", _BLOB_CACHE_BYTES),
         )
 
     def engine_data_dir(self, engine: str) -> Path:

@@ -159,7 +159,8 @@ async def _details(reference: str, owner: str) -> dict[str, Any]:
     layers = [{"digest": each.digest, "size_bytes": each.size_bytes} for each in await images.layer_infos(image)]
     config = json.loads(json.dumps(dataclasses.asdict(image.config)))
     config["command"] = config.pop("cmd")
-    return _shown(usage) | config | {"layers": layers[::-1], "source": image.source, "notes": list(image.notes)}
+    shown = _shown(usage)
+    return shown | dict(config) | {"layers": layers[::-1], "source": image.source, "notes": list(image.notes)}
 
 
 def _same(one: Image, other: Image) -> bool:

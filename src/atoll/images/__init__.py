@@ -5,7 +5,7 @@ Archives and registries are not trusted. `Images` is the entry point; engines us
 
 from atoll.archive.archive_limits import ImageLimits
 from atoll.archive.work import Progress, ProgressCallback
-from atoll.images.image_store import Collected, Image
+from atoll.images.image import Collected, Image
 from atoll.images.images import Images
 from atoll.images.oci_documents import ImageConfig
 from atoll.images.push import Pushed

@@ -19,7 +19,8 @@ from atoll.archive.root import Root
 from atoll.archive.work import Work
 from atoll.errors import ImageError
 from atoll.images.archive_program import Program, running
-from atoll.images.image_store import PASSABLE, Draft
+from atoll.images.image import Draft
+from atoll.images.image_store import PASSABLE
 from atoll.images.recipes import BASE_PACKAGES, Recipe
 from atoll.images.reference import SUITES
 

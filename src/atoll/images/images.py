@@ -8,7 +8,7 @@ import dataclasses
 import errno
 import functools
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,9 +18,10 @@ from atoll.archive.tree import Measure
 from atoll.archive.work import Progress, ProgressCallback, Work, WorkCancelledError
 from atoll.cancellation import finish_or_stop
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
-from atoll.images import access, oci_archive, usage
+from atoll.images import access, oci_archive, tree_view, usage
 from atoll.images.blobs import BLOB_CACHE_BYTES, Blobs
-from atoll.images.image_store import HOST, Collected, Image, Store
+from atoll.images.image import HOST, Collected, Image
+from atoll.images.image_store import Store
 from atoll.images.layer_roots import LayerInfo
 from atoll.images.mirrors import parse_mirrors
 from atoll.images.push import Push, Pushed
@@ -232,7 +233,8 @@ class Images:
     async def gc(self) -> Collected:
         return await self._run(self.store.gc)
 
-    async def lease(self, sandbox_id: str, digest: str) -> Path:
+    async def lease(self, sandbox_id: str, digest: str) -> tuple[Path, ...]:
+        """Prevent the removal of an image while a sandbox uses it. Returns its layers, topmost first."""
         return await self._run(
             lambda work: self.store.lease(sandbox_id, digest, work), timeout_s=_SHORT_S, kind=workers.ENGINE
         )
@@ -243,15 +245,30 @@ class Images:
     async def leases(self) -> dict[str, str]:
         return await workers.run(workers.ENGINE, self.store.leases)
 
+    @contextlib.contextmanager
+    def view(self, reference: str) -> Iterator[int]:
+        """Provide a descriptor of the files of a stored image, for reading. Blocks, see `tree_view.view`."""
+        self._stored(reference)
+        with tree_view.view(self._get(str(self._meaning(reference))).layers) as fd:
+            yield fd
+
+    async def work(self, function: Callable[[Work], T], progress: ProgressCallback | None = None) -> T:
+        """Run blocking work on images in a thread, like all work of this class."""
+        return await self._run(function, progress)
+
     async def _resolved(self, reference: str) -> Reference:
+        if not debian_suite(reference):
+            return self.parse(reference)
+        return await workers.run(workers.ENGINE, self._meaning, reference)
+
+    def _meaning(self, reference: str) -> Reference:
         """Parse a reference. `debian:12` and the like mean an image of that name which is here, else the suite that is
         built here."""
         suite = debian_suite(reference)
         if not suite:
             return self.parse(reference)
         named = parse_name(reference)
-        found = await workers.run(workers.ENGINE, self._find, str(named))
-        return named if found is not None else Reference(Kind.DEBIAN, suite)
+        return named if self._find(str(named)) is not None else Reference(Kind.DEBIAN, suite)
 
     def _find(self, name: str) -> Image | None:
         """Return the image that this name means for the present access: the owner's, else that of everybody."""

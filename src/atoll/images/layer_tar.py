@@ -82,9 +82,7 @@ class _Packing:
         self.write(_END)
         self._put(self._packer.flush())
         self._file.flush()
-        return PackedLayer(
-            path, f"sha256:{self._packed.hexdigest()}", self._size, f"sha256:{self._plain.hexdigest()}"
-        )
+        return PackedLayer(path, f"sha256:{self._packed.hexdigest()}", self._size, f"sha256:{self._plain.hexdigest()}")
 
     def _put(self, data: bytes) -> None:
         self._packed.update(data)
@@ -151,5 +149,7 @@ class _Layer:
                 self._stream.write(chunk)
                 left -= len(chunk)
         if left:
-            raise ImageError(f"{ascii(member.name)[:120]} of the image is shorter than it was", hint="Verify the image.")
+            raise ImageError(
+                f"{ascii(member.name)[:120]} of the image is shorter than it was", hint="Verify the image."
+            )
         self._stream.write(padding(info.st_size))

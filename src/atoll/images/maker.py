@@ -78,7 +78,9 @@ class ImageMaker:
                 if name or not found:
                     hint = None if name else "The archive does not name its image: give it a name with --name."
                     raise SpecError(error.reason, hint=hint or error.hint) from error
-                raise ImageError(f"the archive names its image {found[:80]!r}", hint="Choose a name: --name.") from error
+                raise ImageError(
+                    f"the archive names its image {found[:80]!r}", hint="Choose a name: --name."
+                ) from error
             owner = self._access.owner
             with self._store.making(_key(str(reference), owner), work):
                 made = Image(str(reference), Kind.OCI, config=config, notes=tuple(result.notes), owner=owner)

@@ -6,7 +6,7 @@
     [REGISTRY/]REPOSITORY[:TAG][@sha256:DIGEST]    an OCI image; the default registry is docker.io
     tar:/PATH                            a root file system, or a saved image, in a tar archive
     docker:NAME                          an image of the local Docker engine
-    snapshot:ID                          reserved
+    snapshot:ID, step:KEY                reserved
 
 Parsing uses neither the file system nor the network, so the names of the recipes are passed in.
 """
@@ -77,6 +77,8 @@ def parse(text: str, recipes: Collection[str] = ()) -> Reference:
     prefix, colon, rest = text.partition(":")
     if colon and prefix == "snapshot":
         raise SpecError("a snapshot cannot be used here; only a new sandbox can start from one", hint=_HINT)
+    if colon and prefix == "step":
+        raise SpecError("a step of a build cannot be used as an image", hint=_HINT)
     if colon and prefix == "debian" and rest in SUITES:
         return Reference(Kind.DEBIAN, rest)
     if colon and prefix == "recipe":

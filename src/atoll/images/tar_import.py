@@ -19,7 +19,8 @@ from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images.archive_program import Program, running
 from atoll.images.flatten import Layer, flatten
-from atoll.images.image_store import READABLE, Draft
+from atoll.images.image import Draft
+from atoll.images.image_store import READABLE
 from atoll.images.oci_documents import (
     INDEX_TYPES,
     Descriptor,
@@ -87,7 +88,9 @@ def _name_in(root: Root, limits: ImageLimits) -> str:
     listed = root.read("manifest.json", limits.document_bytes)
     if listed is not None:
         images = parse_json(b'{"images":%s}' % listed, "list of images")["images"]
-        tags = images[0].get("RepoTags") if isinstance(images, list) and images and isinstance(images[0], dict) else None
+        tags = (
+            images[0].get("RepoTags") if isinstance(images, list) and images and isinstance(images[0], dict) else None
+        )
         if isinstance(tags, list) and tags and isinstance(tags[0], str):
             return tags[0]
     index = root.read("index.json", limits.document_bytes)

@@ -215,9 +215,7 @@ class Transport:
             connection.close()
 
 
-def _connection(
-    url: str, access: Access, timeout_s: float
-) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
+def _connection(url: str, access: Access, timeout_s: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
     """Return an unconnected connection, the request target, and headers for a proxy."""
     connection, target, extra = _route(url, timeout_s)
     # http.client has no public way to choose the address to connect to.
@@ -258,8 +256,14 @@ def _route(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str,
     if parts.scheme == "https":
         context = ssl.create_default_context()
         if not proxy.hostname:
-            return http.client.HTTPSConnection(host, port, timeout=timeout_s, blocksize=_BLOCK, context=context), target, {}
-        tunnel = http.client.HTTPSConnection(proxy.hostname, proxy.port or 80, timeout=timeout_s, blocksize=_BLOCK, context=context)
+            return (
+                http.client.HTTPSConnection(host, port, timeout=timeout_s, blocksize=_BLOCK, context=context),
+                target,
+                {},
+            )
+        tunnel = http.client.HTTPSConnection(
+            proxy.hostname, proxy.port or 80, timeout=timeout_s, blocksize=_BLOCK, context=context
+        )
         tunnel.set_tunnel(host, port, extra)
         return tunnel, target, {}
     if not proxy.hostname:

@@ -63,9 +63,7 @@ def usage(store: Store) -> list[ImageUsage]:
     for image in images:
         sizes = layers[image.digest]
         own = sum(size for layer, size in sizes.items() if count[layer] == 1)
-        found.append(
-            ImageUsage(image, own, sum(sizes.values()) - own, tuple(sorted(users.get(image.digest, ()))))
-        )
+        found.append(ImageUsage(image, own, sum(sizes.values()) - own, tuple(sorted(users.get(image.digest, ())))))
     return found
 
 

@@ -185,7 +185,7 @@ class SandboxSpec(BaseModel):
     @classmethod
     def _work_dir(cls, value: str) -> str:
         path = absolute_path(value)
-        if path == "/" or path.split("/")[1] in ("proc", "sys", "dev"):
+        if path.split("/")[1] in ("proc", "sys", "dev"):
             raise ValueError(f"{value!r} cannot be the work directory")
         return path
 

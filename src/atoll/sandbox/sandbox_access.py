@@ -252,7 +252,7 @@ class SandboxAccess:
             raise ValueError(f"{path!r} is not a path")
         if ".." in path.split("/"):
             full = posixpath.normpath(posixpath.join(self.spec.work_dir, path))
-            if full != self.spec.work_dir and not full.startswith(self.spec.work_dir + "/"):
+            if full != self.spec.work_dir and not full.startswith(self.spec.work_dir.rstrip("/") + "/"):
                 raise ValueError(f"Path contains potentially unsafe patterns: {path!r} leaves the work directory")
             # A relative path stays relative, because only the agent knows the real path of the work directory.
             return full if path.startswith("/") else posixpath.normpath(path)

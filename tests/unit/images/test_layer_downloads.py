@@ -101,7 +101,7 @@ async def test_a_broken_connection_is_resumed(open_registry: str, images: Images
         front.mode = ""
         front.asked.clear()
         await assert_whole(images, f"{front.address}/a/b:1")
-        assert [asked for _, path, asked in front.asked if path.endswith(digest(BASE))][0] != ""
+        assert next(asked for _, path, asked in front.asked if path.endswith(digest(BASE))) != ""
 
 
 @pytest.mark.parametrize("mode", ["ignores ranges", "other range", "wrong range", "no such range"])
@@ -128,22 +128,24 @@ async def test_a_registry_that_stops_in_the_middle_is_given_up(mode: str, open_r
         await assert_whole(images, f"{front.address}/a/b:1")
 
 
-async def test_a_killed_pull_is_gone_on_with(open_registry: str, images: Images, tmp_path: Path) -> None:
-    program = "import sys, asyncio\nfrom atoll.images import Images\nasyncio.run(Images(sys.argv[1]).ensure(sys.argv[2]))"
+def test_a_killed_pull_is_gone_on_with(open_registry: str, images: Images, tmp_path: Path) -> None:
+    program = (
+        "import sys, asyncio\nfrom atoll.images import Images\nasyncio.run(Images(sys.argv[1]).ensure(sys.argv[2]))"
+    )
     with Front(open_registry, "stalled") as front:
         name = f"{front.address}/a/b:1"
         process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "data"), name])
-        await asyncio.to_thread(front.stalled.wait)
         partial = images.store.directory / "blobs" / "partial"
         while not any(path.stat().st_size for path in partial.glob("*")):
-            await asyncio.sleep(0.01)
+            assert process.poll() is None
+            front.stalled.wait(0.01)
         process.kill()
         process.wait()
         front.mode = ""
         front.asked.clear()
-        await assert_whole(images, name)
+        asyncio.run(assert_whole(images, name))
         assert any(asked for _, _, asked in front.asked)
-    await images.gc()
+    asyncio.run(images.gc())
     assert list((images.store.directory / "tmp").iterdir()) == []
 
 
@@ -167,9 +169,7 @@ async def test_cached_layers_are_not_for_those_whom_the_registry_refuses(images:
             await images.ensure(f"{closed}/a/b:1")
 
 
-async def test_a_registry_that_claims_a_layer_of_another_one_gains_nothing(
-    open_registry: str, images: Images
-) -> None:
+async def test_a_registry_that_claims_a_layer_of_another_one_gains_nothing(open_registry: str, images: Images) -> None:
     """Somebody who knows the digest of a layer names it in a manifest of their own registry."""
     with Front(open_registry, "") as victim, Front(open_registry, "") as evil:
         await images.ensure(f"{victim.address}/a/b:1")

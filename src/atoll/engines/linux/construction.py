@@ -186,5 +186,5 @@ async def _acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
         return await layout.images.acquire(record.spec.image, record.sandbox_id)
     if not base.digest:
         return None
-    root = await layout.images.lease(record.sandbox_id, base.digest)
-    return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))
+    layers = await layout.images.lease(record.sandbox_id, base.digest)
+    return Image(base.image, Kind.TAR, base.digest, layers, ImageConfig(env=base.env))

@@ -30,6 +30,7 @@ from atoll.engines.enforcement import (
     refuse_unsupported,
 )
 from atoll.engines.limit_events import LimitEvents
+from atoll.engines.linux.build_operations import BuildOperations
 from atoll.engines.linux.checkpoint_operations import CheckpointOperations
 from atoll.engines.linux.construction import Construction, first_record
 from atoll.engines.linux.launcher import Isolation, Launcher, Launchers
@@ -43,8 +44,11 @@ from atoll.engines.linux.states.checkpoints import Checkpoints
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.states.snapshots import SNAPSHOT, Snapshots
 from atoll.engines.linux.states.state_storage import StateStorage
+from atoll.engines.linux.states.step_names import STEP
+from atoll.engines.linux.states.steps import Steps
 from atoll.engines.linux.teardown import Teardown
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
+from atoll.images import Images
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -59,9 +63,9 @@ _DELETE_S = 30.0
 _PAUSE_S = 10.0
 
 
-class LinuxEngine(CheckpointOperations):
+class LinuxEngine(BuildOperations, CheckpointOperations):
     """Implements `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `ImageSource`, `LimitDefaults`, `Balancing`,
-    `LimitReporting`, `GarbageCollecting`, `IsolationLevels` and `Checkpointing`. A subclass adds a name and
+    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Building` and `Checkpointing`. A subclass adds a name and
     launchers."""
 
     name: str
@@ -75,7 +79,8 @@ class LinuxEngine(CheckpointOperations):
         self._storage = storage = StateStorage(layout)
         self._checkpoints = Checkpoints(layout, storage)
         self._snapshots = Snapshots(layout, storage)
-        self._teardown = Teardown(layout, storage)
+        self._steps = Steps(layout, storage)
+        self._teardown = Teardown(layout, storage, self._steps)
         self._construction = Construction(layout, self._checkpoints, self._teardown)
         self._standstill = Standstill(layout)
         self._restoration = Restoration(layout, launchers, self._checkpoints, self._construction, self._teardown)
@@ -107,6 +112,8 @@ class LinuxEngine(CheckpointOperations):
         self._check(spec, launcher)
         if source is None and spec.image.startswith(SNAPSHOT):
             source = await workers.run(workers.ENGINE, self._snapshots.named, spec.image)
+        if source is None and spec.image.startswith(STEP):
+            source = await workers.run(workers.ENGINE, self._steps.named, spec.image)
         record = first_record(sandbox_id, spec, launcher.name, self._defaults(spec), source)
         record = await self._construction.make(record, launcher, source)
         self._watch(record)
@@ -259,6 +266,10 @@ class LinuxEngine(CheckpointOperations):
         spec = record.spec.model_copy(update={"limits": limits})
         refuse_unchangeable(self.name, changeable_limits(available), limits)
         refuse_unsupported(self.name, available, spec, self.unsupported)
+
+    @property
+    def images(self) -> Images:
+        return self.layout.images
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         def report(step: Progress) -> None:

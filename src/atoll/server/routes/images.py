@@ -27,9 +27,7 @@ Owner = Annotated[
 
 
 @router.get("", operation_id="list_images", summary="List images")
-async def list_them(
-    caller: ReadScope, services: AppServices, page_id: PageId = None, limit: Limit = 100
-) -> ImagePage:
+async def list_them(caller: ReadScope, services: AppServices, page_id: PageId = None, limit: Limit = 100) -> ImagePage:
     """Return the caller's images and those of everybody, sorted by name, one page at a time. Administrators see the
     images of all users."""
     found, more = page(await services.images.list(caller), _place, page_id, limit)
