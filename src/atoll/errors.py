@@ -14,7 +14,8 @@ SandboxError                         anything that went wrong with a sandbox
 ├── BuildError                       a step of a Dockerfile failed; see `step`, `place`, `exit_code`, `cause`, `output`
 ├── ImageError                       the image cannot be used
 │   ├── ImageNotFoundError           there is no such image
-│   │   └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   │   ├── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   │   └── StoredImageNotFoundError  the server has no such image, or it is not yours
 │   └── ImageUnreachableError        a server's user may not pull from there: see the settings of the server
 ├── EngineError                      the engine failed to do its work
 │   ├── EngineNotFoundError          there is no engine of that name
@@ -182,6 +183,10 @@ class ImageNotFoundError(ImageError):
 
 class SnapshotNotFoundError(ImageNotFoundError):
     code = "snapshot_not_found"
+
+
+class StoredImageNotFoundError(ImageNotFoundError):
+    code = "stored_image_not_found"
 
 
 class ImageUnreachableError(ImageError):

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from atoll.images import Images
 from server.running import RunningServer
 from server.tiny_root import context, tiny_root
 
 BASE = "base"
 
 
-def with_base(server: RunningServer) -> None:
-    """Let everybody have an image to build on."""
-    archive = server.folder / "base.tar"
-    archive.write_bytes(tiny_root())
-    asyncio.run(Images(server.folder / "data").import_tar(archive, BASE))
+def with_base(client: httpx.Client) -> None:
+    """Let the user have an image to build on."""
+    made = client.put("/images/content", params={"name": BASE}, content=tiny_root())
+    assert made.status_code == 201, made.text
+    assert made.json()["name"] == f"docker.io/library/{BASE}:latest"
 
 
 def request(client: httpx.Client, archive: bytes | None, *, key: str | None = None, **options: Any) -> httpx.Response:

@@ -31,7 +31,7 @@ def carol(native_server: RunningServer) -> Iterator[httpx.Client]:
     with native_server.client() as admin:
         person: Person = new_user(admin, "carol")
     with native_server.client(person.key) as client:
-        with_base(native_server)
+        with_base(client)
         yield client
 
 
@@ -50,7 +50,7 @@ def test_a_build_makes_an_image_for_sandboxes(carol: httpx.Client, native_server
     assert build["state"] == "done", build
     assert (build["name"], build["args"], build["step"], build["steps"]) == ("mine", ["WHO"], 2, 2)
     assert build["owner_id"] == "carol"
-    assert build["image"]["config"]["env"]["NAME"] == "carol"
+    assert build["image"]["env"]["NAME"] == "carol"
     happened = events(carol, path)
     assert "copied\n" in "".join(event["text"] for event in happened if event["type"] == "output")
     rest = events(carol, path, offset=happened[1]["offset"])
@@ -63,7 +63,7 @@ def test_a_build_makes_an_image_for_sandboxes(carol: httpx.Client, native_server
     assert carol.delete(sandbox).status_code == 204
     assert contexts(native_server) == []
     listed = carol.get("/images").json()["items"]
-    assert any(image["reference"] == build["image"]["reference"] for image in listed)
+    assert any(image["name"] == build["image"]["name"] for image in listed)
 
 
 def test_a_failure_says_what_a_failure_here_says(carol: httpx.Client) -> None:
@@ -83,7 +83,7 @@ def test_a_build_is_cancelled(carol: httpx.Client, native_server: RunningServer)
     assert carol.get(path).json()["state"] == "cancelled"
     assert carol.delete(path).status_code == 204
     assert contexts(native_server) == []
-    assert carol.get("/images/inspect", params={"reference": "never"}).status_code == 404
+    assert carol.get("/images/inspect", params={"name": "never"}).status_code == 404
 
 
 def test_builds_and_images_are_their_users(carol: httpx.Client, dave: httpx.Client) -> None:
@@ -92,12 +92,12 @@ def test_builds_and_images_are_their_users(carol: httpx.Client, dave: httpx.Clie
     for asked in (dave.get(path), dave.get(f"{path}/logs"), dave.delete(path)):
         assert (asked.status_code, asked.json()["code"]) == (404, "image_build_not_found")
     assert all(each["owner_id"] == "dave" for each in dave.get("/images/builds").json()["items"])
-    assert dave.get("/images/inspect", params={"reference": "hers"}).status_code == 404
-    assert dave.delete("/images", params={"reference": "hers"}).status_code == 404
-    for base in ("hers", "tar:/etc/passwd", "docker:x", "snapshot:carol/x", "host"):
+    assert dave.get("/images/inspect", params={"name": "hers"}).status_code == 404
+    assert dave.delete("/images", params={"name": "hers"}).status_code == 404
+    for base in (BASE, "hers", "tar:/etc/passwd", "docker:x", "snapshot:carol/x", "host"):
         build = ended(dave, begin(dave, f"FROM {base}\nRUN true\n"))
         assert build["state"] == "failed", base
-    assert carol.delete("/images", params={"reference": "hers"}).status_code == 204
+    assert carol.delete("/images", params={"name": "hers"}).status_code == 204
 
 
 def test_what_only_administrators_may_ask_for(dave: httpx.Client) -> None:
@@ -256,7 +256,7 @@ def test_a_killed_server_has_failed_builds_and_goes_on_from_the_cache(
     folder = new_folder(session_folder, "builds")
     server = start_server(folder, "native")
     with server.client() as admin:
-        with_base(server)
+        with_base(admin)
         steps = f"FROM {BASE}\nRUN echo one > /one\n"
         path = begin(admin, f"{steps}RUN echo begun; sleep 1000\n", name="x")
         until(admin, path, "output", "begun")

@@ -27,7 +27,8 @@ def where(native_server: RunningServer) -> dict[str, str]:
     """Options that say which server is meant, as a user of it."""
     with native_server.client() as admin:
         person = new_user(admin, "erin")
-    with_base(native_server)
+    with native_server.client(person.key) as client:
+        with_base(client)
     return {"server": native_server.url, "api_key": person.key}
 
 

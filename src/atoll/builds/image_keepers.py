@@ -12,7 +12,7 @@ from typing import Protocol
 from atoll import workers
 from atoll.builds.request import BuildRequest, BuiltImage, OnBuildEvent
 from atoll.cancellation import finish
-from atoll.engines.contract import Building, Engine
+from atoll.engines.contract import Building, Engine, ImageKeeping
 from atoll.errors import UnsupportedError
 from atoll.images import Image, Images
 from atoll.settings import Settings
@@ -52,7 +52,7 @@ class LocalKeeper:
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine, self._settings = engine, settings
-        self._images = Images(settings.data_dir)
+        self._images = engine.images if isinstance(engine, ImageKeeping) else Images(settings.data_dir)
 
     async def build(self, request: BuildRequest, on_event: OnBuildEvent) -> BuiltImage:
         from atoll.builds.builder import Builder  # not needed for anything else

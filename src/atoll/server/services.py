@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from atoll import durable
 from atoll.archive import tree
 from atoll.buffers import Budgets
 from atoll.engines import registry
-from atoll.engines.contract import Engine, Reachable
+from atoll.engines.contract import Engine, ImageKeeping, Reachable
 from atoll.errors import EngineUnavailableError
 from atoll.images.access import Access, parse_places
 from atoll.manager import Retention, SandboxManager
@@ -28,6 +29,8 @@ from atoll.service.build_carrier import BuildCarrier
 from atoll.service.credentials import TokenRules
 from atoll.service.failures import hide
 from atoll.service.image_builds import ImageBuildService
+from atoll.service.image_transfers import ImageTransfers
+from atoll.service.images import ImageService
 from atoll.service.port_watch import PortWatch
 from atoll.service.quotas import LimitCeilings
 from atoll.service.runtime_view import origin_of
@@ -50,6 +53,7 @@ class Services:
     identities: Identities
     users: UserService
     specs: SandboxSpecService
+    images: ImageService
     sandboxes: SandboxService
     runtimes: RuntimeService
     rate: RateLimiter
@@ -58,6 +62,7 @@ class Services:
     webhooks: Webhooks
     admissions: Admissions
     transfers: Transfers
+    image_transfers: ImageTransfers
     contexts: Transfers
     """The contexts of builds, which have a quota of their own."""
     builds: ImageBuildService
@@ -81,6 +86,8 @@ async def services(
     secret = _load_secret(settings.secret_path)
     store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
     installation = installation or Settings.load()
+    if settings.registry_mirrors:
+        installation = dataclasses.replace(installation, registry_mirrors=tuple(settings.registry_mirrors))
     hide(settings.state_dir, installation.data_dir, installation.run_dir)
     engine = _engine(settings, installation)
     happened = EventSignal()
@@ -118,6 +125,8 @@ async def services(
             settings.default_spec_id,
             max_specs=settings.max_specs,
             ceilings=ceilings,
+            max_images=settings.max_images,
+            max_image_bytes=settings.max_image_bytes,
             access=Access(True, *parse_places(settings.registries), frozenset(settings.shared_registries)),
         )
         await specs.prepare()
@@ -138,6 +147,8 @@ async def services(
             exposed_url_pattern=settings.exposed_url_pattern,
             relays_telemetry=settings.otlp_endpoint is not None,
         )
+        kept_images = engine.images if isinstance(engine, ImageKeeping) else None
+        images = ImageService(manager, engine, specs, kept_images)
         await sandboxes.startups.go_on()
         public_url = settings.public_url or listens_on
         runtimes = RuntimeService(
@@ -155,7 +166,7 @@ async def services(
         builds = ImageBuildService(
             owned_directory(settings.builds, 0o700),
             settings.build_rules(),
-            BuildCarrier(engine, installation),
+            BuildCarrier(engine, kept_images, installation),
             manager=manager,
             specs=specs,
             snapshots=sandboxes.snapshots,
@@ -176,6 +187,7 @@ async def services(
             identities,
             users,
             specs,
+            images,
             sandboxes,
             runtimes,
             rate,
@@ -183,6 +195,7 @@ async def services(
             webhooks,
             admissions,
             transfers,
+            ImageTransfers(kept_images, specs),
             contexts,
             builds,
             relay,
@@ -199,6 +212,7 @@ async def services(
             await webhooks.aclose()
             await runtimes.aclose()
             await specs.aclose()
+            await images.aclose()
             await sandboxes.startups.aclose()
     finally:
         await port_watch.aclose()

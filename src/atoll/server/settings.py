@@ -84,6 +84,11 @@ class ServerSettings(BaseSettings):
         [],
         description="HOST, HOST:PORT or ranges of addresses that users may pull images from even if not public.",
     )
+    registry_mirrors: list[str] = Field(
+        [],
+        description="Mirrors that are asked before a registry: HOST, http://HOST:PORT or REGISTRY=HOST; default:"
+        " those of the installation.",
+    )
     shared_registries: list[str] = Field(
         [], description="Registries for which the operator's login is used for every user, not only for administrators."
     )
@@ -102,6 +107,12 @@ class ServerSettings(BaseSettings):
     max_volume_bytes: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         None,
         description="The most bytes that the volumes of each such user may hold; default: four times the default size.",
+    )
+    max_images: Annotated[int, Field(ge=0)] = Field(
+        200, description="The most images of each user who has no quota of their own and is no administrator."
+    )
+    max_image_bytes: Annotated[Size, Field(ge=0)] = Field(
+        32 << 30, description="The most space that the images of each such user may take, without those of everybody."
     )
     max_specs: Annotated[int, Field(ge=0)] = Field(
         100, description="The most specs of each user who has no quota of their own."

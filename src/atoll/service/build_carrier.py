@@ -10,8 +10,9 @@ from atoll.settings import Settings
 
 
 class BuildCarrier:
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine, self._settings = engine, settings
+    def __init__(self, engine: Engine, images: Images | None, settings: Settings) -> None:
+        """`images` are those of this machine, or None if the engine keeps its images elsewhere."""
+        self._engine, self._images, self._settings = engine, images, settings
 
     def check(self) -> None:
         """Raise UnsupportedError if images cannot be built here."""
@@ -26,8 +27,8 @@ class BuildCarrier:
         from atoll.builds.builder import Builder  # not needed before the first build
 
         self.check()
-        builder = Builder(self._engine, Images(self._settings.data_dir), self._settings)
-        return await builder.build(request, on_event)
+        images = self._images or Images(self._settings.data_dir)
+        return await Builder(self._engine, images, self._settings).build(request, on_event)
 
     async def sweep(self) -> None:
         """Remove the sandboxes of builds whose process has died."""
