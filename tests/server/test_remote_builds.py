@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +16,17 @@ from typing import Any
 import httpx
 import pytest
 
-from atoll import AsyncImage, AsyncSandbox, BuildError, BuildEvent, Image, Sandbox, SpecError
+from atoll import (
+    AsyncImage,
+    AsyncSandbox,
+    BuildError,
+    BuildEvent,
+    Image,
+    ImageError,
+    ImageNotFoundError,
+    Sandbox,
+    SpecError,
+)
 from needs import needs
 from server.building import BASE, with_base
 from server.conftest import new_user
@@ -137,3 +150,56 @@ async def condition(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
+
+
+async def test_images_of_a_server(where: dict[str, str], tmp_path: Path) -> None:
+    built = await AsyncImage.build(None, dockerfile=f"FROM {BASE}\nRUN echo x > /x\n".encode(), name="moved", **where)
+    await built.save(tmp_path / "file")
+    await built.remove()
+    with pytest.raises(ImageNotFoundError):
+        await built.inspect()
+    with pytest.raises(ImageNotFoundError):
+        await AsyncImage.get("moved", **where)
+    loaded = await AsyncImage.load(tmp_path / "file", **where)
+    assert loaded.reference == built.reference
+    assert built.reference in [image.reference for image in await AsyncImage.list(**where)]
+    renamed = await AsyncImage.import_tar(tmp_path / "file", "renamed:2", **where)
+    async with AsyncSandbox(image=renamed, **where) as sandbox:
+        assert (await sandbox.exec("cat /x")).stdout == "x\n"
+        await loaded.remove()  # the other name is enough for the sandbox
+        with pytest.raises(ImageError):
+            await renamed.remove()
+    assert (await renamed.inspect()).digest == renamed.digest
+    assert await AsyncImage.prune(**where) > 0
+    assert [image.reference for image in await AsyncImage.list(**where) if "renamed" in image.reference] == []
+
+
+def test_the_command_builds_on_the_server(where: dict[str, str], tmp_path: Path) -> None:
+    with_base_of = {"ATOLL_URL": where["server"], "ATOLL_API_KEY": where["api_key"]}
+    environment = {**os.environ, **with_base_of}
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nCOPY f /f\nRUN echo built $(cat /f); exit $(cat /f)\n")
+    (tmp_path / "f").write_text("0")
+    command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "build", str(tmp_path), "-t", "by-command"]
+    with_client = {"env": environment, "capture_output": True, "text": True, "timeout": 60, "check": False}
+    done = subprocess.run(command, **with_client)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("by-command  sha256:")
+    assert "built 0" in done.stderr
+    (tmp_path / "f").write_text("3")
+    failed = subprocess.run(command, **with_client)  # type: ignore[call-overload]
+    assert failed.returncode != 0
+    assert "Dockerfile:3" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_ctrl_c_cancels_the_build_on_the_server(where: dict[str, str], tmp_path: Path, client: httpx.Client) -> None:
+    environment = {**os.environ, "ATOLL_URL": where["server"], "ATOLL_API_KEY": where["api_key"]}
+    (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo begun; sleep 1000\n")
+    command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "build", str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "begun" not in (line := process.stderr.readline()) or "RUN" in line:
+            assert line, "it ended"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert builds(client)[0]["state"] == "cancelled"
