@@ -78,7 +78,7 @@ class Builder:
         except SandboxError as error:
             reporter.failed(error)
             raise
-        return BuiltImage(image, reporter.steps, reporter.cached, time.monotonic() - began)
+        return BuiltImage(image, reporter.steps, reporter.steps - reporter.carried_out, time.monotonic() - began)
 
     async def _build(self, request: BuildRequest, name: str, able: Building, reporter: Reporter) -> Image:
         deadline = Deadline.after(request.timeout_s)
@@ -94,7 +94,17 @@ class Builder:
             for note in context.notes:
                 reporter.warn(note)
             reporter.plan(sum(len(plan.steps) for plan in plans))
-            site = Site(self._engine, able, self._settings, request, reporter, context, planner.selections, deadline)
+            site = Site(
+                self._engine,
+                able,
+                self._images,
+                self._settings,
+                request,
+                reporter,
+                context,
+                planner.selections,
+                deadline,
+            )
             stages = Stages(site, self._renewals)
             try:
                 await stages.need(target)
@@ -102,7 +112,7 @@ class Builder:
                 await finish(stages.stop())
         config = dataclasses.replace(target.config, labels={**target.config.labels, **request.labels})
         image = await self._commit(able, target.files_key, name, config, request.owner)
-        if reporter.cached < reporter.steps:
+        if reporter.carried_out:
             await finish(self._prune(able, plans, request.owner))
         return image
 

@@ -153,14 +153,13 @@ async def _put(
         async with sandbox.access.transfer():
             await put_items(sandbox.access.connect, path, items, owner=owner, replace=replace)
     except OSError as error:
-        where = printable(str(error.strerror))[:300]
-        if error.errno == errno.EISDIR and replace and error.strerror is not None:
-            raise _InTheWayError(error.strerror) from error
         if error.errno in _FULL:
             hint = "Give the build more by --disk, or copy less: see .dockerignore."
             raise BuildError("the disk of the build is full", hint=hint, cause=Cause.DISK_FULL) from error
-        what = os.strerror(error.errno) if error.errno is not None else "it cannot be written"
-        raise BuildError(f"{where}: {what}", hint=_HINTS.get(error.errno or 0)) from error
+        said, number = error.strerror or str(error), error.errno or 0
+        if number == errno.EISDIR and replace:
+            raise _InTheWayError(said.removesuffix(f": {os.strerror(number)}")) from error
+        raise BuildError(printable(said)[:300], hint=_HINTS.get(number)) from error
 
 
 _HINTS = {

@@ -25,7 +25,7 @@ class Reporter:
     def __init__(self, on_event: OnBuildEvent | None, secrets: Iterable[bytes]) -> None:
         self._on_event = on_event
         self.steps = 0
-        self.cached = 0
+        self.carried_out = 0
         self._secrets = tuple({part for each in secrets for part in (each, each.strip()) if len(part) >= _LEAST_SECRET})
 
     def emit(self, event: BuildEvent) -> None:
@@ -43,10 +43,10 @@ class Reporter:
         self.emit(self._of(step, "step"))
 
     def known(self, step: Step) -> None:
-        self.cached += 1
         self.emit(self._of(step, "cached"))
 
     def done(self, step: Step, began: float) -> None:
+        self.carried_out += 1
         self.emit(dataclasses.replace(self._of(step, "done"), seconds=time.monotonic() - began))
 
     def failed(self, error: SandboxError) -> None:

@@ -103,5 +103,5 @@ class BuiltImage:
     image: Image
     steps: int
     cached: int
-    """How many of the steps were known already."""
+    """How many of the steps were not carried out, because their results were known."""
     seconds: float

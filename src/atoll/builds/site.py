@@ -15,7 +15,7 @@ from atoll.builds.source_tree import Source, SourceTree
 from atoll.builds.steps import Origin, StagePlan
 from atoll.engines.contract import Building, Engine
 from atoll.errors import BuildError
-from atoll.images import tree_view
+from atoll.images import Images, tree_view
 from atoll.model import SandboxSpec, Volume
 from atoll.model.network_policy import NetworkPolicy, NetworkRules, Rule
 from atoll.sandbox.sandbox import AsyncSandbox
@@ -32,6 +32,7 @@ _LIFETIME_SLACK_S = 120.0
 class Site:
     engine: Engine
     building: Building
+    images: Images
     settings: Settings
     request: BuildRequest
     reporter: Reporter
@@ -62,6 +63,14 @@ class Site:
             account=request.account,
         )
         return await AsyncSandbox(spec, engine=self.engine, settings=self.settings).create()
+
+    async def check_image(self, sandbox: AsyncSandbox, stage: StagePlan) -> None:
+        """Raise BuildError if a sandbox does not lie above the image that the keys of its stage were made from, because
+        the image of that name was replaced meanwhile."""
+        image = stage.start().image
+        used = await workers.run(workers.ENGINE, self.images.store.leased_by, sandbox.id)
+        if image is not None and used != image.digest:
+            raise BuildError(f"the image {image.reference!r} was replaced during the build", hint="Build again.")
 
     def policy(self) -> NetworkPolicy:
         """Return what RUN steps may reach: what the request allows, and the mirrors of this machine."""

@@ -104,6 +104,7 @@ class _StageRun:
         """Return the sandbox of the stage in the state before this step."""
         if self._sandbox is None:
             self._sandbox = await self._site.new_sandbox(self._start(step))
+            await self._site.check_image(self._sandbox, self._stage)
         return self._sandbox
 
     def _start(self, step: Step) -> str:
@@ -115,6 +116,7 @@ class _StageRun:
         image = self._start(step)
         async with mounted.mounted(self._site, action, image) as found:
             self._sandbox = await self._site.new_sandbox(image, found.volumes)
+            await self._site.check_image(self._sandbox, self._stage)
             await found.prepare(self._sandbox)
             await running.run(self._site, self._sandbox, step, action)
             await self._save(step)
