@@ -1,4 +1,4 @@
-"""Downloading the layers of an image: several at once, resumed where an earlier attempt was broken off, kept in a cache.
+"""Downloading the layers of an image: several at once, resumed where an attempt was broken off, kept in a cache.
 
 A registry may break off, stall, ignore that only the rest was asked for, or send something else. Whatever arrives is
 appended to a file that is used only when it has the size and the digest that the manifest gives.

@@ -1,8 +1,8 @@
 """A layer of a stored image as the tar stream that registries and archives hold, packed with gzip.
 
 The same layer always becomes the same bytes: entries are sorted, names of owners are left out, and times are those of
-the files in whole seconds. What a layer removes from the ones below becomes a file `.wh.NAME`, and a directory that hides
-the one below has a file `.wh..wh..opq`.
+the files in whole seconds. What a layer removes from the ones below becomes a file `.wh.NAME`, and a directory that
+hides the one below has a file `.wh..wh..opq`.
 """
 
 from __future__ import annotations

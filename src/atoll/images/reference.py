@@ -109,8 +109,8 @@ def is_loopback(registry: str) -> bool:
 def debian_suite(text: str) -> str:
     """Return the suite that a Debian image of the default registry has, such as `debian:12-slim`, or "" if the text
     names none of those that can be built here."""
-    name, _, tag = text.partition(":")
-    found = _DEBIAN_TAG.match(tag or "latest")
+    name, colon, tag = text.partition(":")
+    found = _DEBIAN_TAG.match(tag if colon else "latest")
     if name != "debian" or found is None:
         return ""
     suite = _DEBIAN_NAMES.get(found[1], found[1])

@@ -152,7 +152,7 @@ class Front:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     front.answer(self)
 
-            do_HEAD = do_PUT = do_POST = do_PATCH = do_GET
+            do_HEAD = do_PUT = do_POST = do_PATCH = do_GET  # noqa: N815
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -253,9 +253,9 @@ class Front:
             _send(request, status, data + b"?", headers)
         elif self.mode == "busy at first" and self.blobs <= 2:
             _send(request, 503, b"", {})
-        elif self.mode == "broken off at first" and self.blobs <= 2:
-            _send(request, status, data[: len(data) // 2], headers, length=len(data))
-        elif self.mode == "half of each" and len(data) > 100_000:
+        elif (self.mode == "broken off at first" and self.blobs <= 2) or (
+            self.mode == "half of each" and len(data) > 100_000
+        ):
             _send(request, status, data[: len(data) // 2], headers, length=len(data))
         elif self.mode == "other range" and status == 206:
             _send(request, 206, data, headers | {"Content-Range": f"bytes 7-{6 + len(data)}/{7 + len(data)}"})

@@ -39,9 +39,8 @@ def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def push(address: str, tag: str, *packed: bytes, password: bool = False) -> bytes:
-    return Pusher(address, "a/b", password=password).image(
-        tag, [gzip.decompress(each) for each in packed], lambda plain: next(each for each in packed if gzip.decompress(each) == plain), "+gzip"
-    )  # fmt: skip
+    layers = {gzip.decompress(each): each for each in packed}
+    return Pusher(address, "a/b", password=password).image(tag, list(layers), layers.__getitem__, "+gzip")
 
 
 @pytest.fixture
