@@ -36,7 +36,7 @@ pytestmark = needs("root", "busybox")
 
 
 @pytest.fixture(scope="module")
-def where(native_server: RunningServer) -> dict[str, str]:
+def where(native_server: RunningServer) -> dict[str, Any]:
     """Options that say which server is meant, as a user of it."""
     with native_server.client() as admin:
         person = new_user(admin, "erin")
@@ -46,12 +46,12 @@ def where(native_server: RunningServer) -> dict[str, str]:
 
 
 @pytest.fixture
-def client(native_server: RunningServer, where: dict[str, str]) -> Iterator[httpx.Client]:
+def client(native_server: RunningServer, where: dict[str, Any]) -> Iterator[httpx.Client]:
     with native_server.client(where["api_key"]) as client:
         yield client
 
 
-async def test_a_build_on_a_server_is_like_one_here(where: dict[str, str], tmp_path: Path) -> None:
+async def test_a_build_on_a_server_is_like_one_here(where: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept\n")
     (tmp_path / "left").write_text("left out\n")
     (tmp_path / "deep/er").mkdir(parents=True)
@@ -78,13 +78,13 @@ async def test_a_build_on_a_server_is_like_one_here(where: dict[str, str], tmp_p
         assert "kept\nkept\ndeep\nran\n" in found.stdout
 
 
-def test_the_synchronous_class(where: dict[str, str]) -> None:
+def test_the_synchronous_class(where: dict[str, Any]) -> None:
     image = Image.build(None, dockerfile=f"FROM {BASE}\nRUN echo made > /made\n".encode(), name="made", **where)
     with Sandbox(image=image, **where) as sandbox:
         assert sandbox.exec("cat /made").stdout == "made\n"
 
 
-async def test_errors_are_those_of_a_build_here(where: dict[str, str], tmp_path: Path) -> None:
+async def test_errors_are_those_of_a_build_here(where: dict[str, Any], tmp_path: Path) -> None:
     dockerfile = f"FROM {BASE}\n\nRUN echo well; echo broken >&2; exit 3\n".encode()
     with pytest.raises(BuildError) as failed:
         await AsyncImage.build(tmp_path, dockerfile=dockerfile, **where)
@@ -107,7 +107,7 @@ async def test_errors_are_those_of_a_build_here(where: dict[str, str], tmp_path:
         await AsyncImage.build(tmp_path, dockerfile=dockerfile, **where)
 
 
-async def test_a_cancelled_caller_cancels_the_build(where: dict[str, str], client: httpx.Client) -> None:
+async def test_a_cancelled_caller_cancels_the_build(where: dict[str, Any], client: httpx.Client) -> None:
     begun = asyncio.Event()
 
     def seen(event: BuildEvent) -> None:
@@ -124,7 +124,7 @@ async def test_a_cancelled_caller_cancels_the_build(where: dict[str, str], clien
 
 
 async def test_a_caller_who_is_cancelled_while_sending_leaves_nothing(
-    where: dict[str, str], client: httpx.Client, tmp_path: Path, native_server: RunningServer
+    where: dict[str, Any], client: httpx.Client, tmp_path: Path, native_server: RunningServer
 ) -> None:
     before = builds(client)
     for number in range(50):
@@ -152,7 +152,7 @@ async def condition(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_images_of_a_server(where: dict[str, str], tmp_path: Path) -> None:
+async def test_images_of_a_server(where: dict[str, Any], tmp_path: Path) -> None:
     built = await AsyncImage.build(None, dockerfile=f"FROM {BASE}\nRUN echo x > /x\n".encode(), name="moved", **where)
     await built.save(tmp_path / "file")
     await built.remove()
@@ -174,7 +174,7 @@ async def test_images_of_a_server(where: dict[str, str], tmp_path: Path) -> None
     assert [image.reference for image in await AsyncImage.list(**where) if "renamed" in image.reference] == []
 
 
-def test_the_command_builds_on_the_server(where: dict[str, str], tmp_path: Path) -> None:
+def test_the_command_builds_on_the_server(where: dict[str, Any], tmp_path: Path) -> None:
     with_base_of = {"ATOLL_URL": where["server"], "ATOLL_API_KEY": where["api_key"]}
     environment = {**os.environ, **with_base_of}
     (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nCOPY f /f\nRUN echo built $(cat /f); exit $(cat /f)\n")
@@ -192,7 +192,7 @@ def test_the_command_builds_on_the_server(where: dict[str, str], tmp_path: Path)
     assert "Traceback" not in failed.stderr
 
 
-def test_ctrl_c_cancels_the_build_on_the_server(where: dict[str, str], tmp_path: Path, client: httpx.Client) -> None:
+def test_ctrl_c_cancels_the_build_on_the_server(where: dict[str, Any], tmp_path: Path, client: httpx.Client) -> None:
     environment = {**os.environ, "ATOLL_URL": where["server"], "ATOLL_API_KEY": where["api_key"]}
     (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo begun; sleep 1000\n")
     command = [sys.executable, "-W", "ignore", "-m", "atoll.cli", "build", str(tmp_path)]
