@@ -1,6 +1,9 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
 from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Volumes, Watch
+from atoll._sync_image import Image
+from atoll.builds.image import AsyncImage
+from atoll.builds.request import BuildEvent
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
@@ -15,6 +18,7 @@ from atoll.errors import (
     EngineNotFoundError,
     EngineUnavailableError,
     ForbiddenError,
+    ImageBuildNotFoundError,
     ImageError,
     ImageNotFoundError,
     ImageUnreachableError,
@@ -49,6 +53,7 @@ from atoll.errors import (
 from atoll.guest.file_watch import AsyncWatch
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
 from atoll.guest.port_streams import AsyncPortStream
+from atoll.images import ImageConfig
 from atoll.manager import (
     CommandEnd,
     Event,
@@ -121,6 +126,7 @@ __all__ = [
     "AsyncCommand",
     "AsyncDockerizedTerminal",
     "AsyncForward",
+    "AsyncImage",
     "AsyncPortStream",
     "AsyncSandbox",
     "AsyncShell",
@@ -129,6 +135,7 @@ __all__ = [
     "AsyncWatch",
     "BaseSandboxClient",
     "BuildError",
+    "BuildEvent",
     "Capability",
     "Cause",
     "Ceilings",
@@ -158,6 +165,9 @@ __all__ = [
     "ForbiddenError",
     "Forward",
     "Handle",
+    "Image",
+    "ImageBuildNotFoundError",
+    "ImageConfig",
     "ImageError",
     "ImageNotFoundError",
     "ImageUnreachableError",

@@ -10,7 +10,7 @@ from typing import Any
 from atoll.images.oci_documents import ImageConfig
 from atoll.images.reference import Kind
 
-_TUPLES = ("entrypoint", "cmd", "exposed_ports", "volumes", "shell")
+_TUPLES = ("entrypoint", "cmd", "exposed_ports", "volumes", "shell", "history")
 _NOT_WRITTEN = ("layers",)
 
 

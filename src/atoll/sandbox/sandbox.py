@@ -24,7 +24,7 @@ from atoll.sandbox.file_methods import FileMethods
 from atoll.sandbox.limit_methods import LimitMethods
 from atoll.sandbox.network_methods import NetworkMethods
 from atoll.sandbox.on_class import on_class_too
-from atoll.sandbox.options import spec_of
+from atoll.sandbox.options import NamedImage, spec_of
 from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess, new_sandbox_id
 from atoll.sandbox.saved_state_methods import SavedStateMethods, UndoHistory, id_of
 from atoll.settings import Settings
@@ -56,7 +56,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         engine: str | Engine = "auto",
         server: str | None = None,
         api_key: str | None = None,
-        image: str | None = None,
+        image: str | NamedImage | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,

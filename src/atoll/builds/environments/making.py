@@ -84,7 +84,7 @@ async def _built(images: Images, name: str, report: _Report, *, no_cache: bool) 
         leases.release(lease)
     named = dataclasses.replace(built, reference=name, kind=Kind.ENVIRONMENT, source=digest(name), layers=())
     image = await images.work(lambda work: images.store.name(named, built.digest, work))
-    await images.remove(built.reference)
+    await images.remove_of(built.reference, "")
     return image
 
 

@@ -49,6 +49,7 @@ from atoll.engines.linux.states.steps import Steps
 from atoll.engines.linux.teardown import Teardown
 from atoll.engines.linux.volume_operations import VolumeOperations
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
+from atoll.images import Images
 from atoll.images.reference import ENVIRONMENTS
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
@@ -272,6 +273,10 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
         spec = record.spec.model_copy(update={"limits": limits})
         refuse_unchangeable(self.name, changeable_limits(available), limits)
         refuse_unsupported(self.name, available, spec, self.unsupported)
+
+    @property
+    def images(self) -> Images:
+        return self.layout.images
 
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         def report(step: Progress) -> None:

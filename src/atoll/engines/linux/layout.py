@@ -51,7 +51,12 @@ class SandboxLayout:
         self.ids = IdRanges(self.data / "ids", self._claims("ids"))
         self.layers: Layers = layers or open_layers(settings.data_dir)
         self.volumes = Volumes(settings.data_dir, settings.resources.volumes, self.records.exists)
-        self.images = Images(settings.data_dir, settings=settings)
+        self.images = Images(
+            settings.data_dir,
+            settings=settings,
+            registry_mirrors=settings.registry_mirrors,
+            blob_cache_bytes=settings.blob_cache_bytes,
+        )
         self.gateway = Gateway(settings)
         self._groups: dict[str, str] = {}
         """A cache of the control group paths of sandboxes, by sandbox id."""
