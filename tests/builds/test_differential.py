@@ -55,6 +55,11 @@ _MEANING = re.compile(
 """Refusals that BuildKit has as well, but in a later step than its parser, or that are only ours."""
 
 
+_KNOWN = re.compile(r"--[^\n]*é|<<-?[ \t]|\][ \t]*[^\s]")
+"""What is read differently on purpose. BuildKit takes characters of flags apart into bytes. The version in the package
+knows no white space between `<<` and a name, and ignores whatever follows a JSON array; later versions do not."""
+
+
 def theirs(text: str) -> list[Plain] | None:
     try:
         commands = dockerfile.parse_string(text)
@@ -158,8 +163,6 @@ def compare(text: str) -> None:
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_a_dockerfile_of_the_corpus_is_read_as_buildkit_reads_it(case: Case) -> None:
     text = (case.folder / case.file).read_bytes().decode()
-    if "#syntax" in text.replace(" ", "") and "\N{ZERO WIDTH NO-BREAK SPACE}" in text:
-        not_applicable("the package does not know a byte order mark before a directive")
     assert ours(text) == theirs(text)
 
 
@@ -195,8 +198,7 @@ _FILES = st.builds(
 @example('FROM a\nRUN <<E <<"F" cat\n1\nE\n2\nF\n')
 @example("FROM a\nRUN echo \\\n\n# c\n b\\\n")
 def test_any_dockerfile_is_read_as_buildkit_reads_it(text: str) -> None:
-    # Its parser reads flags byte by byte, and so takes other characters apart.
-    assume(not re.search(r"--[^\n]*é", text))
+    assume(not _KNOWN.search(text))
     compare(text)
 
 
@@ -204,5 +206,5 @@ def test_any_dockerfile_is_read_as_buildkit_reads_it(text: str) -> None:
 @settings(max_examples=50_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_FILES)
 def test_fifty_thousand_dockerfiles_are_read_as_buildkit_reads_them(text: str) -> None:
-    assume(not re.search(r"--[^\n]*é", text))
+    assume(not _KNOWN.search(text))
     compare(text)

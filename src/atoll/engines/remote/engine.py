@@ -164,6 +164,11 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
         await self._tunnels.aclose()
         await self._server.aclose()
 
+    @property
+    def server(self) -> Server:
+        """The server, for parts of its API that no engine has."""
+        return self._server
+
     # --- webhooks ---------------------------------------------------------------------------------------------------
 
     def receive_at(self, url: str) -> None:
@@ -322,7 +327,7 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
         for newer in ("start", "ready", "sudo"):
-            if not getattr(spec, newer):
+            if getattr(spec, newer) is None:
                 del settings[newer]
         patience_s += spec.ready.timeout_s if spec.ready else 0.0
         for option in ("work_dir", "user"):  # servers of earlier versions know no default of the image
