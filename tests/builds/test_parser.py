@@ -114,15 +114,10 @@ def test_mounts_of_run() -> None:
 
 def test_env_has_two_forms() -> None:
     pairs, one = only('ENV a=b c="d e" f=g\\ h'), only("ENV a b  c")
-<<<<<<< HEAD
     assert isinstance(pairs, Env)
     assert pairs.variables == (("a", "b"), ("c", '"d e"'), ("f", "g\\ h"))
     assert isinstance(one, Env)
     assert one.variables == (("a", "b  c"),)
-=======
-    assert isinstance(pairs, Env) and pairs.variables == (("a", "b"), ("c", '"d e"'), ("f", "g\\ h"))
-    assert isinstance(one, Env) and one.variables == (("a", "b  c"),)
->>>>>>> builder
 
 
 def test_other_instructions() -> None:
