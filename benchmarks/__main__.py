@@ -23,6 +23,7 @@ NAMES = (
     "native",
     "neighbours",
     "checkpoints",
+    "builds",
     "docker",
     "manager",
     "network",
