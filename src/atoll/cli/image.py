@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 from rich.table import Table
 
 from atoll.cli.target import size
+from atoll.errors import SpecError
 from atoll.images import Image, Images, ProgressCallback, Recipe
 from atoll.images import Progress as Step
 from atoll.settings import Settings
@@ -64,6 +65,8 @@ def build(
     ] = None,
 ) -> None:
     """Build an image from Debian packages."""
+    if not package and ("/" in name or name == "." or Path(name).is_dir()):
+        raise SpecError(f"{name!r} is a directory, which has a Dockerfile", hint=f"Run: atoll build {name}")
     images = _images()
     wanted: str | Recipe = Recipe(name=name, suite=suite, packages=tuple(package)) if package else name
     _make(f"building {name}", lambda progress: images.build(wanted, progress))

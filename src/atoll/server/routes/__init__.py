@@ -19,6 +19,7 @@ from atoll.server.routes import (
     specs,
     telemetry,
     users,
+    volumes,
     webhooks,
 )
 
@@ -30,6 +31,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     snapshots.router,
     snapshots.of_sandbox,
+    volumes.router,
     health.router,
     specs.router,
     events.router,
