@@ -15,7 +15,8 @@ SandboxError                         anything that went wrong with a sandbox
 ├── BuildError                       a step of a Dockerfile failed; see `step`, `place`, `exit_code`, `cause`, `output`
 ├── ImageError                       the image cannot be used
 │   ├── ImageNotFoundError           there is no such image
-│   │   └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   │   ├── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   │   └── StoredImageNotFoundError  the server has no such image, or it is not yours
 │   └── ImageUnreachableError        a server's user may not pull from there: see the settings of the server
 ├── EngineError                      the engine failed to do its work
 │   ├── EngineNotFoundError          there is no engine of that name
@@ -32,6 +33,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── NotAuthenticatedError            the server wants a credential, or a valid one
 ├── ForbiddenError                   the credential does not allow it
 ├── RateLimitedError                 too many requests: wait `retry_after_s`
+├── ImageBuildNotFoundError          the server has no such build of an image, or it is not yours
 ├── SandboxSpecNotFoundError         there is no such spec in the server's catalogue, or it is not yours
 ├── UserNotFoundError                the server has no such user
 ├── KeyNotFoundError                 there is no such key, or it is not yours
@@ -193,6 +195,10 @@ class SnapshotNotFoundError(ImageNotFoundError):
     code = "snapshot_not_found"
 
 
+class StoredImageNotFoundError(ImageNotFoundError):
+    code = "stored_image_not_found"
+
+
 class ImageUnreachableError(ImageError):
     code = "image_unreachable"
 
@@ -264,6 +270,10 @@ class RateLimitedError(SandboxError):
 
 class SandboxSpecNotFoundError(SandboxError):
     code = "sandbox_spec_not_found"
+
+
+class ImageBuildNotFoundError(SandboxError):
+    code = "image_build_not_found"
 
 
 class UserNotFoundError(SandboxError):

@@ -87,7 +87,7 @@ class Builder:
             checked = check(dockerfile, args=request.args, target=request.target)
             for warning in checked.warnings:
                 reporter.warn(warning)
-            bases = Bases(self._engine, self._images, reporter.emit, request.owner)
+            bases = Bases(self._engine, self._images, reporter.emit, request.owner, request.name_base)
             planner = Planner(request, dockerfile, checked, context, bases, self._renewals)
             plans = await planner.plan()
             target = plans[-1]

@@ -31,7 +31,7 @@ from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 
 if TYPE_CHECKING:
-    from atoll.images import Image, ImageConfig
+    from atoll.images import Image, ImageConfig, Images
 
 ByteStream = socket.socket
 """A connected, non-blocking stream socket to a sandbox's agent. An engine that reaches its agents in another way
@@ -251,6 +251,15 @@ class Building(Protocol):
     async def prune_steps(self, keep_bytes: int = 0, *, unused_s: float = 0.0) -> int:
         """Remove the least recently used steps until the rest takes at most `keep_bytes`. Steps that sandboxes use, and
         those used within the last `unused_s` seconds, stay. Return how many bytes were freed."""
+
+
+@runtime_checkable
+class ImageKeeping(Protocol):
+    """An engine whose images are in the image store of this machine."""
+
+    @property
+    def images(self) -> Images:
+        """The images, which other engines of this installation share."""
 
 
 OnImageProgress = Callable[[ImageProgress], None]

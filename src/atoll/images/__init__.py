@@ -8,18 +8,23 @@ from atoll.archive.work import Progress, ProgressCallback
 from atoll.images.image import Collected, Image
 from atoll.images.images import Images
 from atoll.images.oci_documents import ImageConfig
+from atoll.images.push import Pushed
 from atoll.images.recipes import Recipe
 from atoll.images.reference import Kind, Reference, parse
+from atoll.images.usage import ImageUsage, Pruned
 
 __all__ = [
     "Collected",
     "Image",
     "ImageConfig",
     "ImageLimits",
+    "ImageUsage",
     "Images",
     "Kind",
     "Progress",
     "ProgressCallback",
+    "Pruned",
+    "Pushed",
     "Recipe",
     "Reference",
     "parse",

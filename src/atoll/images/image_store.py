@@ -3,6 +3,7 @@
     images/roots/<digest>/           the files of one layer, never changed, shared by all sandboxes (`layer_roots.py`)
     images/names/<hash>.json         one reference of one owner, the digest it points to, and the configuration
     images/leases/<sandbox id>       the digest that a sandbox uses, which prevents its removal
+    images/blobs/                    layers of registries as they were transferred (`blobs.py`)
     images/tmp/<random>/             an image that is being made; its maker holds a lock on the directory
     images/locks/                    lock files, which exist only while held
 
@@ -37,6 +38,8 @@ from atoll.images.locks import locked, remove_if_free, sync_file_system, sync_tr
 READABLE = 0o755
 PASSABLE = 0o711
 """These modes are set regardless of the umask, because sandboxes reach their root with other user ids."""
+_READER = "reader-"
+"""What the leases of processes that read an image begin with. Each has a lock of the same name while it lives."""
 _SMALL = 256
 """The number of files up to which syncing them one by one is faster than syncing the whole file system."""
 
@@ -99,6 +102,11 @@ class Store:
         With `below`, the draft is a layer above the image of that digest. A stack that would get too deep is flattened
         down to its lowest layer. Raises ImageNotFoundError if there is no image `below`.
         """
+        self.add_layer(draft, work, below=below, image=image)
+        return self.get(image.reference, image.owner)
+
+    def add_layer(self, draft: Draft, work: Work, *, below: str = "", image: Image | None = None) -> str:
+        """As `commit`, but without an image the layer has no name yet, and `gc` may remove it. Returns the digest."""
         below = self._prepared(draft, below, work)
         measured = self._roots.measured(draft.rootfs, below, work)
         name, description = self._roots.description(measured, below)
@@ -116,8 +124,9 @@ class Store:
             if not target.exists():
                 draft.rootfs.parent.rename(target)
                 durable.sync_directory(self._roots.directory)
-            self._name(image, measured.digest)
-        return self.get(image.reference, image.owner)
+            if image is not None:
+                self._name(image, measured.digest)
+        return measured.digest
 
     def name(self, image: Image, digest: str, work: Work) -> Image:
         """Give a stored image one more name, with a configuration of its own. Raises ImageNotFoundError."""
@@ -186,9 +195,9 @@ class Store:
             path.unlink()
             kept = self._roots.with_all_below([*others, *self.leases().values()])
             # The topmost is removed first: what remains of a stack after a crash has everything that it lies on.
-            for digest in self._roots.stack(image.digest):
-                if digest not in kept:
-                    trash.append(self._discard(self._roots.path(digest)))
+            for layer in image.layers:
+                if f"sha256:{layer.parent.name}" not in kept:
+                    trash.append(self._discard(layer.parent))
 
     def gc(self, work: Work) -> Collected:
         """Remove layers that no name, no lease and no other layer needs, and leftovers of dead processes.
@@ -197,6 +206,7 @@ class Store:
         """
         self._prepare()
         digests, size, leftovers = [], 0, 0
+        self._release_dead_readers()
         with self._draining() as trash, self._changing(work):
             named = [image.digest for image in self._all().values()]
             kept = self._roots.with_all_below([*named, *self.leases().values()])
@@ -241,6 +251,22 @@ class Store:
         """Return the layers of an image with their digests and sizes, topmost first."""
         return self._roots.infos(digest)
 
+    def layer_digests(self) -> list[str]:
+        """Return the digests of all layers that are stored."""
+        return self._roots.all()
+
+    @contextlib.contextmanager
+    def reading(self, image: Image, work: Work) -> Iterator[None]:
+        """Prevent the removal of an image while this process reads it. Raises ImageNotFoundError if it was removed."""
+        user = f"{_READER}{secrets.token_hex(8)}"
+        self._prepare()
+        with locked(self._locks / user, work):
+            self.lease(user, image.digest, work, sync=False)
+            try:
+                yield
+            finally:
+                self.release(user)
+
     def of_digest(self, digest: str) -> Image | None:
         """Return one of the images with this digest, if there is one."""
         return next((image for image in self._all().values() if image.digest == digest), None)
@@ -257,6 +283,12 @@ class Store:
         """Return the leased digest for each sandbox id. The caller must release the leases of deleted sandboxes,
         because the store does not know which sandboxes exist."""
         return self._leases.all()
+
+    def _release_dead_readers(self) -> None:
+        for user in self.leases():
+            lock = self._locks / user
+            if user.startswith(_READER) and (not lock.exists() or remove_if_free(lock)):
+                self.release(user)
 
     def _prepare(self) -> None:
         """Create the directories. Sandboxes with other user ids can traverse `roots`; the others are private."""

@@ -72,7 +72,7 @@ def locked(path: Path, work: Work, waiting_for: str = "") -> Iterator[None]:
                     announced = True
                     work.report("wait", waiting_for)
                 work.sleep(_POLL_S)
-            if _same(fd, path):
+            if same_file(fd, path):
                 break
         except BaseException:
             os.close(fd)
@@ -93,7 +93,7 @@ def remove_if_free(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        free = try_lock(fd) and _same(fd, path)
+        free = try_lock(fd) and same_file(fd, path)
         if free:
             path.unlink()
         return free
@@ -101,7 +101,8 @@ def remove_if_free(path: Path) -> bool:
         os.close(fd)
 
 
-def _same(fd: int, path: Path) -> bool:
+def same_file(fd: int, path: Path) -> bool:
+    """Return whether an open file is the one that now has this path."""
     try:
         theirs = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,0 +1,38 @@
+"""What carries out the builds of a server: its engine, and the images of its installation."""
+
+from __future__ import annotations
+
+from atoll.builds import BuildRequest, BuiltImage, OnBuildEvent
+from atoll.engines.contract import Building, Engine
+from atoll.errors import UnsupportedError
+from atoll.images import Images
+from atoll.settings import Settings
+
+
+class BuildCarrier:
+    def __init__(self, engine: Engine, images: Images | None, settings: Settings) -> None:
+        """`images` are those of this machine, or None if the engine keeps its images elsewhere."""
+        self._engine, self._images, self._settings = engine, images, settings
+
+    def check(self) -> None:
+        """Raise UnsupportedError if images cannot be built here."""
+        if not isinstance(self._engine, Building):
+            raise UnsupportedError(
+                f"the engine '{self._engine.name}' of this server cannot build images",
+                hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
+            )
+
+    async def build(self, request: BuildRequest, on_event: OnBuildEvent) -> BuiltImage:
+        """Carry out a build. Cancelling it leaves nothing behind but finished steps in the cache."""
+        from atoll.builds.builder import Builder  # not needed before the first build
+
+        self.check()
+        images = self._images or Images(self._settings.data_dir)
+        return await Builder(self._engine, images, self._settings).build(request, on_event)
+
+    async def sweep(self) -> None:
+        """Remove the sandboxes of builds whose process has died."""
+        if isinstance(self._engine, Building):
+            from atoll.builds.labels import sweep
+
+            await sweep(self._engine)
