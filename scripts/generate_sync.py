@@ -55,6 +55,7 @@ from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.engines.contract import Engine
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
+from atoll.sandbox.start_up import StartState
 from atoll.guest.files import FileInfo
 from atoll.guest.port_streams import AsyncPortStream
 from atoll.guest.file_watch import AsyncWatch, FileEvent
@@ -69,6 +70,7 @@ from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
 from atoll.settings import Settings
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.sandbox.volumes import AsyncVolumes
 from atoll.model.volume import VolumeInfo

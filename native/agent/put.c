@@ -183,6 +183,25 @@ static int put_link(struct put *put, const char *name, const char *target, int64
     return result;
 }
 
+/* Give a file of this tree that was created before one more name. */
+static int put_hard_link(struct put *put, const char *name, const char *target)
+{
+    const char *slash = strrchr(target, '/');
+    if (!put->owned || !*target || !path_is_plain(target))
+        return errno = EINVAL, -1;
+    int folder = open_folder(put->root, target, slash ? (size_t)(slash - target) : 0);
+    if (folder < 0)
+        return -1;
+    const char *first = slash ? slash + 1 : target;
+    int result = linkat(folder, first, put->folder, name, 0);
+    if (result < 0 && errno == EEXIST && (result = unlinkat(put->folder, name, 0)) == 0)
+        result = linkat(folder, first, put->folder, name, 0);
+    int error = errno;
+    close(folder);
+    errno = error;
+    return result;
+}
+
 static int put_file(struct put *put, const char *name, mode_t mode, uint64_t size, int64_t mtime_ns)
 {
     int how = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -273,6 +292,7 @@ static int put_item(struct put *put)
     switch (at[0]) {
     case 'd': return put_folder(put, name, path, mode, mtime_ns);
     case 'l': return put_link(put, name, target, mtime_ns);
+    case 'h': return put_hard_link(put, name, target);
     case 'f': return put_file(put, name, mode, get_u64(at + 20), mtime_ns);
     default: return errno = EINVAL, -1;
     }

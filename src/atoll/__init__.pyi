@@ -41,6 +41,7 @@ from atoll.errors import (
     SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StartError,
     StateError,
     StateInUseError,
     StoreError,
@@ -77,8 +78,10 @@ from atoll.model import (
     ListedSandbox,
     ListeningPort,
     Observation,
+    ReadyCheck,
     SandboxDetails,
     SandboxSpec,
+    StartCommand,
     State,
     Stats,
     UndoRule,
@@ -111,6 +114,7 @@ from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
@@ -193,6 +197,7 @@ __all__ = [
     "PortStream",
     "ProtocolError",
     "RateLimitedError",
+    "ReadyCheck",
     "Record",
     "Recovered",
     "Refusal",
@@ -222,6 +227,9 @@ __all__ = [
     "Snapshot",
     "SnapshotNotFoundError",
     "SpecError",
+    "StartCommand",
+    "StartError",
+    "StartState",
     "State",
     "StateError",
     "StateInUseError",

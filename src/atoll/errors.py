@@ -3,6 +3,7 @@
 SandboxError                         anything that went wrong with a sandbox
 ├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
 ├── SetupError                       a setup command failed, so no sandbox was made; see `output`
+├── StartError                       a start command failed, or the sandbox was not ready in time; see `output`
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── CheckpointNotFoundError          there is no such checkpoint (also a KeyError)
@@ -129,6 +130,15 @@ class BuildError(SandboxError):
         """The last lines that the step wrote."""
         self.sandbox_id = sandbox_id
         """The sandbox of the failed step, if the request was to keep it."""
+
+
+class StartError(SandboxError):
+    code = "start_failed"
+
+    def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.output = output
+        """The end of the output of the start commands."""
 
 
 class SandboxResourceError(SandboxError):

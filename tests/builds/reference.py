@@ -27,7 +27,7 @@ from builds import trees
 from builds.corpus import BUSYBOX, DEBIAN, Case
 
 SUITE = "trixie"
-PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates")
+PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates", "xz-utils")
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "test-docker"
 _START_S = 60
 _BUILD_S = 300

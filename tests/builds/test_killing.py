@@ -29,6 +29,7 @@ RUN --mount=type=cache,target=/cache --mount=type=secret,id=key cat /run/secrets
 RUN cmp /a /a2 && cmp /a /er/b && echo done > /done
 CMD ["x"]
 """
+KINDS = ("step", "done")
 CHECK = """cmp /a /a2 && cmp /a /er/b && cat /done && ls /files | wc -l && ls /archive/files | wc -l
 ls -A /run /cache 2>/dev/null | grep -v :"""
 PROGRAM = """
@@ -44,7 +45,9 @@ async def main():
     engine = NativeEngine(settings)
     request = BuildRequest(Path(sys.argv[1]), name="killed", no_cache=True, secrets={"key": b"do-not-tell"})
     print("ready", flush=True)
-    await Builder(engine, Images(settings.data_dir), settings).build(request)
+    on_event = lambda event: print(event.kind, event.step, flush=True)
+    await Builder(engine, Images(settings.data_dir), settings).build(request, on_event)
+    print("finished", flush=True)
 
 asyncio.run(main())
 """
@@ -58,15 +61,19 @@ def fill(context: Path) -> None:
     subprocess.run(["tar", "cf", "archive.tar", "files"], cwd=context, check=True)
 
 
-def kill_after(workshop: Workshop, seconds: float) -> bool:
-    """Build in another program and kill it after a while. Returns whether it was still at work."""
+def killed_at(workshop: Workshop, point: str, seconds: float = 0.0) -> bool:
+    """Build in another program and kill it a while after it has reached this point. Returns whether it was at work."""
     places = {"ATOLL_DATA_DIR": str(workshop.settings.data_dir), "ATOLL_RUN_DIR": str(workshop.settings.run_dir)}
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(workshop.context)], env={**os.environ, **places}, stdout=subprocess.PIPE
+        [sys.executable, "-c", PROGRAM, str(workshop.context)],
+        env={**os.environ, **places},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert program.stdout is not None
     with program.stdout:
-        assert program.stdout.readline() == b"ready\n"
+        while (line := program.stdout.readline().strip()) != point:
+            assert line, "the build ended before that"
         time.sleep(seconds)
         running = program.poll() is None
         program.send_signal(signal.SIGKILL)
@@ -84,22 +91,28 @@ async def check(workshop: Workshop) -> None:
     await workshop.images.verify("killed")
 
 
-async def rounds(workshop: Workshop, count: int, longest_s: float) -> None:
-    fill(workshop.context)
-    chance = random.Random(os.urandom(8))
-    killed = sum([kill_after(workshop, chance.uniform(0, longest_s)) for _ in range(count)])
-    await check(workshop)
-    assert killed > 0
-
-
 async def test_a_killed_build_leaves_nothing_that_is_used(workshop: Workshop) -> None:
-    await rounds(workshop, 2, 0.5)
+    fill(workshop.context)
+    assert killed_at(workshop, "step 5")
+    await check(workshop)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["ready", "plan 0", *(f"{what} {step}" for step in range(1, 8) for what in KINDS)])
+async def test_a_build_that_is_killed_at_any_step_leaves_nothing_that_is_used(workshop: Workshop, point: str) -> None:
+    fill(workshop.context)
+    assert killed_at(workshop, point)
+    await check(workshop)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_build_that_is_killed_again_and_again_leaves_nothing_that_is_used(workshop: Workshop) -> None:
-    await rounds(workshop, 60, 1.5)
+    fill(workshop.context)
+    chance = random.Random(os.urandom(8))
+    killed = sum([killed_at(workshop, "ready", chance.uniform(0, 1.5)) for _ in range(60)])
+    await check(workshop)
+    assert killed > 0
 
 
 async def test_only_sandboxes_of_dead_builders_are_swept(workshop: Workshop) -> None:

@@ -45,6 +45,7 @@ async def emptied(engine: LinuxEngine) -> None:
         await engine.delete(handle)
     for snapshot in await engine.snapshots():
         await engine.delete_snapshot(snapshot.name)
+    await engine.prune_steps()
     await engine.gc()
     assert engine.layout.layers.list() == []
     assert engine.layout.layers.list_saved() == []
@@ -55,6 +56,14 @@ async def emptied(engine: LinuxEngine) -> None:
 async def engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[LinuxEngine]:
     engine = engine_named(request.param, settings)
     assert isinstance(engine, Checkpointing)
+    yield engine
+    await emptied(engine)
+
+
+@pytest.fixture(params=["native", *(pytest.param(name, marks=pytest.mark.again) for name in ("runc", "runsc"))])
+async def any_engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[LinuxEngine]:
+    """For what depends little on the engine."""
+    engine = engine_named(request.param, settings)
     yield engine
     await emptied(engine)
 

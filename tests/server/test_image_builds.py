@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import socket
 import time
@@ -134,6 +135,25 @@ def test_a_repeated_request_builds_once(carol: httpx.Client) -> None:
     ended(carol, f"/images/builds/{first.json()['id']}")
 
 
+def test_an_image_counts_for_the_quotas_of_its_user(native_server: RunningServer) -> None:
+    with native_server.client() as admin:
+        person = new_user(admin, "frank", max_image_bytes=4 << 20, max_images=2)
+    with native_server.client(person.key) as frank:
+        with_base(frank)
+        large = f"FROM {BASE}\nRUN dd if=/dev/urandom of=/large bs=1M count=6\n"
+        build = ended(frank, begin(frank, large, name="large"))
+        assert (build["state"], build["error"]["code"]) == ("failed", "limit_reached")
+        assert frank.get("/images/inspect", params={"name": "large"}).status_code == 404
+        built(frank, f"FROM {BASE}\nRUN true\n", name="small")
+        assert ended(frank, begin(frank, f"FROM {BASE}\nRUN true\n", name="third"))["error"]["code"] == "limit_reached"
+        built(frank, f"FROM {BASE}\nRUN echo again\n", name="small")
+
+
+def test_an_engine_that_cannot_build_says_so(client: httpx.Client) -> None:
+    answer = request(client, context(Dockerfile="FROM scratch"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "unsupported")
+
+
 HOSTILE = {
     "out of the context": tar(file("../x", b"x")),
     "out of it later": tar(directory("a"), file("a/../../x", b"x")),
@@ -254,9 +274,11 @@ def test_a_killed_server_has_failed_builds_and_goes_on_from_the_cache(
 ) -> None:
     need_engine("native", session_settings)
     folder = new_folder(session_folder, "builds")
-    server = start_server(folder, "native")
+    server = start_server(folder, "native", ATOLL_MAX_CONTEXT_BYTES=str(3 << 20))
     with server.client() as admin:
         with_base(admin)
+        too_large = request(admin, context(Dockerfile="FROM x", f=os.urandom(2 << 20)))
+        assert (too_large.status_code, contexts(server)) == (507, [])
         steps = f"FROM {BASE}\nRUN echo one > /one\n"
         path = begin(admin, f"{steps}RUN echo begun; sleep 1000\n", name="x")
         until(admin, path, "output", "begun")

@@ -71,7 +71,8 @@ class Builder:
         able = await building(self._engine)
         name = self._checked_name(request.name)
         await self._clean_up()
-        reporter = Reporter(on_event, request.secrets.values())
+        hidden = [each.encode() for each in request.mirrors.secrets] if request.mirrors is not None else []
+        reporter = Reporter(on_event, [*request.secrets.values(), *hidden])
         try:
             async with self._in_time(request):
                 image = await self._build(request, name, able, reporter)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from atoll import workers
 from atoll.builds import archives
+from atoll.builds.link_targets import resolved
 from atoll.builds.site import Site
 from atoll.builds.source_tree import Entry, Source, SourceTree
 from atoll.builds.steps import CopyFiles, MakeDirectory, Step
@@ -31,8 +32,10 @@ async def copy(site: Site, sandbox: AsyncSandbox, step: Step, action: CopyFiles)
 
 
 async def make_directory(sandbox: AsyncSandbox, action: MakeDirectory) -> None:
-    """Make a directory and its missing parents, which belong to root. One that exists stays as it is."""
-    await _put(sandbox, action.path, [_root_item(_ROOT)], _ROOT)
+    """Make a directory and its missing parents. One that exists stays as it is."""
+    files = sandbox.access.files()
+    owner = await owner_of(files, action.owner) if action.owner else _ROOT
+    await _put(sandbox, await resolved(files, action.path), [_root_item(owner)], owner)
 
 
 async def _owner(sandbox: AsyncSandbox, action: CopyFiles) -> Owner | None:
@@ -49,6 +52,7 @@ class _Copying:
         self._is_directory = action.target.endswith("/")
 
     async def run(self, step: Step) -> None:
+        self._target = await resolved(self._sandbox.access.files(), self._target)
         if not self._is_directory:
             self._is_directory = await self._target_is_directory()
         if self._action.heredocs:
@@ -106,7 +110,11 @@ class _Copying:
     async def _unpack(self, tree: SourceTree, source: Source) -> None:
         """Unpack an archive on the host, in a private directory, and copy what is in it."""
         async with archives.unpacked(self._site, tree, source) as (inside, whole):
-            top = [*self._items(inside, [whole])]
+            # What is in an archive keeps its owners and modes, whatever the flags of ADD are.
+            top = [
+                _root_item(self._owner or _ROOT),
+                *(_item_of(inside, each, each.below) for each in whole.entries[1:]),
+            ]
             for _ in range(_MOST_REPLACED):
                 try:
                     await _put(self._sandbox, self._target, top, self._owner or _ROOT, replace=True)
@@ -125,16 +133,22 @@ class _Copying:
                 yield self._item(tree, source.entries[0], source.name)
 
     def _item(self, tree: SourceTree, entry: Entry, path: bytes) -> PutItem:
-        mode = entry.mode if self._action.mode is None or entry.kind == LINK else self._action.mode
-        owner = self._owner if self._owner is not None else (entry.uid, entry.gid)
-        content = functools.partial(tree.open, entry) if entry.kind == FILE else b""
-        return PutItem(entry.kind, path, mode, owner, entry.size, entry.mtime_ns, entry.target, content)
+        item = _item_of(tree, entry, path)
+        if self._action.mode is not None and entry.kind != LINK:
+            item = item._replace(mode=self._action.mode)
+        return item if self._owner is None else item._replace(owner=self._owner)
 
 
 class _InTheWayError(Exception):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
+
+
+def _item_of(tree: SourceTree, entry: Entry, path: bytes) -> PutItem:
+    content = functools.partial(tree.open, entry) if entry.kind == FILE else b""
+    owner = (entry.uid, entry.gid)
+    return PutItem(entry.kind, path, entry.mode, owner, entry.size, entry.mtime_ns, entry.target, content)
 
 
 def _root_item(owner: Owner) -> PutItem:

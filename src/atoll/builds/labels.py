@@ -7,6 +7,7 @@ import re
 from atoll.engines.contract import Engine
 from atoll.engines.host.process_ref import ProcessRef, boot_id, this_process
 from atoll.errors import SandboxError
+from atoll.model import Handle
 
 BUILD = "atoll.build"
 BUILDER = "atoll.builder"
@@ -28,12 +29,17 @@ def is_abandoned(builder: str) -> bool:
     return match[3] != boot_id() or not ProcessRef(int(match[1]), int(match[2])).is_alive()
 
 
+def is_left_by_a_build(handle: Handle) -> bool:
+    """Return whether a sandbox belongs to a build whose process has ended."""
+    builder = handle.spec.labels.get(BUILDER)
+    return builder is not None and is_abandoned(builder)
+
+
 async def sweep(engine: Engine) -> list[str]:
     """Delete the sandboxes of builds whose process died, and return their ids. May be repeated."""
     removed = []
     for handle in await engine.list():
-        builder = handle.spec.labels.get(BUILDER)
-        if builder is not None and is_abandoned(builder):
+        if is_left_by_a_build(handle):
             try:
                 await engine.delete(handle)
             except SandboxError:

@@ -63,6 +63,7 @@ class Planner:
         self._bases = bases
         self._renewals = renewals
         self._stages: dict[int, StagePlan] = {}
+        self._scopes: dict[int, Scope] = {}
         self._number = 0
         self._context_origin = Origin("context")
         self.selections: Selections = {}
@@ -73,7 +74,8 @@ class Planner:
             with explained(each.stage.place, each.stage.text):
                 plan = await self._begin(each)
             self._stages[each.index] = plan
-            await _StagePlanner(self, plan, each.index, self._scope(plan)).add(each.stage.instructions)
+            scope = self._scopes[each.index] = self._scope(plan, each.base_stage)
+            await _StagePlanner(self, plan, each.index, scope).add(each.stage.instructions)
         return [self._stages[each.index] for each in self._checked.stages]
 
     async def _begin(self, checked: CheckedStage) -> StagePlan:
@@ -84,8 +86,10 @@ class Planner:
         base = await self._bases.find(checked.base)
         return StagePlan(title, base.image, base.spec_image, None, base.key, base.config)
 
-    def _scope(self, plan: StagePlan) -> Scope:
-        return Scope(dict(plan.config.env), self._request.args, self._checked.arguments, self._dockerfile.escape)
+    def _scope(self, plan: StagePlan, below: int | None) -> Scope:
+        known = self._scopes[below].variables() if below is not None else {}
+        env = dict(plan.config.env)
+        return Scope(env, self._request.args, self._checked.arguments, self._dockerfile.escape, known)
 
     async def origin(self, name: str, index: int) -> Origin:
         """Return what `--from` names in the stage of this number; the context if it is empty."""
@@ -199,7 +203,8 @@ class _StagePlanner:
         path = self._path(self._scope.expand(instruction.path)).rstrip("/") or "/"
         self._plan.config = dataclasses.replace(self._config, work_dir=path)
         if path != "/":
-            await self._step(instruction, MakeDirectory(path), "directory", path)
+            user = self._config.user
+            await self._step(instruction, MakeDirectory(path, user), "directory", path, *([user] if user else []))
 
     async def _run(self, run: Run) -> None:
         script = heredocs.script(run)

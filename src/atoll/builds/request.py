@@ -25,6 +25,10 @@ class Supplies(Protocol):
         """Contents of files by their paths inside. They are there only while a RUN runs."""
 
     @property
+    def secrets(self) -> Sequence[str]:
+        """Passwords and tokens among them, which are hidden in the output of commands."""
+
+    @property
     def rules(self) -> Sequence[Rule]:
         """What RUN steps may reach in addition to the build's own policy."""
 

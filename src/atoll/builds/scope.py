@@ -1,5 +1,5 @@
-"""Which variables an instruction sees: ENV wins over ARG, and the ARGs before the first FROM count only in FROM, unless
-they are declared again."""
+"""Which variables an instruction sees: of ENV and ARG the later one wins. The ARGs before the first FROM count only in
+FROM, unless they are declared again; those of a stage also count in stages that begin with it."""
 
 from __future__ import annotations
 
@@ -27,27 +27,35 @@ class Scope:
     outer: Mapping[str, str]
     """The values of the ARGs before the first FROM."""
     escape: str = "\\"
-    args: dict[str, str] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)
+    """The variables of the stage that this one begins with; then those of both."""
+
+    def __post_init__(self) -> None:
+        self.known = {**self.known, **self.env}
 
     def expand(self, word: str) -> str:
-        return expand(word, self.variables(), self.escape)
+        return expand(word, self.known, self.escape)
 
     def variables(self) -> dict[str, str]:
-        return {**self.args, **self.env}
+        return dict(self.known)
 
     def declare(self, arg: Arg) -> None:
         before = self.variables()
         for name, default in arg.names:
             if name in self.given:
-                self.args[name] = self.given[name]
+                self.known[name] = self.given[name]
             elif default is not None:
-                self.args[name] = expand(default, before, self.escape)
+                self.known[name] = expand(default, before, self.escape)
             elif name in self.outer:
-                self.args[name] = self.outer[name]
+                self.known[name] = self.outer[name]
 
     def set(self, env: Env) -> None:
         before = self.variables()
-        self.env |= {name: expand(value, before, self.escape) for name, value in env.variables}
+        values = {
+            expand(name, before, self.escape): expand(value, before, self.escape) for name, value in env.variables
+        }
+        self.env |= values
+        self.known |= values
 
     def of_commands(self, default_path: str) -> dict[str, str]:
         """Return the environment of RUN steps."""

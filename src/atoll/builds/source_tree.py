@@ -18,7 +18,7 @@ from atoll.archive.root import open_in_root
 from atoll.builds.dockerfile import globs
 from atoll.builds.dockerfile.ignore import IgnoreRules
 from atoll.errors import BuildError
-from atoll.guest.file_records import DIRECTORY, FILE, LINK
+from atoll.guest.file_records import DIRECTORY, FILE, HARD_LINK, LINK
 from atoll.printable import printable
 
 _CHUNK = 1 << 20
@@ -55,6 +55,7 @@ class Entry:
     identity: tuple[int, int, int]
     """Device, inode and time of the last change, by which a change in the meantime is noticed."""
     target: bytes = b""
+    """Of a link; of a hard link, what `below` is of the entry that it is another name of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class SourceTree:
     """Called often; raises if the work was cancelled."""
     notes: list[str] = field(default_factory=list)
     """What was left out."""
+    _names: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """The first names of files with several, in the source that is read."""
     _entries: int = 0
     _bytes: int = 0
     _digests: dict[tuple[int, int, int, int], bytes] = field(default_factory=dict)
@@ -94,7 +97,7 @@ class SourceTree:
         clean = posixpath.normpath("/" + pattern).lstrip("/")
         found = self._matching(clean) if globs.has_wildcards(clean) else [clean]
         sources = [source for path in found if (source := self._source(path, exclude)) is not None]
-        if not sources:
+        if not sources and not globs.has_wildcards(clean):
             raise self._missing(pattern)
         return sources
 
@@ -181,6 +184,7 @@ class SourceTree:
     def _below(self, info: os.stat_result, name: bytes, real: bytes, exclude: IgnoreRules | None) -> Iterator[Entry]:
         """Yield a directory and everything in it that is not excluded, in the order of names."""
         self._spend(0)
+        self._names = {}
         yield self._entry(DIRECTORY, b"", real, info)
         fd = open_in_root(self.root, real, os.O_RDONLY | os.O_DIRECTORY)
         yield from self._children(fd, b"", name, real, exclude, 1)
@@ -241,13 +245,18 @@ class SourceTree:
         elif left_out:
             return
         elif stat.S_ISREG(info.st_mode):
-            self._spend(info.st_size)
-            yield self._entry(FILE, below, real, info)
+            yield self._file(below, real, info)
         elif stat.S_ISLNK(info.st_mode):
             self._spend(0)
             yield self._entry(LINK, below, real, info, os.fsencode(os.readlink(entry, dir_fd=fd)))
         elif len(self.notes) < _MAX_NOTES:
             self.notes.append(f"{_shown(name)} in {self.name} is left out: it is a device, pipe or socket")
+
+    def _file(self, below: bytes, real: bytes, info: os.stat_result) -> Entry:
+        """Return a file in a directory, or a hard link to one that was there before."""
+        first = self._names.setdefault((info.st_dev, info.st_ino), below) if info.st_nlink > 1 else below
+        self._spend(info.st_size if first == below else 0)
+        return self._entry(FILE if first == below else HARD_LINK, below, real, info, b"" if first == below else first)
 
     def _entry(self, kind: int, below: bytes, real: bytes, info: os.stat_result, target: bytes = b"") -> Entry:
         uid, gid = (info.st_uid, info.st_gid) if self.keeps_owners else (0, 0)

@@ -92,6 +92,8 @@ class CopyFiles:
 @dataclass(frozen=True, slots=True)
 class MakeDirectory:
     path: str
+    owner: str = ""
+    """The user that it belongs to if it is new. Empty: root."""
 
 
 Action = RunCommand | CopyFiles | MakeDirectory

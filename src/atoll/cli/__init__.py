@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from atoll.cli.listed_command import ListedCommand
 from atoll.cli.traces import traced_command
-from atoll.errors import SandboxError, SetupError
+from atoll.errors import SandboxError, SetupError, StartError
 from atoll.printable import printable_lines
 
 COMMANDS = (
@@ -118,7 +118,7 @@ def main() -> None:
         with traced_command(sys.argv[1:]):
             app()
     except SandboxError as error:
-        if isinstance(error, SetupError):
+        if isinstance(error, SetupError | StartError):
             print(printable_lines(error.output), file=sys.stderr)
         # A server's words, or a name that was pasted, may contain what controls a terminal.
         said = [f"atoll: {error}", *([error.hint] if error.hint else [])]

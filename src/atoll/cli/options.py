@@ -87,7 +87,11 @@ class SandboxFlags:
         ),
     ] = None
     work_dir: Annotated[
-        str | None, typer.Option("--work-dir", help="The directory where commands start; default: /workspace.")
+        str | None,
+        typer.Option("--work-dir", help="The directory where commands start; default: the image's, or /workspace."),
+    ] = None
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="The user that commands run as; default: the image's, or root.")
     ] = None
     hostname: Annotated[str | None, typer.Option("--hostname", help="The host name inside.")] = None
     network: Annotated[
@@ -105,6 +109,23 @@ class SandboxFlags:
         float | None,
         typer.Option("--setup-timeout", metavar="SECONDS", help="How long all setup commands may take together."),
     ] = None
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--start",
+            metavar="COMMAND",
+            help="A command that runs from the creation on, and again when it ends; also as JSON; may be repeated.",
+        ),
+    ] = None
+    ready: Annotated[
+        str | None,
+        typer.Option(
+            "--ready",
+            metavar="CHECK",
+            help="Wait until this holds: a port, a port and a path such as 8080/health, a command; also as JSON.",
+        ),
+    ] = None
+    sudo: Annotated[bool, typer.Option("--sudo", help="Let the account `user` inside become root by sudo.")] = False
     undo: Annotated[
         bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
     ] = False
@@ -133,6 +154,8 @@ class SandboxFlags:
             "labels": dict(pair(text, "a label") for text in self.labels or ()),
             "volumes": [_absolute(text) for text in self.volumes or ()],
             "setup": self.setup,
+            "start": [_json_or_text(text) for text in self.start or ()],
+            "ready": None if self.ready is None else _json_or_text(self.ready),
             "network": None if self.network is None else read_policy(self.network),
             "ports": named_ports(self.ports),
         }
@@ -141,9 +164,19 @@ class SandboxFlags:
 
 _PLAIN = (
     *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
-    *("lifetime", "setup_timeout", "undo", "name", "task_id"),
+    *("user", "lifetime", "setup_timeout", "sudo", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
+
+
+def _json_or_text(text: str) -> object:
+    """Return the object that a flag describes in JSON, or its text. Raises SpecError."""
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{text[:80]!r} is not JSON: {error}") from None
 
 
 def flag_of(option: str) -> str:

@@ -14,6 +14,8 @@ RECORD = struct.Struct("<BBHHHIIIQq")
 """Kind, 0, length of path, length of target, 0, mode, uid, gid, size, mtime in ns; then path and target."""
 
 FILE, DIRECTORY, LINK, ERROR = b"fdl!"
+HARD_LINK = ord("h")
+"""One more name of a file that was sent before. Only builds send it."""
 
 Kind = Literal["file", "directory", "link", "fifo", "socket", "char_device", "block_device"]
 KINDS: dict[int, Kind] = {

@@ -34,7 +34,7 @@ class PutItem(NamedTuple):
     size: int
     mtime_ns: int
     target: bytes = b""
-    """Of a link."""
+    """Of a link; of a hard link, the path of the item that it is another name of."""
     content: bytes | Callable[[], int] = b""
     """The content of a file, or a function that opens it and returns the descriptor."""
 

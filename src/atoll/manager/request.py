@@ -58,7 +58,7 @@ class SandboxOptions(SharedOptions, total=False):
 
 _MANAGED = ("owner", "timeout", "engine", "key", "idle_timeout", "on_idle", "services")
 """The options that do not describe the sandbox."""
-_WITH_CONFIG = ("labels", "env", "lifetime", "name", "task_id", "setup", "ports")
+_WITH_CONFIG = ("labels", "env", "lifetime", "name", "task_id", "setup", "start", "ready", "ports")
 """The options that add to a config. Others cannot be given beside one."""
 Config = SandboxSpec | SpecSource | Mapping[str, object] | None
 
@@ -111,6 +111,7 @@ class Request:
             )
             # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
             unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
+            unused |= {newer for newer in ("start", "ready", "sudo") if not getattr(self.spec, newer)}
             body = self.spec.model_dump_json(
                 exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)}
             )
@@ -245,13 +246,15 @@ def _extended(config: SandboxSpec | SpecSource | Mapping[str, object], given: Ma
         spec = config.spec() if isinstance(config, SpecSource) else spec_of(config)
     if not given:
         return spec
-    if "setup" in given and spec.setup:
-        raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
+    for option in ("setup", "start", "ready"):
+        if option in given and getattr(spec, option):
+            raise SpecError(f"{option} is given twice, by itself and in the config", hint="Give only one of them.")
     added = spec_of(given)
     values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
     values["labels"] = {**spec.labels, **added.labels}
     values["env"] = {**spec.env, **added.env}
-    values["setup"] = added.setup or spec.setup
+    for option in ("setup", "start", "ready"):
+        values[option] = getattr(added, option) or getattr(spec, option)
     return SandboxSpec.of(**values)
 
 

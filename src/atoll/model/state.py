@@ -71,6 +71,8 @@ class Observation:
     reason: str = ""
     wakes: bool = False
     """Whether the sandbox is paused and any use of it resumes it."""
+    on_disk: bool = False
+    """Whether the sandbox is paused and its memory is on disk."""
 
 
 @dataclass(frozen=True, slots=True)

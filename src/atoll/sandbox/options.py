@@ -49,7 +49,9 @@ class SpecOptions(SandboxNames, total=False):
     """Named volumes and directories of the host: `{"data": "/data"}`, `{"/host": "/inside:ro"}` or
     `["data:/data", "/host:/inside:ro"]`. A source with a slash is a directory of the host."""
     work_dir: str | None
-    """The directory where commands and relative paths start. The default is `/workspace`."""
+    """The directory where commands and relative paths start. The default is that of the image, or `/workspace`."""
+    user: str | None
+    """The user inside that commands run as if they name none. The default is that of the image, or root."""
     hostname: str | None
     network: str | Mapping[str, object] | NetworkRules | None
     """What the sandbox may reach: `none` (the default), `all` or rules."""
@@ -59,6 +61,14 @@ class SpecOptions(SandboxNames, total=False):
     """Command lines that run before anybody gets the sandbox."""
     setup_timeout: float | None
     """How long all setup commands may take together."""
+    start: Sequence[object] | None
+    """Commands that run from the creation on, and again when they end: command lines, lists of arguments, or objects as
+    of `StartCommand`."""
+    ready: object
+    """What has to hold before anybody gets the sandbox: a port, a port and a path such as `"8080/health"`, a command,
+    or an object as of `ReadyCheck`."""
+    sudo: bool | None
+    """Whether the account `user` inside may become root by `sudo`."""
     undo: bool | Undo | UndoRule | None
     """Whether, how often and before which commands to save the state, so that commands can be undone."""
     task_id: str | None
@@ -80,6 +90,8 @@ def spec_of(options: object) -> SandboxSpec:
     ports, name, undo = given.pop("ports", None), given.pop("name", None), given.pop("undo", None)
     if isinstance(given.get("image"), NamedImage):
         given["image"] = given["image"].reference
+    if str(given.get("image", "")).startswith("step:"):
+        raise SpecError("a step of a build cannot be used as an image", hint="Give the built image its name.")
     if ports is not None:
         given["env"] = {**_variables(ports), **_mapping("env", given.get("env", {}))}
     if isinstance(given.get("network"), Mapping):

@@ -10,14 +10,15 @@ from pathlib import Path
 from atoll.engines.contract import Engine, having_volumes
 from atoll.engines.named_volumes import NamedVolumes
 from atoll.errors import ConflictError, SpecError
-from atoll.model import Volume, parse_size
+from atoll.model import parse_size
+from atoll.model.spec import VOLUME_NAME_RULE, is_volume_name
 from atoll.model.volume import VolumeInfo
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.sandbox_access import EngineChoice
 from atoll.settings import Settings
 
 _INSIDE = "/volume"
-"""Where a sandbox that copies files mounts the volume."""
+"""Where a sandbox that only copies files mounts the volume. This machine itself never opens a path of a volume."""
 
 
 class AsyncVolumes:
@@ -169,8 +170,10 @@ class AsyncVolumes:
         """Copy a file or directory of this machine into a volume, by a sandbox that exists only for that. `path` is
         where it goes in the volume; the default is the volume itself. The rules are those of `copy_to` of a sandbox. A
         volume that does not exist is made."""
-        choice = EngineChoice(engine, server, api_key, settings or Settings.load())
-        async with _mounted(choice, Volume(name=name, path=_INSIDE)) as sandbox:
+        sandbox = AsyncSandbox(
+            volumes=[f"{_named(name)}:{_INSIDE}"], engine=engine, server=server, api_key=api_key, settings=settings
+        )
+        async with sandbox:
             await sandbox.copy_to(local, _inside(path))
 
     @classmethod
@@ -187,11 +190,19 @@ class AsyncVolumes:
     ) -> None:
         """Copy a file or directory of a volume to this machine, by a sandbox that exists only for that. An empty `path`
         is everything. The rules are those of `copy_from` of a sandbox. Raises VolumeNotFoundError."""
-        choice = EngineChoice(engine, server, api_key, settings or Settings.load())
-        async with _volumes(choice) as volumes:
+        async with _volumes(EngineChoice(engine, server, api_key, settings or Settings.load())) as volumes:
             await volumes.volume(name)
-        async with _mounted(choice, Volume(name=name, path=_INSIDE, read_only=True)) as sandbox:
+        sandbox = AsyncSandbox(
+            volumes=[f"{name}:{_INSIDE}:ro"], engine=engine, server=server, api_key=api_key, settings=settings
+        )
+        async with sandbox:
             await sandbox.copy_from(_inside(path), local)
+
+
+def _named(name: str) -> str:
+    if not is_volume_name(name):  # it would be a directory of the host
+        raise SpecError(f"{name[:80]!r} cannot be the name of a volume", hint=f"{VOLUME_NAME_RULE.capitalize()}.")
+    return name
 
 
 def _inside(path: str) -> str:
@@ -214,15 +225,3 @@ async def _volumes(choice: EngineChoice) -> AsyncIterator[NamedVolumes]:
         yield await having_volumes(await choice.engine(None))
     finally:
         choice.release()
-
-
-@asynccontextmanager
-async def _mounted(choice: EngineChoice, volume: Volume) -> AsyncIterator[AsyncSandbox]:
-    """Yield a sandbox in which a volume is mounted, so that this machine never opens a path of a volume. Nothing runs
-    in it."""
-    source = f"{volume.name}:{volume.path}{':ro' if volume.read_only else ''}"
-    sandbox = AsyncSandbox(
-        volumes=[source], engine=choice.shared(), server=choice.server, api_key=choice.api_key, settings=choice.settings
-    )
-    async with sandbox:
-        yield sandbox

@@ -41,6 +41,7 @@ from atoll.errors import (
     SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StartError,
     StateError,
     StoredImageNotFoundError,
     StoreError,
@@ -76,6 +77,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (SpecError, 422),
     (SetupError, 422),
     (BuildError, 422),
+    (StartError, 422),
     (ImageError, 422),
     (LimitReachedError, 429),
     (RateLimitedError, 429),
@@ -144,7 +146,7 @@ class Problem(BaseModel):
     cause: str | None = None
     """Why the sandbox, or the command of a failed build step, ended."""
     output: str | None = None
-    """The end of the output of the setup command or build step that failed."""
+    """The end of the output of the setup command, the start commands or the build step that failed."""
     step: int | None = None
     """The number of the build step that failed."""
     place: str | None = None
@@ -187,10 +189,10 @@ def of(error: BaseException) -> Problem:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         cause = error.cause if isinstance(error, SandboxGoneError | BuildError) else None
         # What a user's own command wrote is not for the log.
-        has_output = isinstance(error, SetupError | SandboxGoneError | BuildError)
+        has_output = isinstance(error, SetupError | StartError | SandboxGoneError | BuildError)
         reason = without_paths(error.reason) if has_output else _discreet(error.reason)
         hint = error.hint and _discreet(error.hint)
-        output = error.output if isinstance(error, SetupError | BuildError) else None
+        output = error.output if isinstance(error, SetupError | StartError | BuildError) else None
         said = {"hint": hint, "cause": str(cause) if cause else None, "output": output}
         return problem(status, error.code, reason, **said, **(_of_step(error) if isinstance(error, BuildError) else {}))
     if isinstance(error, PartialCopyError):

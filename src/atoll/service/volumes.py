@@ -47,7 +47,7 @@ class VolumeService:
 
     async def create(self, caller: Caller, name: str, size_bytes: int | None = None) -> NamedVolumeInfo:
         """Make a volume for the caller. Raises LimitReachedError, ConflictError."""
-        async with self._turn(caller, size_bytes):
+        async with self._turn(caller, size_bytes, name):
             volumes = await self._manager.named_volumes()
             return NamedVolumeInfo.of(await volumes.create_volume(name, size_bytes=size_bytes, owner=caller.user_id))
 
@@ -59,7 +59,7 @@ class VolumeService:
         found = await volumes.volume(source, owner=caller.user_id)
         # A copy is as large as its source unless another size is asked for, and never smaller than what is in it.
         size = max(found.size_bytes or 0 if size_bytes is None else size_bytes, found.used_bytes or 0)
-        async with self._turn(caller, size):
+        async with self._turn(caller, size, name):
             made = await volumes.copy_volume(
                 source, name, read_only=read_only, size_bytes=size_bytes, owner=caller.user_id
             )
@@ -69,7 +69,7 @@ class VolumeService:
         volumes = await self._manager.named_volumes()
         found = await volumes.volume(name, owner=caller.user_id)
         more = (await volumes.volume(source, owner=caller.user_id)).used_bytes or 0
-        async with self._turn(caller, max(0, more - (found.size_bytes or 0)), count=0):
+        async with self._turn(caller, max(0, more - (found.size_bytes or 0))):
             return NamedVolumeInfo.of(await volumes.restore_volume(name, source, owner=caller.user_id))
 
     async def remove(self, caller: Caller, name: str, owner: str | None = None) -> None:
@@ -110,15 +110,19 @@ class VolumeService:
         return False
 
     @contextlib.asynccontextmanager
-    async def _turn(self, caller: Caller, size_bytes: int | None, count: int = 1) -> AsyncIterator[None]:
-        """Let the volumes of each user be made one after another, so that the quotas are exact. Raises
-        LimitReachedError if one more of this size is too much."""
+    async def _turn(self, caller: Caller, size_bytes: int | None, name: str | None = None) -> AsyncIterator[None]:
+        """Let the volumes of each user be made one after another, so that the quotas are exact. Raises ConflictError if
+        the name of a new volume is taken, and LimitReachedError if this size is too much."""
         async with self._turns.setdefault(caller.user_id, asyncio.Lock()):
             mine = await (await self._manager.named_volumes()).volumes(owner=caller.user_id)
             quotas = caller.quotas
             most = self._most if quotas.max_volumes is None else quotas.max_volumes
             most_bytes = self._most_bytes if quotas.max_volume_bytes is None else quotas.max_volume_bytes
-            if count and len(mine) >= most:
+            if any(each.name == name for each in mine):
+                raise ConflictError(
+                    f"there is already a volume '{name}'", hint="Remove it first, or choose another name."
+                )
+            if name is not None and len(mine) >= most:
                 raise LimitReachedError(
                     f"user {caller.user_id!r} has {len(mine)} volumes, which is the limit", hint="Remove one first."
                 )

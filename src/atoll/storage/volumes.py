@@ -111,7 +111,8 @@ class Volumes:
             found = _need(folder, source)
             _refuse_taken(folder, name)
             size = found.size_bytes if size_bytes is None else self.sizes.checked(size_bytes)
-            return self._copy(folder, found, found.model_copy(update={"name": name, "size_bytes": size}), read_only)
+            wanted = found.model_copy(update={"name": name, "size_bytes": size, "created_at": time.time()})
+            return self._copy(folder, found, wanted, read_only)
 
     def restore(self, owner: str, name: str, source: str) -> VolumeRecord:
         """Replace the content of a volume by the present content of another one, atomically. Raises ConflictError if a
@@ -246,9 +247,7 @@ class Volumes:
 
     def _copy(self, folder: VolumeFolder, source: VolumeRecord, wanted: VolumeRecord, read_only: bool) -> VolumeRecord:
         """Make a volume like `wanted` with the content of `source`. It replaces one of the same name."""
-        made = wanted.model_copy(
-            update={"id": uuid4().hex, "source": source.name, "created_at": time.time(), "read_only": read_only}
-        )
+        made = wanted.model_copy(update={"id": uuid4().hex, "source": source.name, "read_only": read_only})
         path, original = folder.data(made), folder.data(source)
         folder.limit_account(max(wanted.size_bytes, source.size_bytes))
         with _undone(path):

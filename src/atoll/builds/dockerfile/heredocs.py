@@ -73,7 +73,7 @@ def shell_text(run: Run) -> str:
 
 
 def script(run: Run) -> Heredoc | None:
-    """Return the here-document that is a program with a `#!` line of its own. It is run as `/dev/pipes/NAME`."""
+    """Return the here-document that is a program with a `#!` line of its own. It is run as a file of that name."""
     if not run.heredocs or not run.command.is_shell or not _is_one_heredoc(run.command.words[0]):
         return None
     return run.heredocs[0] if run.heredocs[0].content.startswith("#!") else None

@@ -27,6 +27,7 @@ from atoll.errors import (
     SandboxTimeoutError,
     SetupError,
     SpecError,
+    StartError,
 )
 
 _FIRST_PAUSE_S = 0.1
@@ -79,8 +80,8 @@ def _error(status: int, code: str, reason: str, hint: str | None, told: Mapping[
         return NotAuthenticatedError(f"the server refused the credential: {reason}", hint=hint)
     if kind is SandboxGoneError:
         return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
-    if kind is SetupError:
-        return SetupError(reason, hint=hint, output=str(told.get("output") or "")[:_MAX_OUTPUT])
+    if kind is SetupError or kind is StartError:
+        return kind(reason, hint=hint, output=str(told.get("output") or "")[:_MAX_OUTPUT])
     if kind is BuildError:
         return _build_error(reason, hint, told)
     if kind is not None:
