@@ -208,6 +208,27 @@ static void find_groups(struct launch *launch, const char *user)
     free(text);
 }
 
+/* Find the group with this name or number. A number need not be in the file. */
+static int find_group(const char *wanted, unsigned *gid)
+{
+    if (is_number(wanted))
+        return parse_wanted_id(wanted, gid) ? 0 : (errno = EINVAL, -1);
+    char *text = read_account_file("/etc/group"), *line_state;
+    int result = -1;
+    for (char *line = text ? strtok_r(text, "\n", &line_state) : NULL; line && result < 0; line = strtok_r(NULL, "\n", &line_state)) {
+        char *words[4];
+        int count = 0;
+        for (char *word; count < 4 && (word = strsep(&line, ":"));)
+            words[count++] = word;
+        if (count == 4 && strcmp(words[0], wanted) == 0 && parse_id(words[2], gid))
+            result = 0;
+    }
+    free(text);
+    if (result < 0)
+        errno = EINVAL;
+    return result;
+}
+
 static int prepare_user(struct launch *launch, char *wanted, size_t *count)
 {
     char *group = strchr(wanted, ':');
@@ -237,8 +258,8 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
     free(text);
     if (result == 0 && group) {
         launch->group_count = 0;
-        if (!parse_wanted_id(group, &id))
-            return errno = EINVAL, -1;
+        if (find_group(group, &id) < 0)
+            return -1;
         launch->gid = id;
     }
     /* Without root, the user cannot be changed, and setting even the same ids may be forbidden. */

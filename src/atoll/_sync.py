@@ -287,6 +287,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        user: str | None = None,
         hostname: str | None = None,
         network: str | Mapping[str, object] | NetworkRules | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
@@ -324,6 +325,7 @@ class Sandbox:
             env=env,
             volumes=volumes,
             work_dir=work_dir,
+            user=user,
             hostname=hostname,
             network=network,
             timeout=timeout,
@@ -416,7 +418,8 @@ class Sandbox:
         return self._portal.call(self._async.inspect())
 
     def info(self) -> SandboxDetails:
-        """Return the sandbox's engine and image, and the isolation level and limits that it has, requested or not."""
+        """Return the sandbox's engine, its image and what that says, and the isolation level, limits, work directory
+        and user that it has, requested or not."""
         return self._portal.call(self._async.info())
 
     def stats(self) -> Stats:

@@ -32,6 +32,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "env": ({"A": "b=c"}, ["A=b=c"]),
     "volumes": (["/srv:/data:ro"], ["/srv:/data:ro"]),
     "work_dir": ("/srv/work", "/srv/work"),
+    "user": ("bob:users", "bob:users"),
     "hostname": ("box", "box"),
     "network": ({"allowed_domains": ["pypi.org"]}, "pypi.org"),
     "lifetime": (600.0, 600.0),

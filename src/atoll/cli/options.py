@@ -85,7 +85,11 @@ class SandboxFlags:
         ),
     ] = None
     work_dir: Annotated[
-        str | None, typer.Option("--work-dir", help="The directory where commands start; default: /workspace.")
+        str | None,
+        typer.Option("--work-dir", help="The directory where commands start; default: the image's, or /workspace."),
+    ] = None
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="The user that commands run as; default: the image's, or root.")
     ] = None
     hostname: Annotated[str | None, typer.Option("--hostname", help="The host name inside.")] = None
     network: Annotated[
@@ -139,6 +143,7 @@ class SandboxFlags:
 
 _PLAIN = (
     *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
+    "user",
     *("lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""

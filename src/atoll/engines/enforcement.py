@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.errors import SpecError, UnsupportedError
-from atoll.model import DEFAULTS, LEFT_OUT, Capability, EffectiveLimits, Limits, SandboxSpec
+from atoll.model import DEFAULTS, LEFT_OUT, Capability, EffectiveLimits, Limits, SandboxSpec, default_user
 
 _CAPABILITY_OF = {
     "memory_bytes": Capability.MEMORY,
@@ -86,6 +86,7 @@ def refuse_unsupported(
         Capability.OPEN_FILES: limits.open_files,
         Capability.VOLUMES: spec.volumes or None,
         Capability.CHECKPOINTS: spec.undo,
+        Capability.USERS: default_user(spec),
         Capability.NETWORK: None if spec.network == "none" else spec.network,
     }
     for capability, value in asked.items():

@@ -10,7 +10,6 @@ from typing import Any
 from atoll.images.oci_documents import ImageConfig
 from atoll.images.reference import Kind
 
-_TUPLES = ("entrypoint", "cmd", "exposed_ports", "volumes", "shell", "history")
 _NOT_WRITTEN = ("layers",)
 
 
@@ -75,9 +74,9 @@ def record_of(image: Image, stack: tuple[str, ...]) -> dict[str, Any]:
 def image_of(record: dict[str, Any], root_of: Callable[[str], Path]) -> Image:
     """Return the image of a record. Raises KeyError, TypeError or ValueError for an invalid one."""
     value = dict(record)
-    config = dict(value.pop("config"))
-    for key in _TUPLES:
-        config[key] = tuple(config.get(key, ()))
+    config: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.pop("config").items()
+    }
     value["notes"] = tuple(value["notes"])
     value["kind"] = Kind(value["kind"])
     stack = value.pop("stack", (value["digest"],))

@@ -149,7 +149,7 @@ class ManagedSandbox(AsyncSandbox):
         SpecError."""
         if Capability.USERS not in (await (await self.access.engine()).describe()).capabilities:
             return None
-        given = await self.exec(["chown", user, self.spec.work_dir], user="0:0", timeout=_OWN_S)
+        given = await self.exec(["chown", user, self.spec.directory], user="0:0", timeout=_OWN_S)
         if not given.success:
             raise SpecError(f"the work directory cannot be given to user {user}: {given.stderr[-500:]}")
         return user

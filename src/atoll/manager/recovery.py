@@ -222,9 +222,10 @@ class Recovery:
 def _with_changes_of(written: SandboxSpec, seen: SandboxSpec) -> SandboxSpec:
     """Return the recorded spec with the engine's network policy and limits, because the engine changes these before
     they are recorded."""
+    settled = written.settled(seen)
     if (written.network, written.limits) == (seen.network, seen.limits):
-        return written
-    return written.model_copy(update={"network": seen.network, "limits": seen.limits})
+        return settled
+    return settled.model_copy(update={"network": seen.network, "limits": seen.limits})
 
 
 class OrphanCollector:

@@ -14,9 +14,12 @@ from atoll.model.handle import (
     ListedSandbox,
     SandboxDetails,
     effective_limits,
+    image_defaults,
 )
+from atoll.model.image_defaults import ImageDefaults, check_variables, default_user, resolved
 from atoll.model.result import ExecutionResult
 from atoll.model.spec import (
+    DEFAULT_WORK_DIR,
     Limits,
     SandboxSpec,
     SetupCommands,
@@ -32,6 +35,7 @@ from atoll.model.state import Capability, Cause, ImageProgress, ListeningPort, O
 
 __all__ = [
     "DEFAULTS",
+    "DEFAULT_WORK_DIR",
     "LEFT_OUT",
     "MANAGER_LABEL",
     "NAME_LABEL",
@@ -41,6 +45,7 @@ __all__ = [
     "EffectiveLimits",
     "ExecutionResult",
     "Handle",
+    "ImageDefaults",
     "ImageProgress",
     "Limits",
     "ListedSandbox",
@@ -57,6 +62,10 @@ __all__ = [
     "UndoSetting",
     "Volume",
     "absolute_path",
+    "check_variables",
+    "default_user",
     "effective_limits",
+    "image_defaults",
     "parse_size",
+    "resolved",
 ]

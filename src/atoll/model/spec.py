@@ -14,6 +14,8 @@ from atoll.model import manus_names
 from atoll.model.network_policy import NetworkPolicy, parse_policy
 
 _ENV_NAME = re.compile(r"[^=\0\s]+")
+USER = re.compile(r"[^\s:\x00-\x1f\x7f]{1,128}(:[^\s:\x00-\x1f\x7f]{1,128})?")
+DEFAULT_WORK_DIR = "/workspace"
 _MAX_ENV_VALUE = 128 * 1024
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*$", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -141,7 +143,11 @@ class SandboxSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     image: str = "host"
     isolation: Literal["namespaces", "gvisor", "vm"] | None = None
-    work_dir: str = "/workspace"
+    work_dir: str | None = None
+    """The directory where commands and relative paths start. None: that of the image, or `/workspace`."""
+    user: str | None = None
+    """The user inside, `NAME` or `NAME:GROUP` or their numbers, that commands run as if they name none. None: that of
+    the image, or root."""
     hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
     env: dict[str, str] = Field(default_factory=dict)
     limits: Limits = Field(default_factory=Limits)
@@ -159,8 +165,23 @@ class SandboxSpec(BaseModel):
     compares accounts."""
 
     @property
+    def directory(self) -> str:
+        """The work directory. Engines resolve `work_dir` when they make a sandbox."""
+        return self.work_dir or DEFAULT_WORK_DIR
+
+    @property
     def has_writable_volume(self) -> bool:
         return any(not volume.read_only for volume in self.volumes)
+
+    def settled(self, made: SandboxSpec) -> SandboxSpec:
+        """Return this spec with what the engine decided when it made the sandbox: the image if it has a default of its
+        own, the work directory and the user."""
+        found = {"image": made.image, "work_dir": made.work_dir, "user": made.user}
+        return (
+            self
+            if all(getattr(self, name) == value for name, value in found.items())
+            else self.model_copy(update=found)
+        )
 
     @classmethod
     def described(cls, values: object) -> SandboxSpec:
@@ -183,11 +204,20 @@ class SandboxSpec(BaseModel):
 
     @field_validator("work_dir")
     @classmethod
-    def _work_dir(cls, value: str) -> str:
+    def _work_dir(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         path = absolute_path(value)
         if path.split("/")[1] in ("proc", "sys", "dev"):
             raise ValueError(f"{value!r} cannot be the work directory")
         return path
+
+    @field_validator("user")
+    @classmethod
+    def _user(cls, value: str | None) -> str | None:
+        if value is not None and not USER.fullmatch(value):
+            raise ValueError(f"{value[:80]!r} is not a user: write a name, a number, or USER:GROUP")
+        return value
 
     @field_validator("env")
     @classmethod

@@ -39,7 +39,9 @@ class SpecOptions(SandboxNames, total=False):
     volumes: Mapping[str, str] | Sequence[str] | None
     """Directories of the host: `{"/host": "/inside:ro"}` or `["/host:/inside:ro"]`."""
     work_dir: str | None
-    """The directory where commands and relative paths start. The default is `/workspace`."""
+    """The directory where commands and relative paths start. The default is that of the image, or `/workspace`."""
+    user: str | None
+    """The user inside that commands run as if they name none. The default is that of the image, or root."""
     hostname: str | None
     network: str | Mapping[str, object] | NetworkRules | None
     """What the sandbox may reach: `none` (the default), `all` or rules."""
@@ -68,6 +70,8 @@ def spec_of(options: object) -> SandboxSpec:
         return SandboxSpec.described(options)
     given: dict[Any, Any] = {name: value for name, value in options.items() if value is not None}
     ports, name, undo = given.pop("ports", None), given.pop("name", None), given.pop("undo", None)
+    if str(given.get("image", "")).startswith("step:"):
+        raise SpecError("a step of a build cannot be used as an image", hint="Give the built image its name.")
     if ports is not None:
         given["env"] = {**_variables(ports), **_mapping("env", given.get("env", {}))}
     if isinstance(given.get("network"), Mapping):

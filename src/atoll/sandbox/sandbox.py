@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        user: str | None = None,
         hostname: str | None = None,
         network: str | Mapping[str, object] | NetworkRules | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
@@ -100,6 +102,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             "env": env,
             "volumes": volumes,
             "work_dir": work_dir,
+            "user": user,
             "hostname": hostname,
             "network": network,
             "lifetime": lifetime,
@@ -159,7 +162,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             async with naming.reserved(self.spec, engine, self.access.choice.settings):
                 handle = await engine.create(self.id, self.spec)
                 self.access.made(handle)
-            self.access.spec = self.spec.model_copy(update={"image": handle.spec.image})
+            self.access.spec = self.spec.settled(handle.spec)
             await self.access.guest.connection()
             await self._expose_named()
             await setup_commands.set_up(self.access)
@@ -221,17 +224,11 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         return await (await self.access.engine()).inspect(self.access.handle())
 
     async def info(self) -> SandboxDetails:
-        """Return the sandbox's engine and image, and the isolation level and limits that it has, requested or not."""
+        """Return the sandbox's engine, its image and what that says, and the isolation level, limits, work directory
+        and user that it has, requested or not."""
         handle = self.access.handle()
-        held = handle.limits()
-        return SandboxDetails(
-            id=handle.sandbox_id,
-            engine=handle.engine,
-            image=handle.spec.image,
-            isolation=handle.isolation or (await (await self.access.engine()).describe()).isolation,
-            limits=held.limits,
-            limits_left_out=held.left_out,
-        )
+        isolation = handle.isolation or (await (await self.access.engine()).describe()).isolation
+        return dataclasses.replace(SandboxDetails.of(handle), isolation=isolation)
 
     async def stats(self) -> Stats:
         """Return the resources that the sandbox uses now."""

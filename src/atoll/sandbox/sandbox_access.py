@@ -30,7 +30,7 @@ from atoll.guest.connection import Connection
 from atoll.guest.files import Files
 from atoll.guest.guest import Guest
 from atoll.guest.processes import FollowedProcess
-from atoll.model import Cause, Handle, Observation, SandboxSpec, State
+from atoll.model import Cause, Handle, Observation, SandboxSpec, State, default_user
 from atoll.model.network_policy import NetworkPolicy
 from atoll.sandbox import naming
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
@@ -204,7 +204,7 @@ class SandboxAccess:
 
     def new_guest(self) -> Guest:
         # No work directory is passed: only the agent knows its real path.
-        return Guest(self.connect, diagnose=self.diagnose)
+        return Guest(self.connect, diagnose=self.diagnose, user=lambda: default_user(self.spec))
 
     async def connect(self) -> ByteStream:
         """Open a new connection to the agent."""
@@ -251,8 +251,8 @@ class SandboxAccess:
         if not path or "\0" in path:
             raise ValueError(f"{path!r} is not a path")
         if ".." in path.split("/"):
-            full = posixpath.normpath(posixpath.join(self.spec.work_dir, path))
-            if full != self.spec.work_dir and not full.startswith(self.spec.work_dir.rstrip("/") + "/"):
+            full = posixpath.normpath(posixpath.join(self.spec.directory, path))
+            if full != self.spec.directory and not full.startswith(self.spec.directory.rstrip("/") + "/"):
                 raise ValueError(f"Path contains potentially unsafe patterns: {path!r} leaves the work directory")
             # A relative path stays relative, because only the agent knows the real path of the work directory.
             return full if path.startswith("/") else posixpath.normpath(path)

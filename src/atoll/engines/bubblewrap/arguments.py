@@ -94,7 +94,7 @@ TELLING = ("buddyinfo", "cmdline", "config.gz", "diskstats", "interrupts", "key-
 def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
     """Return the arguments for bubblewrap, without its own name. The command in the sandbox is the agent, as process
     1."""
-    agent = [AGENT, "--listen-fd", str(around.fds.listener), "--work-dir", spec.work_dir]
+    agent = [AGENT, "--listen-fd", str(around.fds.listener), "--work-dir", spec.directory]
     if spec.limits.open_files is not None:
         agent += ["--rlimit-nofile", str(spec.limits.open_files)]
     if spec.limits.lifetime_s is not None:
@@ -107,7 +107,7 @@ def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
         *_system(around),
         *_binds(_own_directories(spec, around)),
         *_binds(volumes(spec)),
-        *("--remount-ro", "/", "--chdir", spec.work_dir),
+        *("--remount-ro", "/", "--chdir", spec.directory),
         *("--args", str(around.fds.hidden), "--", *agent),
     ]
 
@@ -148,7 +148,7 @@ def _system(around: Surroundings) -> list[str]:
 
 
 def _own_directories(spec: SandboxSpec, around: Surroundings) -> list[Mount]:
-    own = {HOME: "home", "/tmp": "tmp", spec.work_dir: "work"}  # noqa: S108
+    own = {HOME: "home", "/tmp": "tmp", spec.directory: "work"}  # noqa: S108
     return [Mount(f"{around.home}/{name}", target, False) for target, name in own.items()]
 
 
@@ -163,7 +163,7 @@ def _binds(mounts: Iterable[Mount]) -> list[str]:
 def check_targets(spec: SandboxSpec) -> None:
     """Raise SpecError for paths that would cover what the sandbox's isolation and programs depend on."""
     targets = [volume.path for volume in spec.volumes]
-    for target in [spec.work_dir, *targets]:
+    for target in [spec.directory, *targets]:
         if target == "/" or any(is_inside(target, reserved) or is_inside(reserved, target) for reserved in _RESERVED):
             raise SpecError(
                 f"'{target}' in the sandbox is reserved", hint=f"Choose a path outside {', '.join(_RESERVED)}."

@@ -81,7 +81,7 @@ class LinuxEngine(BuildOperations, CheckpointOperations):
         self._snapshots = Snapshots(layout, storage)
         self._steps = Steps(layout, storage)
         self._teardown = Teardown(layout, storage, self._steps)
-        self._construction = Construction(layout, self._checkpoints, self._teardown)
+        self._construction = Construction(layout, self._checkpoints, self._teardown, self._has_users)
         self._standstill = Standstill(layout)
         self._restoration = Restoration(layout, launchers, self._checkpoints, self._construction, self._teardown)
         self._resizing = Resizing(layout, self._checkpoints)
@@ -330,8 +330,16 @@ class LinuxEngine(BuildOperations, CheckpointOperations):
         return found
 
     def _handle(self, record: Record) -> Handle:
-        details = {**self._launchers.named(record.runtime).handle_details, **record.limit_details()}
+        details = {
+            **self._launchers.named(record.runtime).handle_details,
+            **record.limit_details(),
+            **record.image_details(),
+        }
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at, details)
+
+    def _has_users(self, runtime: str) -> bool:
+        """Return whether sandboxes of this launcher have other users inside than the one who runs everything."""
+        return Capability.USERS in self._capabilities(self._launchers.named(runtime).isolation)
 
     def _capabilities(self, isolation: Isolation) -> frozenset[Capability]:
         """Return the capabilities of sandboxes of this isolation level on this machine."""

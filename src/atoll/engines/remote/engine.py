@@ -316,6 +316,9 @@ class RemoteEngine(RemoteStates):
             patience_s += spec.setup_timeout_s
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
+        for option in ("work_dir", "user"):  # servers of earlier versions know no default of the image
+            if settings[option] is None:
+                del settings[option]
         settings["limits"] = self._scaled(settings["limits"])
         labels = dict(spec.labels)
         # A manager has names for each of its owners, which mean nothing on another server.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from atoll.model import (
     State,
 )
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
-from atoll.model.handle import ISOLATION
+from atoll.model.handle import IMAGE, ISOLATION
 from atoll.settings import Settings
 
 MARK = "atoll-client"
@@ -179,6 +180,9 @@ def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Ha
     details = {"remote_id": str(info["id"]), **effective_details(info)}
     if isinstance(info.get("isolation"), str):
         details[ISOLATION] = info["isolation"]
+    if isinstance(info.get("image_defaults"), dict):  # servers of earlier versions do not say
+        details[IMAGE] = json.dumps(info["image_defaults"])
+        spec = spec.model_copy(update={"work_dir": str(info["work_dir"]), "user": info.get("user")})
     return Handle("remote", sandbox_id, spec, created, details)
 
 

@@ -28,6 +28,7 @@ from atoll.manager.request import Request
 from atoll.manager.schedule import Schedule
 from atoll.manager.supervisor import MemberFactory
 from atoll.model import Capability, Cause, Handle, Limits, State
+from atoll.sandbox import setup
 from atoll.tracing import span, traced
 from atoll.workers import Shares
 
@@ -224,15 +225,15 @@ class Creator:
         await self._context.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
 
     async def _set_up(self, member: Member) -> None:
-        spec = member.record.spec
-        if spec.setup:
+        spec = member.sandbox.spec  # with what the engine decided about it
+        if setup.is_needed(spec):
             work = member.sandbox.set_up()
             await self._context.tasks.bounded(work, spec.setup_timeout_s + _ANSWER_S, f"set up {member.id}")
 
     async def _ready(self, member: Member, handle: Handle) -> None:
         context = self._context
         life = context.expiry(member.record.lifetime_s)  # counted from now, however long the creation took
-        spec = member.record.spec.model_copy(update={"image": handle.spec.image})  # an engine may have its own default
+        spec = member.record.spec.settled(handle.spec)
         await context.transitions.change(
             member, State.RUNNING, update={"details": handle.details, "spec": spec, **life}
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
@@ -43,8 +43,10 @@ class SandboxSettings(BaseModel):
     """
     isolation: Literal["namespaces", "gvisor", "vm"] | None = None
     """The isolation level. Default: that of the server's engine."""
-    work_dir: Annotated[str, Field(max_length=4096)] = "/workspace"
-    """The directory where commands and relative paths start."""
+    work_dir: Annotated[str, Field(max_length=4096)] | None = None
+    """The directory where commands and relative paths start. Default: that of the image, or `/workspace`."""
+    user: Annotated[str, Field(max_length=257)] | None = None
+    """The user inside that commands run as if they name none. Default: that of the image, or root."""
     hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
     """The host name inside the sandbox."""
     env: Variables = Field(default_factory=dict)
@@ -67,6 +69,13 @@ class SandboxSettings(BaseModel):
     @classmethod
     def _spelling(cls, value: Any) -> Any:
         return before(lambda given: manus_names.settings(given, cls.model_fields), value)
+
+    @field_validator("image")
+    @classmethod
+    def _image(cls, value: str) -> str:
+        if value.startswith("step:"):
+            raise ValueError("a step of a build cannot be used as an image")
+        return value
 
     def spec(self) -> SandboxSpec:
         """Convert the settings to a spec. Raise SpecError if they are invalid."""
@@ -103,7 +112,9 @@ class SandboxOptions(LimitOptions):
     isolation: Literal["namespaces", "gvisor", "vm"] | None = None
     """The isolation level. Default: that of the server's engine."""
     work_dir: str | None = None
-    """The directory where commands and relative paths start."""
+    """The directory where commands and relative paths start. Default: that of the image, or `/workspace`."""
+    user: str | None = None
+    """The user inside that commands run as if they name none. Default: that of the image, or root."""
     hostname: str | None = None
     """The host name inside the sandbox."""
     inodes: int | None = None

@@ -36,7 +36,7 @@ from atoll.engines.host.confinement import masks
 from atoll.engines.host.confinement.seccomp import Profile, profile, virtual_kernel_profile
 from atoll.engines.host.environment import default_environment
 from atoll.errors import SpecError
-from atoll.model import SandboxSpec
+from atoll.model import SandboxSpec, default_user
 from atoll.resources import OPEN_FILES
 
 Namespace = Literal["user", "mount", "pid", "ipc", "uts", "net", "cgroup"]
@@ -252,7 +252,7 @@ def make_plan(
         root=root,
         ids=ids,
         mounts=(*_standard_mounts(), *files, *_volumes(spec)),
-        directories=(Directory(spec.work_dir), Directory("/tmp", 0o1777), Directory("/root", 0o700)),  # noqa: S108
+        directories=(_work_dir(spec), Directory("/tmp", 0o1777), Directory("/root", 0o700)),  # noqa: S108
         namespaces=frozenset(("user", "mount", "pid", "ipc", "uts", "net", "cgroup")),
         host_owned=frozenset(("ipc", "uts", "net")),
         capabilities=CAPABILITIES,
@@ -274,7 +274,7 @@ def make_plan(
         hostname=spec.hostname,
         env=tuple(f"{name}={value}" for name, value in variables.items()),
         argv=argv,
-        cwd=spec.work_dir,
+        cwd=spec.directory,
         hide_unified_cgroup=facts.hide_unified_cgroup,
     )
 
@@ -338,6 +338,12 @@ def _standard_mounts() -> tuple[Mount, ...]:
         Kernel("sysfs", "/sys", ("ro", *SAFE)),
         Kernel("proc", "/proc", SAFE),
     )
+
+
+def _work_dir(spec: SandboxSpec) -> Directory:
+    """Return the work directory. If it has to be made and commands are not run by root, every user inside may use
+    it."""
+    return Directory(spec.directory, 0o755 if default_user(spec) is None else 0o1777)
 
 
 def _boot_id(sandbox_id: str) -> Shadow:

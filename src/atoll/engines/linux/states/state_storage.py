@@ -76,7 +76,7 @@ class StateStorage:
             return record.base
         digest = self._layout.images.store.leased_by(record.sandbox_id)
         image = self._layout.images.store.of_digest(digest) if digest else None
-        return Base(image=record.spec.image, digest=digest, env=image.config.env if image is not None else {})
+        return Base.of(image, record.spec.image) if image is not None else Base(image=record.spec.image, digest=digest)
 
     def size_bytes(self, record: Record) -> int:
         return record.inherited_bytes + (self._layout.layers.usage(record.sandbox_id) or 0)
