@@ -189,9 +189,9 @@ class Store:
             path.unlink()
             kept = self._roots.with_all_below([*others, *self.leases().values()])
             # The topmost is removed first: what remains of a stack after a crash has everything that it lies on.
-            for digest in self._roots.stack(image.digest):
-                if digest not in kept:
-                    trash.append(self._discard(self._roots.path(digest)))
+            for layer in image.layers:
+                if f"sha256:{layer.parent.name}" not in kept:
+                    trash.append(self._discard(layer.parent))
 
     def gc(self, work: Work) -> Collected:
         """Remove layers that no name, no lease and no other layer needs, and leftovers of dead processes.

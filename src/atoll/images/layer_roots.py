@@ -81,14 +81,14 @@ class LayerRoots:
         return sum(self.own_bytes(each) for each in self.stack(digest))
 
     def with_all_below(self, digests: Iterable[str]) -> set[str]:
-        """Return these digests, as far as they exist, and those of all layers under them."""
+        """Return these digests, as far as they exist, and those of all layers under them. Raises ImageError if it cannot
+        be read what lies under one, because the rest would otherwise be taken for unused."""
         found: set[str] = set()
         for digest in digests:
             current = digest
             while current and current not in found and self.path(current).is_dir():
                 found.add(current)
-                with contextlib.suppress(ImageError):
-                    current = self._below(current)
+                current = self._below(current)
         return found
 
     def all(self) -> list[str]:

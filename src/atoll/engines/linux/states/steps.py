@@ -32,6 +32,8 @@ INNER = "rootfs"
 MAX_STEPS = 5_000
 """How many steps are kept, however small they are."""
 _LINK = ".step"
+_RECENT_S = 3600.0
+"""Steps that were used within this time are not removed on their own: a build may be using them."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STUBS = (
     b"root",
@@ -137,8 +139,17 @@ class Steps:
             total, count, freed = total - link.saved.own_bytes, count - 1, freed + link.saved.own_bytes
         return freed
 
+    def most_bytes(self) -> int:
+        """Return how much all steps together may take."""
+        with contextlib.suppress(OSError), self.layout.layers.looking("x", saved=True) as place:
+            disk = os.statvfs(place.parent.parent)
+            return min(self.layout.settings.step_cache_bytes, disk.f_blocks * disk.f_frsize // 4)
+        return self.layout.settings.step_cache_bytes
+
     def collect(self) -> list[str]:
-        """Remove steps that were left half made, and those whose image or files are gone."""
+        """Remove steps that were left half made, those whose image or files are gone, and those that are too many."""
+        if not self.storage.steps.directory.is_dir():
+            return []
         records, removed = self.storage.steps, []
         for path in records.directory.glob(f"*{_LINK}"):
             if is_key(key := path.name.removesuffix(_LINK)) and self._find(key, touch=False) is None:
@@ -150,6 +161,8 @@ class Steps:
             if records.forget(saved_id):
                 self.storage.remove(saved_id)
                 removed.append(f"incomplete step {saved_id}")
+        if freed := self.prune(self.most_bytes(), _RECENT_S):
+            removed.append(f"steps of builds with {freed:,} bytes")
         return removed
 
     # --- its parts ---------------------------------------------------------------------------------------------------
