@@ -46,9 +46,8 @@ class Settings:
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
         """Read the settings from environment variables.
 
-        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE` and `ATOLL_STEP_CACHE` override the defaults for this
-        user.
-        `ATOLL_REGISTRY_MIRRORS` (with commas or as JSON) and `ATOLL_BLOB_CACHE_BYTES` are about pulls of images.
+        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE`, `ATOLL_STEP_CACHE`, `ATOLL_REGISTRY_MIRRORS` (with commas,
+        or as JSON) and `ATOLL_BLOB_CACHE` override the defaults for this user.
         `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…` override the limits and ceilings for this machine.
         """
         environ = os.environ if environ is None else environ
@@ -61,7 +60,7 @@ class Settings:
             resources=Resources.load(environ, data),
             docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
             registry_mirrors=_texts(environ, "ATOLL_REGISTRY_MIRRORS"),
-            blob_cache_bytes=_size(environ, "ATOLL_BLOB_CACHE_BYTES", _BLOB_CACHE_BYTES),
+            blob_cache_bytes=_size(environ, "ATOLL_BLOB_CACHE", _BLOB_CACHE_BYTES),
             step_cache_bytes=_size(environ, "ATOLL_STEP_CACHE", 20 << 30),
         )
 
@@ -155,13 +154,3 @@ def _texts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     except (ValueError, TypeError, RecursionError) as error:
         raise SpecError(f"{name} is no list", hint="Write texts with commas between them.") from error
     return tuple(found)
-
-
-def _size(environ: Mapping[str, str], name: str, default: int) -> int:
-    value = environ.get(name)
-    if not value:
-        return default
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise SpecError(f"{name}: {error}") from error
