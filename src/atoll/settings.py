@@ -46,8 +46,8 @@ class Settings:
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
         """Read the settings from environment variables.
 
-        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE`, `ATOLL_STEP_CACHE`, `ATOLL_REGISTRY_MIRRORS` (with commas,
-        or as JSON) and `ATOLL_BLOB_CACHE` override the defaults for this user.
+        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE`, `ATOLL_STEP_CACHE`, `ATOLL_REGISTRY_MIRRORS` (with
+        commas, or as JSON) and `ATOLL_BLOB_CACHE` override the defaults for this user.
         `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…` override the limits and ceilings for this machine.
         """
         environ = os.environ if environ is None else environ
@@ -128,6 +128,16 @@ def _customary(environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
     data_home = _absolute(environ, "XDG_DATA_HOME") or Path(environ.get("HOME") or Path.home(), ".local/share")
     runtime = _absolute(environ, "XDG_RUNTIME_DIR")
     return data_home / "atoll", runtime / "atoll" if runtime else Path(f"/tmp/atoll-{uid}")  # noqa: S108
+
+
+def _size(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    value = environ.get(name)
+    if not value:
+        return otherwise
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise EngineUnavailableError(f"{name}: {error}") from error
 
 
 def _absolute(environ: Mapping[str, str], name: str) -> Path | None:
