@@ -95,7 +95,11 @@ def test_builds_and_images_are_their_users(carol: httpx.Client, dave: httpx.Clie
     assert all(each["owner_id"] == "dave" for each in dave.get("/images/builds").json()["items"])
     assert dave.get("/images/inspect", params={"name": "hers"}).status_code == 404
     assert dave.delete("/images", params={"name": "hers"}).status_code == 404
-    for base in (BASE, "hers", "tar:/etc/passwd", "docker:x", "snapshot:carol/x", "host"):
+    made = carol.post("/sandboxes", json={"settings": {"image": BASE}}).json()
+    assert carol.post(f"/sandboxes/{made['id']}/snapshots", json={"name": "state"}).status_code == 201
+    assert carol.delete(f"/sandboxes/{made['id']}").is_success
+    built(carol, "FROM snapshot:state\nRUN true\n")
+    for base in (BASE, "hers", "tar:/etc/passwd", "docker:x", "snapshot:state", "snapshot:carol/state", "host"):
         build = ended(dave, begin(dave, f"FROM {base}\nRUN true\n"))
         assert build["state"] == "failed", base
     assert carol.delete("/images", params={"name": "hers"}).status_code == 204
