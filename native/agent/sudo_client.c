@@ -519,8 +519,12 @@ int sudo_client(int argc, char **argv)
     char ready;
     if (read(line, &ready, 1) != 1)
         fail(NOT_ALLOWED, NULL);
-    if (signals < 0 || !send_request(line, &request, fds))
-        fail("the agent of the sandbox does not answer", strerror(errno));
+    if (signals < 0)
+        fail("signals", strerror(errno));
+    if (!send_request(line, &request, fds)) { /* it has hung up, perhaps with an answer */
+        struct sudo_reply reply;
+        return recv(line, &reply, sizeof reply, MSG_WAITALL) == sizeof reply ? conclude(&wish, &reply) : (fail(NOT_ALLOWED, NULL), 1);
+    }
     if (master >= 0) {
         close(slave);
         make_raw();

@@ -20,6 +20,8 @@ from typing import Any
 CORPUS = Path(__file__).parent / "corpus"
 BUSYBOX, DEBIAN = "atoll-corpus/busybox:1", "atoll-corpus/debian:1"
 SCRATCH = "scratch"
+ARCHIVES = {BUSYBOX: "busybox.tar", DEBIAN: "debian.tar"}
+"""The base images, and the archives of `scripts/test-docker images` that they are imported from."""
 _DESCRIPTIONS = ("case.json", "expected.json")
 _EPOCH = 1_600_000_000
 
@@ -54,9 +56,19 @@ class Case:
         return str(self.description.get("target", ""))
 
     @property
+    def text(self) -> str:
+        return (self.folder / self.file).read_text()
+
+    @property
+    def expected(self) -> dict[str, Any] | None:
+        """What a real `docker build` made of it. None for what begins with Debian, which is not the same everywhere."""
+        path = self.folder / "expected.json"
+        return dict(json.loads(path.read_text())) if path.exists() else None
+
+    @property
     def base(self) -> str:
         """The one of the two base images that its last stage begins with, or `scratch`."""
-        text = (self.folder / self.file).read_text()
+        text = self.text
         if DEBIAN in text:
             return DEBIAN
         last = [line for line in text.splitlines() if line.upper().startswith("FROM ")][-1]

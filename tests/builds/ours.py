@@ -18,7 +18,7 @@ from atoll.engines.linux.native_engine import NativeEngine
 from atoll.images import ImageConfig, Images
 from atoll.settings import Settings
 from builds import trees
-from builds.corpus import BUSYBOX, DEBIAN, Case
+from builds.corpus import ARCHIVES, BUSYBOX, SCRATCH, Case
 from builds.reference import Built, normal_config
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "test-docker"
@@ -27,14 +27,25 @@ _SCRIPT = Path(__file__).parents[2] / "scripts" / "test-docker"
 class Ours:
     """A builder with a data directory of its own, and the two base images."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, archives: Path) -> None:
         self.folder = folder
+        self._archives = archives
+        self._imported: set[str] = set()
         self.settings = Settings(folder / "data", folder / "run")
         self.engine = NativeEngine(self.settings)
         self.images = Images(self.settings.data_dir)
         self.builder = Builder(self.engine, self.images, self.settings)
 
+    async def need(self, image: str) -> None:
+        """Import a base image, unless it is there."""
+        if image not in self._imported and image in ARCHIVES:
+            await self.images.import_tar(self._archives / ARCHIVES[image], image)
+            self._imported.add(image)
+
     async def build(self, case: Case) -> Built:
+        for image in ARCHIVES:
+            if image in case.text or image == BUSYBOX:
+                await self.need(image)
         context = self.folder / "contexts" / case.name
         context.mkdir(parents=True)
         case.make_context(context)
@@ -52,6 +63,12 @@ class Ours:
         finally:
             shutil.rmtree(context)
 
+    async def base(self, image: str) -> trees.Tree:
+        if image == SCRATCH:
+            return {}
+        await self.need(image)
+        return self.tree(image)
+
     def tree(self, reference: str) -> trees.Tree:
         with self.images.view(reference) as descriptor:
             return trees.of_directory(descriptor)
@@ -63,10 +80,8 @@ async def our_builder() -> AsyncIterator[Ours]:
     subprocess.run([str(_SCRIPT), "images", str(images)], check=True, capture_output=True)
     folder = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
     folder.chmod(0o755)
-    ours = Ours(folder)
+    ours = Ours(folder, images)
     try:
-        for name, image in (("busybox.tar", BUSYBOX), ("debian.tar", DEBIAN)):
-            await ours.images.import_tar(images / name, image)
         yield ours
     finally:
         await leftovers.emptied(ours.engine)

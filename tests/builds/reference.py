@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from builds import trees
-from builds.corpus import BUSYBOX, DEBIAN, Case
+from builds.corpus import ARCHIVES, Case
 
 SUITE = "trixie"
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates", "xz-utils")
@@ -113,7 +113,7 @@ def docker() -> Iterator[Reference]:
         try:
             reference = Reference(_child(engine, data / "log"), data)
             reference.wait(engine)
-            for name, image in (("busybox.tar", BUSYBOX), ("debian.tar", DEBIAN)):
+            for image, name in ARCHIVES.items():
                 shutil.copyfile(images / name, data / "shared" / name)
                 reference.run("docker", "import", f"{_SHARED}/{name}", image)
             yield reference

@@ -140,15 +140,19 @@ def _note_names(tree: Tree, groups: Any) -> None:
                 tree[name]["same_as"] = first
 
 
-def changes(base: Tree, tree: Tree) -> dict[str, Entry | None]:
-    """Return what differs from the base: new entries, and None for what is gone."""
+def relative_changes(base: Tree, tree: Tree) -> dict[str, Entry | None]:
+    """Return what differs from the base: new entries, and None for what is gone. Contents of files of the base are
+    called by their names, since bases differ between machines."""
+    return _relative(_changes(base, tree), base)
+
+
+def _changes(base: Tree, tree: Tree) -> dict[str, Entry | None]:
     found: dict[str, Entry | None] = {name: None for name in base if name not in tree}
     found |= {name: entry for name, entry in tree.items() if base.get(name) != entry}
     return dict(sorted(found.items()))
 
 
-def relative(changed: Mapping[str, Entry | None], base: Tree) -> dict[str, Entry | None]:
-    """Name contents that are those of a file of the base by that file, since bases differ between machines."""
+def _relative(changed: Mapping[str, Entry | None], base: Tree) -> dict[str, Entry | None]:
     contents = sorted(((name, entry.get("content", "")) for name, entry in base.items()), reverse=True)
     known = {content: name for name, content in contents if content.startswith("sha256:")}
     return {

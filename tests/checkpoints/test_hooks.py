@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from atoll.engines.linux.engine import LinuxEngine
 from atoll.errors import StartError
 from atoll.model import SandboxSpec
 from atoll.sandbox.sandbox import AsyncSandbox
-from checkpoints.conftest import MakeSandbox
+from checkpoints.conftest import MakeSandbox, bare_image
 
 FOLDER = "/etc/atoll/hooks"
 NOTES = f"""#!/bin/sh
@@ -26,21 +24,7 @@ ALL = ("created", "forked", "restored", "rolled-back")
 @pytest.fixture
 def image(tmp_path: Path) -> str:
     """An image with all hooks. The programs of this machine are put into it by a volume."""
-    archive = tmp_path / "hooks.tar"
-    with tarfile.open(archive, "w") as tar:
-        for name in ("etc", "etc/atoll", "etc/atoll/hooks", "tmp", "usr", "root", "workspace"):
-            made = tarfile.TarInfo(name)
-            made.type, made.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(made)
-        for name in ("bin", "sbin", "lib", "lib64"):
-            made = tarfile.TarInfo(name)
-            made.type, made.linkname = tarfile.SYMTYPE, f"usr/{name}"
-            tar.addfile(made)
-        for name in ALL:
-            made = tarfile.TarInfo(f"etc/atoll/hooks/{name}")
-            made.mode, made.size = 0o755, len(NOTES)
-            tar.addfile(made, io.BytesIO(NOTES.encode()))
-    return f"tar:{archive}"
+    return bare_image(tmp_path / "hooks.tar", {f"etc/atoll/hooks/{name}": NOTES for name in ALL})
 
 
 async def notes(sandbox: AsyncSandbox) -> list[str]:

@@ -8,6 +8,7 @@ image, is complete or not there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import os
@@ -24,10 +25,11 @@ from atoll.builds.dockerfile.checks import check
 from atoll.builds.dockerfile.ignore import IgnoreRules
 from atoll.builds.dockerfile.instructions import Dockerfile, Stage
 from atoll.builds.dockerfile.parser import parse
+from atoll.builds.known_digests import KnownDigests
 from atoll.builds.labels import sweep
 from atoll.builds.mounted import CACHE_BYTES, needs_volumes, volumes_of
 from atoll.builds.planning import Planner
-from atoll.builds.renewals import Renewals
+from atoll.builds.renewals import Renewals, remove_unused
 from atoll.builds.reporting import Reporter
 from atoll.builds.request import BuildRequest, BuiltImage, OnBuildEvent
 from atoll.builds.site import Site
@@ -50,6 +52,7 @@ _RECENT_S = 3600.0
 _MAX_DOCKERFILE = 4 << 20
 _MAX_IGNORE = 1 << 20
 _DEFAULT = "Dockerfile"
+_RENEWALS, _DIGESTS = "renewals", "digests"
 _GRACE_S = 10.0
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -61,7 +64,7 @@ class Builder:
         self._engine = engine
         self._images = images
         self._settings = settings
-        self._renewals = Renewals(builds_of(settings.data_dir) / "renewals")
+        self._renewals = Renewals(builds_of(settings.data_dir) / _RENEWALS)
 
     @traced("image.build")
     async def build(self, request: BuildRequest, on_event: OnBuildEvent | None = None) -> BuiltImage:
@@ -138,7 +141,8 @@ class Builder:
         """Remove what builds left that were killed."""
         await sweep(self._engine)
         await workers.run(workers.ENGINE, sweep_drafts, drafts_of(self._settings.data_dir))
-        await workers.run(workers.ENGINE, self._renewals.sweep)
+        for name in (_RENEWALS, _DIGESTS):
+            await workers.run(workers.ENGINE, remove_unused, builds_of(self._settings.data_dir) / name)
 
     async def _prune(self, able: Building, plans: list[StagePlan], owner: str) -> None:
         """Remove the steps and caches that were used longest ago, if there are too many."""
@@ -181,8 +185,14 @@ class Builder:
         try:
             text, path = await workers.run(workers.ENGINE, _dockerfile, root, request.dockerfile)
             rules = await workers.run(workers.ENGINE, _rules, root, path)
-            tree = SourceTree(root, "the context", rules=rules, check=check_stopped)
-            yield await workers.run(workers.ENGINE, parse, text, path), tree
+            known = KnownDigests(builds_of(self._settings.data_dir) / _DIGESTS / key_of(request.owner)[:32])
+            await workers.run(workers.ENGINE, known.load)
+            tree = SourceTree(root, "the context", rules=rules, known=known, check=check_stopped)
+            try:
+                yield await workers.run(workers.ENGINE, parse, text, path), tree
+            finally:
+                with contextlib.suppress(OSError):  # the files are read again then
+                    await finish(workers.run(workers.ENGINE, known.save))
         finally:
             stopped.set()
             os.close(root)

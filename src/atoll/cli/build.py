@@ -184,10 +184,12 @@ def _refuse_names(directory: Path) -> None:
     if directory.is_dir():
         return
     from atoll.images import Images
+    from atoll.images.reference import ENVIRONMENTS
     from atoll.settings import Settings
 
     text = str(directory)
-    if text in Images(Settings.load().data_dir).recipes.all() or text.startswith(("debian:", "recipe:")):
+    names = {*ENVIRONMENTS, *Images(Settings.load().data_dir).recipes.all()}
+    if text in names or text.startswith(("debian:", "recipe:")):
         raise SpecError(
             f"{text!r} is no directory, but an image that is built by name", hint=f"Run: atoll image build {text}"
         )

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -16,6 +16,7 @@ import typer
 from atoll.cli.network import read_policy
 from atoll.cli.ports import named_ports
 from atoll.errors import SpecError
+from atoll.model.spelling import NONE
 
 if TYPE_CHECKING:
     from atoll.sandbox.sandbox import AsyncSandbox
@@ -75,6 +76,7 @@ class SandboxFlags:
     open_files: Annotated[
         int | None, typer.Option("--open-files", help=f"The limit of open files of each process; {_DEFAULT}")
     ] = None
+    shm: Annotated[str | None, typer.Option("--shm", help="The size of /dev/shm, for example 1g; default: 64m.")] = None
     env: EnvOption = None
     volumes: Annotated[
         list[str] | None,
@@ -149,6 +151,7 @@ class SandboxFlags:
     def given(self) -> dict[str, Any]:
         """Return the options of `Sandbox` that were given as flags. Raises SpecError."""
         plain = {name: value for name in _PLAIN if (value := getattr(self, name)) not in (None, False)}
+        plain |= {} if self.sudo is None else {"sudo": self.sudo}
         lists: dict[str, Any] = {
             "env": dict(pair(text, "a variable") for text in self.env or ()),
             "labels": dict(pair(text, "a label") for text in self.labels or ()),
@@ -163,8 +166,8 @@ class SandboxFlags:
 
 
 _PLAIN = (
-    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
-    *("user", "lifetime", "setup_timeout", "sudo", "undo", "name", "task_id"),
+    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "shm", "work_dir", "hostname"),
+    *("user", "lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
 
@@ -236,14 +239,16 @@ def with_sandbox_flags(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_sandbox(wanted: SandboxFlags) -> AsyncSandbox:
-    """Return the sandbox that the flags describe, which does not exist yet. Raises SpecError."""
+def make_sandbox(wanted: SandboxFlags, described: Mapping[str, Any] = NONE) -> AsyncSandbox:
+    """Return the sandbox that the flags and options describe, which does not exist yet. Flags come first. Raises
+    SpecError."""
     from atoll.sandbox.sandbox import AsyncSandbox
 
     given, engine = wanted.given(), wanted.engine or "auto"
-    if wanted.file is None:
+    if wanted.file is not None:
+        described = {**described, **read_spec_file(wanted.file)}
+    if not described:
         return AsyncSandbox(engine=engine, **given)
-    described = read_spec_file(wanted.file)
     ports = given.pop("ports", None)
     return AsyncSandbox({**described, **given} if given else described, engine=engine, ports=ports)
 

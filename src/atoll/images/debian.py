@@ -38,7 +38,7 @@ def build(recipe: Recipe, draft: Draft, limits: ImageLimits, work: Work) -> Extr
     packages = ",".join(sorted(set(BASE_PACKAGES) | set(recipe.packages)))
     argv = ["mmdebstrap", f"--mode={'root' if os.geteuid() == 0 else 'unshare'}", "--variant=minbase", "--format=tar"]
     argv += [f"--include={packages}", *(f"--aptopt={option}" for option in _apt_options())]
-    argv += [recipe.suite, "-", *_sources(recipe.suite)]
+    argv += [recipe.suite, "-", *sources(recipe.suite)]
     env = {
         name: os.environ[name]
         for name in ("PATH", "HOME", "http_proxy", "https_proxy", "no_proxy")
@@ -80,12 +80,14 @@ def _failed(recipe: Recipe, program: Program) -> ImageError:
     return ImageError(f"building {recipe.name!r} failed: {reason[:1000] or 'no reason was given'}", hint=hint)
 
 
-def _sources(suite: str) -> list[str]:
+def sources(suite: str) -> list[str]:
     """Return this machine's apt sources, changed to another suite.
 
     The list is empty if this machine is not a Debian; mmdebstrap then uses its default sources.
     """
-    output = _apt("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages")
+    # Without that option, apt knows only the suites of which it has fetched the lists.
+    words = ("--no-release-info", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages")
+    output = _apt("apt-get", "indextargets", *words)
     lines: dict[str, None] = {}
     for line in output.splitlines():
         uri, _, release = line.partition(" ")

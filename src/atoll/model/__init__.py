@@ -32,10 +32,12 @@ from atoll.model.spec import (
     absolute_path,
     parse_size,
 )
+from atoll.model.start_plan import BUILD_LABEL, StartPlan, start_plan
 from atoll.model.starting import ReadyCheck, StartCommand, StartCommands
 from atoll.model.state import Capability, Cause, ImageProgress, ListeningPort, Observation, State, Stats
 
 __all__ = [
+    "BUILD_LABEL",
     "DEFAULTS",
     "DEFAULT_WORK_DIR",
     "LEFT_OUT",
@@ -62,6 +64,7 @@ __all__ = [
     "Size",
     "StartCommand",
     "StartCommands",
+    "StartPlan",
     "State",
     "Stats",
     "UndoRule",
@@ -74,4 +77,5 @@ __all__ = [
     "image_defaults",
     "parse_size",
     "resolved",
+    "start_plan",
 ]

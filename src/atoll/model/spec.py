@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from atoll.errors import SpecError
 from atoll.model import manus_names
+from atoll.model.named_specs import options_of
 from atoll.model.network_policy import NetworkPolicy, parse_policy
 from atoll.model.starting import ReadyCheck, StartCommands
 
@@ -42,6 +43,8 @@ def parse_size(value: object) -> int:
 Size = Annotated[int, BeforeValidator(parse_size)]
 MAX_BYTES = 1 << 60
 """More than any machine has. The kernel does not accept every larger number."""
+SHM_BYTES = 64 << 20
+"""The size of /dev/shm where a spec names none, which is that of Docker, too."""
 
 
 class Limits(BaseModel):
@@ -61,8 +64,18 @@ class Limits(BaseModel):
     """Files and directories."""
     open_files: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """Open files of each process."""
+    shm_bytes: Annotated[Size, Field(ge=1 << 16, le=MAX_BYTES)] | None = None
+    """The size of `/dev/shm`, in bytes or as text such as `512m`. What is in it counts as memory of the sandbox."""
     lifetime_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds until the sandbox ends."""
+
+    @model_validator(mode="after")
+    def _shm_within_memory(self) -> Limits:
+        if self.shm_bytes is not None and self.memory_bytes is not None and self.shm_bytes > self.memory_bytes:
+            raise ValueError(
+                f"shm is {self.shm_bytes:,} bytes and counts as memory, of which there are {self.memory_bytes:,}"
+            )
+        return self
 
     def over(self, defaults: Limits) -> Limits:
         """These limits, with `defaults` where none is set."""
@@ -100,6 +113,11 @@ class Volume(BaseModel):
             raise SpecError(
                 f"{text!r} is not a volume",
                 hint="Write NAME:PATH for a named volume or /HOST:PATH for a directory, perhaps with ':ro' behind it.",
+            )
+        if "/" not in parts[0] and not is_volume_name(parts[0]):
+            raise SpecError(
+                f"{parts[0][:80]!r} cannot be the name of a volume: {VOLUME_NAME_RULE}",
+                hint="A directory of this machine has a slash, as in './data'.",
             )
         try:
             source = {"host": parts[0]} if "/" in parts[0] else {"name": parts[0]}
@@ -210,12 +228,14 @@ class SandboxSpec(BaseModel):
     """Command lines that are run in order before anybody gets the sandbox."""
     setup_timeout_s: SetupTime = 600.0
     """The timeout of all setup commands together."""
-    start: StartCommands = ()
-    """Commands that run from the creation on, and that the agent starts again when they end."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that the agent starts again when they end. None: those of the
+    image."""
     ready: ReadyCheck | None = None
-    """What has to hold before anybody gets the sandbox."""
-    sudo: bool = False
-    """Whether the account `user` inside may become root by `sudo`."""
+    """What has to hold before anybody gets the sandbox. None: what the image says, if `start` is None too."""
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`. None: what the image says, and otherwise it may not.
+    """
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""
@@ -260,6 +280,11 @@ class SandboxSpec(BaseModel):
         if not all(isinstance(name, str) for name in values):
             raise SpecError("the names in the description of a sandbox must be strings")
         return cls.of(**values)
+
+    @classmethod
+    def named(cls, name: str) -> SandboxSpec:
+        """Return a spec that comes with Atoll, such as `manus`. Raises SpecError if there is none of that name."""
+        return cls.of(**options_of(name))
 
     @classmethod
     def of(cls, **values: Any) -> SandboxSpec:

@@ -11,7 +11,7 @@ from typing import Literal
 from atoll.engines.contract import SetsUp
 from atoll.errors import AgentUnreachableError, StartError
 from atoll.guest.processes import CompletedProcess, StartRequest
-from atoll.model import Cause
+from atoll.model import BUILD_LABEL, Cause, default_user
 from atoll.printable import printable
 from atoll.sandbox import sudo
 from atoll.sandbox.command import execution_result, new_command_id
@@ -23,8 +23,6 @@ HOOK_S = 30.0
 """How long a hook may take."""
 _KEPT_BYTES = 16 << 10
 _SHOWN = 200
-_OF_BUILDS = "atoll.build"
-"""The label of sandboxes that build images. The files of an image must not depend on its hooks."""
 _FROM_STATES = ("snapshot:", "step:")
 
 
@@ -44,13 +42,14 @@ async def begin(access: SandboxAccess, hook: Hook) -> None:
 async def run_hook(access: SandboxAccess, hook: Hook) -> None:
     """Run the hook if the image has it, unless the engine does so. Raises StartError if it fails."""
     engine = await access.engine()
-    if isinstance(engine, SetsUp) or _OF_BUILDS in access.spec.labels or (await engine.describe()).isolation is None:
+    if isinstance(engine, SetsUp) or BUILD_LABEL in access.spec.labels or (await engine.describe()).isolation is None:
         return
     request = StartRequest(
         id=new_command_id().encode(),
         argv=[f"{FOLDER}/{hook}"],
         env={"ATOLL_HOOK": hook, "ATOLL_SANDBOX_ID": access.sandbox_id, "ATOLL_IMAGE": access.spec.image},
         cwd="/",
+        user=None if default_user(access.spec) is None else "0",
         deadline_s=HOOK_S,
         existing=True,
         forget=True,

@@ -43,6 +43,8 @@ class SpecOptions(SandboxNames, total=False):
     """The limit of files and directories."""
     open_files: int | None
     """The limit of open files of each process."""
+    shm: str | int | None
+    """The size of `/dev/shm`, in bytes or as text such as `1g`. What is in it counts as memory."""
     env: Mapping[str, str] | None
     """Environment variables of all commands."""
     volumes: Mapping[str, str] | Sequence[str] | None

@@ -68,16 +68,16 @@ async def _no_turns() -> AsyncIterator[None]:
 
 
 async def start_up(access: SandboxAccess, slot: Slot = _no_turns) -> None:
-    """Start the start commands of the spec and wait until the sandbox is ready, unless the engine does so. Raises
-    StartError, which has the end of their output."""
-    spec = access.spec
-    if not (spec.start or spec.ready) or isinstance(await access.engine(), SetsUp):
+    """Start the start commands of the spec, or of the image, and wait until the sandbox is ready, unless the engine
+    does so. Raises StartError, which has the end of their output."""
+    plan = access.start_plan()
+    if not plan.is_needed or isinstance(await access.engine(), SetsUp):
         return
-    for command in spec.start:
+    for command in plan.start:
         await start(access, command)
     await _refuse_failed(access)
-    if spec.ready is not None:
-        await _until_ready(access, spec.ready, slot)
+    if plan.ready is not None:
+        await _until_ready(access, plan.ready, slot)
 
 
 async def start(access: SandboxAccess, command: StartCommand) -> None:
@@ -93,8 +93,8 @@ async def start(access: SandboxAccess, command: StartCommand) -> None:
 
 
 async def states(access: SandboxAccess) -> list[StartState]:
-    """Return how the start commands of the spec are, in its order."""
-    names = [command.name for command in access.spec.start]
+    """Return how the start commands are, in its order."""
+    names = [command.name for command in access.start_plan().start]
     if not names:
         return []
     running = {info.id.decode(errors="replace"): info.running for info in await access.guest.processes.list()}
@@ -112,7 +112,7 @@ async def states(access: SandboxAccess) -> list[StartState]:
 
 async def _refuse_failed(access: SandboxAccess) -> None:
     """Raise StartError if a start command has failed for good."""
-    by_name = {command.name: command for command in access.spec.start}
+    by_name = {command.name: command for command in access.start_plan().start}
     for each in await states(access):
         if each.state != "ended":
             continue
@@ -136,7 +136,7 @@ async def _until_ready(access: SandboxAccess, ready: ReadyCheck, slot: Slot) -> 
         await _refuse_failed(access)
         await asyncio.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
         pause_s = min(2 * pause_s, _PAUSE_S)
-    output = b"".join([await _output(access, command.name) for command in access.spec.start])
+    output = b"".join([await _output(access, command.name) for command in access.start_plan().start])
     hint = "Give 'ready' a longer timeout, or see what the start commands wrote."
     raise _error(f"the sandbox was not ready within {ready.timeout_s:g} s: {ready}: {why}", output, hint)
 

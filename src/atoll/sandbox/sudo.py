@@ -21,8 +21,8 @@ _LINK, _OWN = "/usr/local/bin/sudo", "/usr/bin/sudo"
 
 
 async def allow(access: SandboxAccess) -> None:
-    """Let the users of a sandbox that was just made use `sudo`, if its spec allows it. May be repeated."""
-    if not access.spec.sudo:
+    """Let the users of a sandbox that was just made use `sudo`, if its spec or its image allows it. May be repeated."""
+    if not access.start_plan().sudo:
         return
     engine = await access.engine()
     description = await engine.describe()

@@ -13,6 +13,7 @@ from atoll.images.access import OPERATOR, Access, pulling_with
 from atoll.images.registry_login import Credentials
 from atoll.manager import SandboxManager
 from atoll.model import ImageProgress, Limits
+from atoll.model.named_specs import NAMED, options_of
 from atoll.model.network_policy import NetworkPolicy, opens_private
 from atoll.service.caller import Caller
 from atoll.service.exposed_ports import merged, port_of
@@ -50,6 +51,13 @@ class Recipe(BaseModel):
     def ports(self) -> list[ExposedPort]:
         """Return the ports by name. If two have the same name, as older servers allowed, the last one counts."""
         return list({port.name: port for port in self.exposed_ports}.values())
+
+
+def _built_in(name: str) -> StoredSpec:
+    """Return a spec that comes with Atoll. It is in no store and no list, and one of the same id comes before it."""
+    settings = SandboxSettings.model_validate(options_of(name))
+    made_at = datetime.fromtimestamp(0, UTC)
+    return StoredSpec(id=name, owner_id=None, body=Recipe(settings=settings).model_dump_json(), created_at=made_at)
 
 
 class SandboxSpecService:
@@ -254,6 +262,8 @@ class SandboxSpecService:
     async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
         """Return the caller's own spec, else the shared one. Administrators also see any other."""
         found = await self._store.spec(spec_id, caller.user_id) or await self._store.spec(spec_id, None)
+        if found is None and spec_id in NAMED:
+            return _built_in(spec_id)
         if found is None and caller.is_admin:
             return next(iter(await self._store.specs_named(spec_id)), None)
         return found

@@ -327,7 +327,7 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
         for newer in ("start", "ready", "sudo"):
-            if not getattr(spec, newer):
+            if getattr(spec, newer) is None:
                 del settings[newer]
         patience_s += spec.ready.timeout_s if spec.ready else 0.0
         for option in ("work_dir", "user"):  # servers of earlier versions know no default of the image

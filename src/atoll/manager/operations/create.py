@@ -242,9 +242,9 @@ class Creator:
 
     async def start_up(self, member: Member) -> None:
         """Start the start commands of a new sandbox and wait until it is ready."""
-        spec = member.record.spec
-        if spec.start or spec.ready:
-            seconds = _ANSWER_S * 2 + (spec.ready.timeout_s if spec.ready else 0.0)
+        plan = member.sandbox.access.start_plan()
+        if plan.is_needed:
+            seconds = _ANSWER_S * 2 + plan.ready_s
             await self._context.tasks.bounded(member.sandbox.start_up(), seconds, f"start up {member.id}")
 
     async def _ready(self, member: Member, handle: Handle) -> None:

@@ -75,13 +75,13 @@ class SandboxSettings(BaseModel):
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
     setup_timeout_s: SetupTime = 600.0
     """How many seconds all setup commands may take together."""
-    start: StartCommands = ()
-    """Commands that run from the creation on, and that are started again when they end."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that are started again when they end. Default: those of the image."""
     ready: ReadyCheck | None = None
     """What has to hold before the sandbox is handed out: a command succeeds, a port listens or a path answers. If it
     does not hold in time, no sandbox is made."""
-    sudo: bool = False
-    """Whether the account `user` inside may become root by `sudo`."""
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`. Default: what the image says."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,6 +139,8 @@ class SandboxOptions(LimitOptions):
     """Files and directories."""
     open_files: int | None = None
     """Open files of each process."""
+    shm: str | int | None = None
+    """The size of `/dev/shm`, in bytes or as text such as `1g`. What is in it counts as memory."""
     network: Any = None
     """What the sandbox may reach: `none`, `all` or rules."""
     volumes: list[Volume] | None = None
