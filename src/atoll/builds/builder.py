@@ -36,6 +36,7 @@ from atoll.builds.site import Site
 from atoll.builds.source_tree import SourceTree
 from atoll.builds.stages import Stages
 from atoll.builds.steps import MakeDirectory, RunCommand, StagePlan, Step, key_of
+from atoll.builds.supplies import supplies_for
 from atoll.cancellation import finish
 from atoll.engines.contract import Building, Engine, building
 from atoll.errors import BuildError, SandboxError, SpecError
@@ -74,8 +75,7 @@ class Builder:
         able = await building(self._engine)
         name = self._checked_name(request.name)
         await self._clean_up()
-        hidden = [each.encode() for each in request.mirrors.secrets] if request.mirrors is not None else []
-        reporter = Reporter(on_event, [*request.secrets.values(), *hidden])
+        reporter = Reporter(on_event, request.secrets.values())
         try:
             async with self._in_time(request):
                 image = await self._build(request, name, able, reporter)
@@ -97,6 +97,7 @@ class Builder:
             _need_a_step(target, planner, checked.stages[-1].stage)
             for note in context.notes:
                 reporter.warn(note)
+            request = dataclasses.replace(request, mirrors=await supplies_for(request, plans, reporter))
             reporter.plan(sum(len(plan.steps) for plan in plans))
             site = Site(
                 self._engine,
