@@ -37,6 +37,7 @@ EXPORTS = {
     "CommandRefusedError": "atoll.errors",
     "ConflictError": "atoll.errors",
     "DockerSandbox": "atoll.openmanus",
+    "DockerfileError": "atoll.errors",
     "EffectiveLimits": "atoll.model",
     "Engine": "atoll.engines.contract",
     "EngineDescription": "atoll.engines.contract",
