@@ -106,13 +106,16 @@ class _Builds:
         async def read() -> None:
             await asyncio.to_thread(_read, context)
 
-        found = await take_turns({"build": build, "read": read}, ROUNDS)
+        async def build_without() -> None:
+            await self._build(self._directory / "cached")
+
+        found = await take_turns({"build": build, "without": build_without, "read": read}, ROUNDS)
         return Figure(
             f"{STEPS} cached RUN steps with a context of {FILES * FILE_BYTES >> 20} MiB, p50",
             found["build"].p50 * 1e3,
-            found["read"].p50 * 1e3,
+            (found["without"].p50 + found["read"].p50) * 1e3,
             "ms",
-            "reading the context",
+            "without it, and reading it once",
             at_most=1.0,
         )
 
