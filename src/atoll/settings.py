@@ -34,20 +34,20 @@ class Settings:
     resources: Resources = field(default_factory=Resources.of_machine)
     docker_image: str = _DOCKER_IMAGE
     """The default image of engine `docker`, which has no image `host`."""
-    step_cache_bytes: int = 20 << 30
-    """How much the steps of builds may take that are kept for later builds, and never more than a quarter of the disk.
-    """
     registry_mirrors: tuple[str, ...] = ()
     """Mirrors that are asked before a registry."""
     blob_cache_bytes: int = _BLOB_CACHE_BYTES
     """How much the layers may take that are kept for later pulls."""
+    step_cache_bytes: int = 20 << 30
+    """How much the steps of builds may take that are kept for later builds, and never more than a quarter of the disk.
+    """
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
         """Read the settings from environment variables.
 
-        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE` and `ATOLL_STEP_CACHE` override the defaults for this
-        user. `ATOLL_REGISTRY_MIRRORS` (with commas or as JSON) and `ATOLL_BLOB_CACHE_BYTES` are about pulls of images.
+        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE`, `ATOLL_STEP_CACHE`, `ATOLL_REGISTRY_MIRRORS` (with
+        commas, or as JSON) and `ATOLL_BLOB_CACHE` override the defaults for this user.
         `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…` override the limits and ceilings for this machine.
         """
         environ = os.environ if environ is None else environ
@@ -59,9 +59,9 @@ class Settings:
             run_dir=_absolute(environ, "ATOLL_RUN_DIR") or run,
             resources=Resources.load(environ, data),
             docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
-            step_cache_bytes=_size(environ, "ATOLL_STEP_CACHE", 20 << 30),
             registry_mirrors=_texts(environ, "ATOLL_REGISTRY_MIRRORS"),
-            blob_cache_bytes=_size(environ, "ATOLL_BLOB_CACHE_BYTES", _BLOB_CACHE_BYTES),
+            blob_cache_bytes=_size(environ, "ATOLL_BLOB_CACHE", _BLOB_CACHE_BYTES),
+            step_cache_bytes=_size(environ, "ATOLL_STEP_CACHE", 20 << 30),
         )
 
     def engine_data_dir(self, engine: str) -> Path:
@@ -130,6 +130,16 @@ def _customary(environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
     return data_home / "atoll", runtime / "atoll" if runtime else Path(f"/tmp/atoll-{uid}")  # noqa: S108
 
 
+def _size(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    value = environ.get(name)
+    if not value:
+        return otherwise
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise EngineUnavailableError(f"{name}: {error}") from error
+
+
 def _absolute(environ: Mapping[str, str], name: str) -> Path | None:
     value = environ.get(name)
     if not value:
@@ -154,13 +164,3 @@ def _texts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     except (ValueError, TypeError, RecursionError) as error:
         raise SpecError(f"{name} is no list", hint="Write texts with commas between them.") from error
     return tuple(found)
-
-
-def _size(environ: Mapping[str, str], name: str, default: int) -> int:
-    value = environ.get(name)
-    if not value:
-        return default
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise SpecError(f"{name}: {error}") from error

@@ -70,7 +70,8 @@ def test_a_mistake_is_explained_before_anything_runs(text: str, line: int, reaso
         checked(text)
     assert error.value.reason.startswith(f"Dockerfile:{line}: ")
     assert reason in error.value.reason
-    assert error.value.hint is not None and hint in error.value.hint
+    assert error.value.hint is not None
+    assert hint in error.value.hint
 
 
 def test_an_unknown_target_is_explained() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import socket
 import time
@@ -94,7 +95,11 @@ def test_builds_and_images_are_their_users(carol: httpx.Client, dave: httpx.Clie
     assert all(each["owner_id"] == "dave" for each in dave.get("/images/builds").json()["items"])
     assert dave.get("/images/inspect", params={"name": "hers"}).status_code == 404
     assert dave.delete("/images", params={"name": "hers"}).status_code == 404
-    for base in (BASE, "hers", "tar:/etc/passwd", "docker:x", "snapshot:carol/x", "host"):
+    made = carol.post("/sandboxes", json={"settings": {"image": BASE}}).json()
+    assert carol.post(f"/sandboxes/{made['id']}/snapshots", json={"name": "state"}).status_code == 201
+    assert carol.delete(f"/sandboxes/{made['id']}").is_success
+    built(carol, "FROM snapshot:state\nRUN true\n")
+    for base in (BASE, "hers", "tar:/etc/passwd", "docker:x", "snapshot:state", "snapshot:carol/state", "host"):
         build = ended(dave, begin(dave, f"FROM {base}\nRUN true\n"))
         assert build["state"] == "failed", base
     assert carol.delete("/images", params={"name": "hers"}).status_code == 204
@@ -132,6 +137,25 @@ def test_a_repeated_request_builds_once(carol: httpx.Client) -> None:
     assert first.json()["id"] == again.json()["id"]
     assert request(carol, archive, key="once", name="other").status_code == 409
     ended(carol, f"/images/builds/{first.json()['id']}")
+
+
+def test_an_image_counts_for_the_quotas_of_its_user(native_server: RunningServer) -> None:
+    with native_server.client() as admin:
+        person = new_user(admin, "frank", max_image_bytes=4 << 20, max_images=2)
+    with native_server.client(person.key) as frank:
+        with_base(frank)
+        large = f"FROM {BASE}\nRUN dd if=/dev/urandom of=/large bs=1M count=6\n"
+        build = ended(frank, begin(frank, large, name="large"))
+        assert (build["state"], build["error"]["code"]) == ("failed", "limit_reached")
+        assert frank.get("/images/inspect", params={"name": "large"}).status_code == 404
+        built(frank, f"FROM {BASE}\nRUN true\n", name="small")
+        assert ended(frank, begin(frank, f"FROM {BASE}\nRUN true\n", name="third"))["error"]["code"] == "limit_reached"
+        built(frank, f"FROM {BASE}\nRUN echo again\n", name="small")
+
+
+def test_an_engine_that_cannot_build_says_so(client: httpx.Client) -> None:
+    answer = request(client, context(Dockerfile="FROM scratch"))
+    assert (answer.status_code, answer.json()["code"]) == (422, "unsupported")
 
 
 HOSTILE = {
@@ -254,9 +278,11 @@ def test_a_killed_server_has_failed_builds_and_goes_on_from_the_cache(
 ) -> None:
     need_engine("native", session_settings)
     folder = new_folder(session_folder, "builds")
-    server = start_server(folder, "native")
+    server = start_server(folder, "native", ATOLL_MAX_CONTEXT_BYTES=str(3 << 20))
     with server.client() as admin:
         with_base(admin)
+        too_large = request(admin, context(Dockerfile="FROM x", f=os.urandom(2 << 20)))
+        assert (too_large.status_code, contexts(server)) == (507, [])
         steps = f"FROM {BASE}\nRUN echo one > /one\n"
         path = begin(admin, f"{steps}RUN echo begun; sleep 1000\n", name="x")
         until(admin, path, "output", "begun")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from atoll.builds import BuildRequest, BuiltImage, OnBuildEvent
+from atoll.cancellation import finish
 from atoll.engines.contract import Building, Engine
 from atoll.errors import UnsupportedError
-from atoll.images import Images
+from atoll.images import Image, Images, allowance
 from atoll.settings import Settings
 
 
@@ -23,12 +24,22 @@ class BuildCarrier:
             )
 
     async def build(self, request: BuildRequest, on_event: OnBuildEvent) -> BuiltImage:
-        """Carry out a build. Cancelling it leaves nothing behind but finished steps in the cache."""
+        """Carry out a build. Cancelling it leaves nothing behind but finished steps in the cache. Raises
+        LimitReachedError if the image exceeds the quota of its owner, and then it is not kept."""
         from atoll.builds.builder import Builder  # not needed before the first build
 
         self.check()
         images = self._images or Images(self._settings.data_dir)
-        return await Builder(self._engine, images, self._settings).build(request, on_event)
+        name = str(images.parse(request.name)) if request.name else ""
+        before = await images.work(lambda _: self._before(images, name, request.owner))
+        built = await Builder(self._engine, images, self._settings).build(request, on_event)
+        await finish(images.work(lambda work: allowance.current(images.store).keep_within(built.image, before, work)))
+        return built
+
+    def _before(self, images: Images, name: str, owner: str) -> Image | None:
+        """Return the image that the build will replace. Raises LimitReachedError if there is no room for another."""
+        allowance.current(images.store).room(name)
+        return images.store.find(name, owner) if name else None
 
     async def sweep(self) -> None:
         """Remove the sandboxes of builds whose process has died."""
