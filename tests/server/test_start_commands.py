@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 
 from server.waiting import run, start, until
@@ -35,7 +37,7 @@ def test_a_failure_has_the_output_of_the_commands(api: httpx.Client) -> None:
 
 
 def test_what_is_no_command_and_no_check_is_refused(api: httpx.Client) -> None:
-    for wanted in (
+    refused: tuple[dict[str, Any], ...] = (
         {"start": "sleep 1"},
         {"start": [{"name": "../x", "command": "true"}]},
         {"start": [{"name": "a", "command": "true"}, {"name": "a", "command": "true"}]},
@@ -46,7 +48,8 @@ def test_what_is_no_command_and_no_check_is_refused(api: httpx.Client) -> None:
         {"ready": {"port": 80, "path": "/a b"}},
         {"ready": {"command": "true", "port": 80}},
         {"ready": {"command": "true", "timeout": 1e9}},
-    ):
+    )
+    for wanted in refused:
         assert api.post("/sandboxes", json=wanted).status_code == 422, wanted
 
 
