@@ -4,6 +4,7 @@ from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, 
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
+from atoll.engines.named_volumes import NamedVolumes
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
@@ -99,7 +100,7 @@ from atoll.openmanus import (
     create_sandbox_client,
     refuse,
 )
-from atoll.resources import Ceilings, Resources
+from atoll.resources import Ceilings, Resources, VolumeSizes
 from atoll.sandbox.command import AsyncCommand, Output
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
@@ -168,6 +169,7 @@ __all__ = [
     "LocalSandboxClient",
     "ManagedSandbox",
     "ManagerClosedError",
+    "NamedVolumes",
     "NetworkRules",
     "NotAuthenticatedError",
     "Observation",
@@ -225,6 +227,7 @@ __all__ = [
     "Volume",
     "VolumeInfo",
     "VolumeNotFoundError",
+    "VolumeSizes",
     "Volumes",
     "Watch",
     "WebhookNotFoundError",
