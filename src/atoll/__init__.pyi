@@ -1,6 +1,9 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
 from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Volumes, Watch
+from atoll._sync_image import Image
+from atoll.builds.image import AsyncImage
+from atoll.builds.request import BuildEvent
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
@@ -8,6 +11,7 @@ from atoll.engines.named_volumes import NamedVolumes
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
+    BuildError,
     CheckpointNotFoundError,
     CommandRefusedError,
     ConflictError,
@@ -15,6 +19,7 @@ from atoll.errors import (
     EngineNotFoundError,
     EngineUnavailableError,
     ForbiddenError,
+    ImageBuildNotFoundError,
     ImageError,
     ImageNotFoundError,
     ImageUnreachableError,
@@ -37,6 +42,7 @@ from atoll.errors import (
     SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StartError,
     StateError,
     StateInUseError,
     StoreError,
@@ -49,6 +55,7 @@ from atoll.errors import (
 from atoll.guest.file_watch import AsyncWatch
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
 from atoll.guest.port_streams import AsyncPortStream
+from atoll.images import ImageConfig
 from atoll.manager import (
     CommandEnd,
     Event,
@@ -72,8 +79,10 @@ from atoll.model import (
     ListedSandbox,
     ListeningPort,
     Observation,
+    ReadyCheck,
     SandboxDetails,
     SandboxSpec,
+    StartCommand,
     State,
     Stats,
     UndoRule,
@@ -106,6 +115,7 @@ from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
@@ -121,6 +131,7 @@ __all__ = [
     "AsyncCommand",
     "AsyncDockerizedTerminal",
     "AsyncForward",
+    "AsyncImage",
     "AsyncPortStream",
     "AsyncSandbox",
     "AsyncShell",
@@ -128,6 +139,8 @@ __all__ = [
     "AsyncVolumes",
     "AsyncWatch",
     "BaseSandboxClient",
+    "BuildError",
+    "BuildEvent",
     "Capability",
     "Cause",
     "Ceilings",
@@ -157,6 +170,9 @@ __all__ = [
     "ForbiddenError",
     "Forward",
     "Handle",
+    "Image",
+    "ImageBuildNotFoundError",
+    "ImageConfig",
     "ImageError",
     "ImageNotFoundError",
     "ImageUnreachableError",
@@ -183,6 +199,7 @@ __all__ = [
     "PortStream",
     "ProtocolError",
     "RateLimitedError",
+    "ReadyCheck",
     "Record",
     "Recovered",
     "Refusal",
@@ -212,6 +229,9 @@ __all__ = [
     "Snapshot",
     "SnapshotNotFoundError",
     "SpecError",
+    "StartCommand",
+    "StartError",
+    "StartState",
     "State",
     "StateError",
     "StateInUseError",

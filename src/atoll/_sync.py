@@ -31,10 +31,12 @@ from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.export import Export
 from atoll.sandbox.on_class import on_class_too_sync
+from atoll.sandbox.options import NamedImage
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
@@ -278,7 +280,7 @@ class Sandbox:
         engine: str | Engine = "auto",
         server: str | None = None,
         api_key: str | None = None,
-        image: str | None = None,
+        image: str | NamedImage | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
@@ -286,15 +288,20 @@ class Sandbox:
         disk: str | int | None = None,
         inodes: int | None = None,
         open_files: int | None = None,
+        shm: str | int | None = None,
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
+        user: str | None = None,
         hostname: str | None = None,
         network: str | Mapping[str, object] | NetworkRules | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         lifetime: float | None = None,
         setup: Sequence[str] | None = None,
         setup_timeout: float | None = None,
+        start: Sequence[object] | None = None,
+        ready: object = None,
+        sudo: bool | None = None,
         undo: bool | Undo | UndoRule = False,
         name: str | None = None,
         task_id: str | None = None,
@@ -305,10 +312,11 @@ class Sandbox:
     ) -> None:
         """Describe a sandbox, without creating it yet. All times are in seconds.
 
-        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
-        where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a keyword, `timeout` is
-        how long a command may take, and `lifetime` how long the sandbox may exist. `setup` holds command lines that run
-        before `create` returns. `atoll.sandbox.options.SpecOptions` explains each option.
+        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus
+        example, where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a
+        keyword, `timeout` is how long a command may take, and `lifetime` how long the sandbox may exist.
+        `setup` holds command lines that run before `create` returns, `start` commands that run from then on,
+        and `ready` is what `create` waits for. `atoll.sandbox.options.SpecOptions` explains each option.
         """
         self._async = AsyncSandbox(
             spec,
@@ -323,15 +331,20 @@ class Sandbox:
             disk=disk,
             inodes=inodes,
             open_files=open_files,
+            shm=shm,
             env=env,
             volumes=volumes,
             work_dir=work_dir,
+            user=user,
             hostname=hostname,
             network=network,
             timeout=timeout,
             lifetime=lifetime,
             setup=setup,
             setup_timeout=setup_timeout,
+            start=start,
+            ready=ready,
+            sudo=sudo,
             undo=undo,
             name=name,
             task_id=task_id,
@@ -368,8 +381,8 @@ class Sandbox:
 
     @on_class_too_sync
     def create(self) -> Self:
-        """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
-        behind.
+        """Create the sandbox, run its setup commands, start its start commands and wait until it is ready. A failure
+        leaves nothing behind.
 
         On the class, `create` takes the options of a sandbox: `await AsyncSandbox.create(image="host")`.
         """
@@ -391,14 +404,14 @@ class Sandbox:
 
         `auto` looks at every engine of this machine.
         """
-        sandbox = cls.__new__(cls)
-        sandbox._async = portal().call(
+        made = cls.__new__(cls)
+        made._async = portal().call(
             AsyncSandbox.attach(
                 sandbox_id, engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings
             )
         )
-        sandbox._portal = portal()
-        return sandbox
+        made._portal = portal()
+        return made
 
     def cleanup(self) -> None:
         """Delete the sandbox and everything in it. May be repeated."""
@@ -418,7 +431,8 @@ class Sandbox:
         return self._portal.call(self._async.inspect())
 
     def info(self) -> SandboxDetails:
-        """Return the sandbox's engine and image, and the isolation level and limits that it has, requested or not."""
+        """Return the sandbox's engine, its image and what that says, and the isolation level, limits, work directory
+        and user that it has, requested or not."""
         return self._portal.call(self._async.info())
 
     def stats(self) -> Stats:
@@ -544,6 +558,10 @@ class Sandbox:
     def commands(self) -> builtins.list[str]:
         """Return the ids of all commands that are running or whose output is kept."""
         return self._portal.call(self._async.commands())
+
+    def start_commands(self) -> builtins.list[StartState]:
+        """Return the start commands of the sandbox's spec: whether they run, and how often they were restarted."""
+        return self._portal.call(self._async.start_commands())
 
     def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
         """Type a command into a persistent shell and return its output, stdout and stderr in order.
@@ -700,11 +718,13 @@ class Sandbox:
         return self._portal.call(self._async.diff(old, new, text=text))
 
     def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id."""
+        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id, and its start
+        commands run again."""
         self._portal.call(self._async.rollback(checkpoint))
 
     def restart(self) -> None:
-        """Put the sandbox back into the state right after its creation. Its setup commands run again."""
+        """Put the sandbox back into the state right after its creation. Its setup and start commands
+        run again."""
         self._portal.call(self._async.restart())
 
     def undo(self, steps: int = 1) -> Checkpoint:

@@ -3,16 +3,20 @@
 SandboxError                         anything that went wrong with a sandbox
 ├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
 ├── SetupError                       a setup command failed, so no sandbox was made; see `output`
+├── StartError                       a start command failed, or the sandbox was not ready in time; see `output`
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── CheckpointNotFoundError          there is no such checkpoint (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
 ├── SandboxPausedError               the sandbox is paused: resume it
 ├── SpecError                        the request is invalid: change it (also a ValueError)
+│   ├── DockerfileError              the Dockerfile cannot be used: its reason begins with the file and the line
 │   └── UnsupportedError             this engine cannot enforce the request: choose another
+├── BuildError                       a step of a Dockerfile failed; see `step`, `place`, `exit_code`, `cause`, `output`
 ├── ImageError                       the image cannot be used
 │   ├── ImageNotFoundError           there is no such image
-│   │   └── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   │   ├── SnapshotNotFoundError    there is no such snapshot, or it is not yours
+│   │   └── StoredImageNotFoundError  the server has no such image, or it is not yours
 │   └── ImageUnreachableError        a server's user may not pull from there: see the settings of the server
 ├── EngineError                      the engine failed to do its work
 │   ├── EngineNotFoundError          there is no engine of that name
@@ -29,6 +33,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── NotAuthenticatedError            the server wants a credential, or a valid one
 ├── ForbiddenError                   the credential does not allow it
 ├── RateLimitedError                 too many requests: wait `retry_after_s`
+├── ImageBuildNotFoundError          the server has no such build of an image, or it is not yours
 ├── SandboxSpecNotFoundError         there is no such spec in the server's catalogue, or it is not yours
 ├── UserNotFoundError                the server has no such user
 ├── KeyNotFoundError                 there is no such key, or it is not yours
@@ -94,6 +99,48 @@ class SetupError(SandboxError):
         """The end of the command's output."""
 
 
+class BuildError(SandboxError):
+    """A step of a build failed. What the error says is the reason; these are its parts."""
+
+    code = "build_failed"
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        hint: str | None = None,
+        step: int = 0,
+        place: str = "",
+        instruction: str = "",
+        exit_code: int | None = None,
+        cause: str = "",
+        output: str = "",
+        sandbox_id: str = "",
+    ) -> None:
+        super().__init__(reason, hint=hint)
+        self.step = step
+        """The number of the step, from 1 on; 0: it concerns no step."""
+        self.place = place
+        """FILE:LINE of the instruction."""
+        self.instruction = instruction
+        self.exit_code = exit_code
+        self.cause = cause
+        """Why the command ended, such as `exit`, `timeout` or `out_of_memory`; empty if no command failed."""
+        self.output = output
+        """The last lines that the step wrote."""
+        self.sandbox_id = sandbox_id
+        """The sandbox of the failed step, if the request was to keep it."""
+
+
+class StartError(SandboxError):
+    code = "start_failed"
+
+    def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.output = output
+        """The end of the output of the start commands."""
+
+
 class SandboxResourceError(SandboxError):
     code = "resource_limit"
 
@@ -128,6 +175,10 @@ class SpecError(SandboxError, ValueError):
     code = "invalid_spec"
 
 
+class DockerfileError(SpecError):
+    code = "invalid_dockerfile"
+
+
 class UnsupportedError(SpecError):
     code = "unsupported"
 
@@ -142,6 +193,10 @@ class ImageNotFoundError(ImageError):
 
 class SnapshotNotFoundError(ImageNotFoundError):
     code = "snapshot_not_found"
+
+
+class StoredImageNotFoundError(ImageNotFoundError):
+    code = "stored_image_not_found"
 
 
 class ImageUnreachableError(ImageError):
@@ -215,6 +270,10 @@ class RateLimitedError(SandboxError):
 
 class SandboxSpecNotFoundError(SandboxError):
     code = "sandbox_spec_not_found"
+
+
+class ImageBuildNotFoundError(SandboxError):
+    code = "image_build_not_found"
 
 
 class UserNotFoundError(SandboxError):

@@ -6,6 +6,7 @@ directory holds sockets. Both belong to one installation; another one on the sam
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from atoll import durable
-from atoll.errors import EngineUnavailableError
+from atoll.errors import EngineUnavailableError, SpecError
+from atoll.model import parse_size
 from atoll.resources import Resources
 
 _MAX_SOCKET_PATH = 99
@@ -22,6 +24,7 @@ _MAX_SOCKET_PATH = 99
 
 
 _DOCKER_IMAGE = "python:3.12-slim"
+_BLOB_CACHE_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,20 @@ class Settings:
     resources: Resources = field(default_factory=Resources.of_machine)
     docker_image: str = _DOCKER_IMAGE
     """The default image of engine `docker`, which has no image `host`."""
+    registry_mirrors: tuple[str, ...] = ()
+    """Mirrors that are asked before a registry."""
+    blob_cache_bytes: int = _BLOB_CACHE_BYTES
+    """How much the layers may take that are kept for later pulls."""
+    step_cache_bytes: int = 20 << 30
+    """How much the steps of builds may take that are kept for later builds, and never more than a quarter of the disk.
+    """
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, uid: int | None = None) -> Settings:
         """Read the settings from environment variables.
 
-        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR` and `ATOLL_DOCKER_IMAGE` override the defaults for this user.
+        `ATOLL_DATA_DIR`, `ATOLL_RUN_DIR`, `ATOLL_DOCKER_IMAGE`, `ATOLL_STEP_CACHE`, `ATOLL_REGISTRY_MIRRORS` (with
+        commas, or as JSON) and `ATOLL_BLOB_CACHE` override the defaults for this user.
         `ATOLL_SANDBOX_…`, `ATOLL_USER_…` and `ATOLL_TOTAL_…` override the limits and ceilings for this machine.
         """
         environ = os.environ if environ is None else environ
@@ -48,6 +59,9 @@ class Settings:
             run_dir=_absolute(environ, "ATOLL_RUN_DIR") or run,
             resources=Resources.load(environ, data),
             docker_image=environ.get("ATOLL_DOCKER_IMAGE") or _DOCKER_IMAGE,
+            registry_mirrors=_texts(environ, "ATOLL_REGISTRY_MIRRORS"),
+            blob_cache_bytes=_size(environ, "ATOLL_BLOB_CACHE", _BLOB_CACHE_BYTES),
+            step_cache_bytes=_size(environ, "ATOLL_STEP_CACHE", 20 << 30),
         )
 
     def engine_data_dir(self, engine: str) -> Path:
@@ -116,6 +130,16 @@ def _customary(environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
     return data_home / "atoll", runtime / "atoll" if runtime else Path(f"/tmp/atoll-{uid}")  # noqa: S108
 
 
+def _size(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    value = environ.get(name)
+    if not value:
+        return otherwise
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise EngineUnavailableError(f"{name}: {error}") from error
+
+
 def _absolute(environ: Mapping[str, str], name: str) -> Path | None:
     value = environ.get(name)
     if not value:
@@ -126,3 +150,17 @@ def _absolute(environ: Mapping[str, str], name: str) -> Path | None:
             return None
         raise EngineUnavailableError(f"{name} is '{value}'", hint="Make it an absolute path.")
     return Path(os.path.normpath(value))
+
+
+def _texts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Return a list, written with commas or as JSON."""
+    value = environ.get(name, "").strip()
+    if not value.startswith("["):
+        return tuple(text.strip() for text in value.split(",") if text.strip())
+    try:
+        found = json.loads(value)
+        if not all(isinstance(text, str) for text in found):
+            raise ValueError("not texts")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SpecError(f"{name} is no list", hint="Write texts with commas between them.") from error
+    return tuple(found)

@@ -127,7 +127,7 @@ def test_what_comes_from_the_image_is_changed_too(tmp_path: Path) -> None:
         (below / path).write_text(MACHINE_ID)
     (below / "etc/ssh").chmod(0o711)
     layer.mkdir()
-    freshen(layer, below, "one", own=False)
+    freshen(layer, [below], "one", own=False)
     assert (layer / "etc/machine-id").read_text() not in ("", MACHINE_ID)
     for path in ("etc/ssh/ssh_host_rsa_key", "var/lib/systemd/random-seed"):
         info = (layer / path).lstat()
@@ -135,7 +135,7 @@ def test_what_comes_from_the_image_is_changed_too(tmp_path: Path) -> None:
         assert info.st_rdev == 0
     assert stat.S_IMODE((layer / "etc/ssh").lstat().st_mode) == 0o711
     assert not (layer / "etc/ssh/moduli").exists()
-    freshen(layer, below, "two", own=False)
+    freshen(layer, [below], "two", own=False)
     assert (below / "etc/machine-id").read_text() == MACHINE_ID
 
 
@@ -147,7 +147,7 @@ def test_a_directory_that_only_looks_opaque_hides_nothing_of_the_image(tmp_path:
         (root / "etc").mkdir(parents=True)
     (below / "etc/machine-id").write_text(MACHINE_ID)
     os.setxattr(layer / "etc", "user.overlay.opaque", value)
-    freshen(layer, below, "one", own=False)
+    freshen(layer, [below], "one", own=False)
     assert (layer / "etc/machine-id").read_text() not in ("", MACHINE_ID)
 
 
@@ -174,6 +174,24 @@ def test_a_hostile_layer_leads_nowhere(tmp_path: Path) -> None:
             else:
                 (etc / "machine-id").symlink_to(outside / "etc/machine-id")
         before = sorted(str(path) for path in layer.rglob("*"))
-        freshen(layer, below, "one", own=False)
+        freshen(layer, [below], "one", own=False)
         assert sorted(str(path) for path in layer.rglob("*")) == before
         assert (outside / "etc/machine-id").read_text() == MACHINE_ID
+
+
+@needs("root")
+def test_of_an_image_with_layers_what_a_process_sees_counts(tmp_path: Path) -> None:
+    lowest, upper, layer = tmp_path / "lowest", tmp_path / "upper", tmp_path / "layer"
+    for path in ("etc/machine-id", "etc/ssh/ssh_host_rsa_key", "etc/ssh/ssh_host_dsa_key", "var/lib/dbus/machine-id"):
+        (lowest / path).parent.mkdir(parents=True, exist_ok=True)
+        (lowest / path).write_text(MACHINE_ID)
+    (upper / "etc/ssh").mkdir(parents=True)
+    os.mknod(upper / "etc/ssh/ssh_host_dsa_key", stat.S_IFCHR, 0)  # the upper layer removes it
+    (upper / "var/lib/dbus").mkdir(parents=True)
+    os.setxattr(upper / "var/lib/dbus", "user.overlay.opaque", b"y")
+    layer.mkdir()
+    freshen(layer, [upper, lowest], "one", own=False)
+    assert (layer / "etc/machine-id").read_text() not in ("", MACHINE_ID)
+    assert stat.S_ISCHR((layer / "etc/ssh/ssh_host_rsa_key").lstat().st_mode)
+    assert not os.path.lexists(layer / "etc/ssh/ssh_host_dsa_key")
+    assert not os.path.lexists(layer / "var/lib/dbus/machine-id")

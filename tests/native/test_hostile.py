@@ -79,7 +79,7 @@ async def test_an_image_reaches_nothing_of_the_host(
     spoil(root, victim)
 
     async def acquire(reference: str, sandbox_id: str) -> Image:
-        return Image("evil", Kind.TAR, root=root)
+        return Image("evil", Kind.TAR, layers=(root,))
 
     monkeypatch.setattr(engine.layout.images, "acquire", acquire)
     try:

@@ -27,7 +27,7 @@ def small_image(place: Path) -> Path:
 
 def put_in_place_of_any_image(target: Target, root: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
     """The store refuses hostile images when they come in. Here one got past it."""
-    image = Image("evil", Kind.TAR, root=root, **config)
+    image = Image("evil", Kind.TAR, layers=(root,), **config)
 
     async def acquire(reference: str, sandbox_id: str) -> Image:
         return image

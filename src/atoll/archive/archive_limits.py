@@ -29,6 +29,8 @@ class ImageLimits:
     layers: int = 256
     pax_bytes: int = 1 * MIB
     timeout_s: float = 3600.0
+    stall_s: float = 30.0
+    """How long a registry may send or accept nothing before the connection is given up."""
 
 
 @dataclass(slots=True)

@@ -58,8 +58,10 @@ def open_in_root(root: int, path: bytes, flags: int) -> int:
 class Root:
     """A directory, opened once. Paths are tuples of names without `.` and `..`."""
 
-    def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def __init__(self, place: Path | int) -> None:
+        """Open a directory, given by its path or by an open descriptor, which stays the caller's."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(".", flags, dir_fd=place) if isinstance(place, int) else os.open(place, flags)
         self._cache: OrderedDict[tuple[bytes, ...], int] = OrderedDict()
 
     def __enter__(self) -> Self:

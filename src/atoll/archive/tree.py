@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.archive.overlay import is_opaque, is_whiteout, mark_opaque
 from atoll.archive.root import Root
 from atoll.archive.work import Work
 from atoll.errors import ImageError
@@ -46,17 +47,44 @@ def settle(path: Path) -> None:
                 os.mkdir(name, 0o700, dir_fd=root.fd)
                 os.chmod(name, mode, dir_fd=root.fd)
             elif not stat.S_ISDIR(info.st_mode):
-                what = "a symbolic link" if stat.S_ISLNK(info.st_mode) else "a file"
-                raise ImageError(
-                    f"/{name} of the image is {what}, not a directory", hint="Such an image is broken or hostile."
-                )
+                raise _no_directory(name, info)
             elif name in _EMPTIED:
                 for child in os.listdir(root.directory(parts)):
                     root.remove((*parts, os.fsencode(child)))
 
 
-def measure(path: Path, work: Work) -> Measure:
-    """Read a whole tree. The digest is a SHA-256 of one record for each entry, in the order of a sorted walk."""
+def settle_layer(path: Path) -> None:
+    """Do what `settle` does with a layer that lies on a settled tree.
+
+    A mount point that the layer removes becomes an empty directory.
+    """
+    with Root(path) as root:
+        for name, mode in MOUNT_POINTS.items():
+            parts = (name.encode(),)
+            info = root.lstat(parts)
+            if info is None:
+                continue
+            if is_whiteout(info):
+                root.remove(parts)
+                os.mkdir(name, 0o700, dir_fd=root.fd)
+                mark_opaque(root.directory(parts))
+                os.chmod(name, mode, dir_fd=root.fd)
+            elif not stat.S_ISDIR(info.st_mode):
+                raise _no_directory(name, info)
+            elif name in _EMPTIED:
+                root.remove(parts)
+
+
+def _no_directory(name: str, info: os.stat_result) -> ImageError:
+    what = "a symbolic link" if stat.S_ISLNK(info.st_mode) else "a file"
+    return ImageError(f"/{name} of the image is {what}, not a directory", hint="Such an image is broken or hostile.")
+
+
+def measure(path: Path, work: Work, *, layer: bool = False) -> Measure:
+    """Read a whole tree. The digest is a SHA-256 of one record for each entry, in the order of a sorted walk.
+
+    With `layer`, the tree lies on another one, and what it removes and hides of that one is part of the digest.
+    """
     total, entries = 0, 0
     links: dict[int, bytes] = {}
     digest = hashlib.sha256(b"atoll-tree-1\n")
@@ -69,7 +97,7 @@ def measure(path: Path, work: Work) -> Measure:
                     f"the image has more than {_MAX_DEPTH} directories in one another",
                     hint="Such an image is broken or hostile.",
                 )
-            size = info.st_size
+            size, mode = info.st_size, stat.S_IMODE(info.st_mode)
             if stat.S_ISREG(info.st_mode):
                 kind, content = b"f", links.get(info.st_ino)
                 if content is None:
@@ -80,11 +108,13 @@ def measure(path: Path, work: Work) -> Measure:
             elif stat.S_ISLNK(info.st_mode):
                 kind, content = b"l", hashlib.sha256(os.fsencode(os.readlink(name, dir_fd=parent))).digest()
             elif stat.S_ISDIR(info.st_mode):
-                kind, content, size = b"d", b"", 0
+                kind, content, size = b"o" if layer and is_opaque(parent, name) else b"d", b"", 0
+            elif layer and is_whiteout(info):
+                kind, content, size, mode = b"w", b"", 0, 0
             else:
                 raise ImageError(f"the image holds a device, pipe or socket, {ascii(name)[:120]}")
             entries += 1
-            fields = b"%s %o %d %d %d " % (kind, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, size)
+            fields = b"%s %o %d %d %d " % (kind, mode, info.st_uid, info.st_gid, size)
             digest.update(fields + content.hex().encode() + b"\0/" + path_below + b"\0")
             if entries % 2000 == 0:
                 work.report("check", "reading files", total)

@@ -23,10 +23,13 @@ class Progress:
     """The current step of the work. `total_bytes` is None if the total is unknown."""
 
     stage: str
-    """One of `wait`, `pull`, `build`, `extract`, `check`."""
+    """One of `wait`, `pull`, `build`, `extract`, `check`, `save`, `push`."""
     detail: str
     done_bytes: int = 0
     total_bytes: int | None = None
+    step: int = 0
+    """Of a build: the number of the step in progress, from 1 on."""
+    steps: int = 0
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -83,6 +86,14 @@ class Work:
         finally:
             with self._lock, contextlib.suppress(ValueError):
                 self._breakers.remove(breaker)
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[Work]:
+        """Provide work that can be cancelled alone, and is cancelled with this one. It has the same deadline."""
+        part = Work(timeout_s=self._timeout_s)
+        part._deadline = self._deadline
+        with self.on_cancel(part.cancel):
+            yield part
 
     def detached(self, function: Callable[[], T], discard: Callable[[T], None]) -> T:
         """Call a function that cannot be interrupted, such as a name lookup, and abandon it when cancelled.

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from atoll.cli.target import size
-from atoll.images import Image, Images, ProgressCallback, Recipe
-from atoll.images import Progress as Step
+from atoll.cli.image_contents import bill_of_materials, contents_of, versions
+from atoll.cli.image_progress import ImageBar
+from atoll.cli.target import print_json, size
+from atoll.errors import SpecError
+from atoll.images import Image, Images, Kind, ProgressCallback, Recipe
+from atoll.images.reference import ENVIRONMENTS
 from atoll.settings import Settings
 
 app = typer.Typer(help="Root file systems that sandboxes start from.", no_args_is_help=True, rich_markup_mode=None)
 Reference = Annotated[
-    str, typer.Argument(help="host, debian:SUITE, a recipe, tar:FILE, docker:NAME or [REGISTRY/]NAME[:TAG].")
+    str,
+    typer.Argument(
+        help="host, an environment, debian:SUITE, a recipe, tar:FILE, docker:NAME or [REGISTRY/]NAME[:TAG]."
+    ),
 ]
 
 
@@ -42,6 +48,9 @@ def list_images() -> None:
     for name, recipe in images.recipes.all().items():
         if name not in built and f"recipe:{name}" not in built:
             table.add_row(name, "", "", f"recipe, not built: {recipe.suite} with {len(recipe.packages)} packages")
+    for name in ENVIRONMENTS:
+        if name not in built and name not in images.recipes.all():
+            table.add_row(name, "", "", "environment, not built: `atoll image build` does, or the first use")
     Console(highlight=False).print(table)
 
 
@@ -57,14 +66,25 @@ def pull(
 
 @app.command()
 def build(
-    name: Annotated[str, typer.Argument(help="debian:SUITE, a recipe's name, or a new name with --package.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="code, computer, browser, debian:SUITE, a recipe's name, or a new name with --package."),
+    ],
     suite: Annotated[str, typer.Option(help="The Debian suite of a new recipe.")] = "bookworm",
     package: Annotated[
         list[str] | None, typer.Option("--package", "-p", help="A package to install; makes a new recipe.")
     ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Build an environment again that is there already or in the cache.")
+    ] = False,
 ) -> None:
-    """Build an image from Debian packages."""
+    """Build a ready-made environment, or an image from Debian packages."""
+    if not package and ("/" in name or name == "." or Path(name).is_dir()):
+        raise SpecError(f"{name!r} is a directory, which has a Dockerfile", hint=f"Run: atoll build {name}")
     images = _images()
+    if not package and not no_cache and images.parse(name).kind is Kind.ENVIRONMENT:
+        _make(f"building {name}", lambda progress: images.ensure(name, progress))
+        return
     wanted: str | Recipe = Recipe(name=name, suite=suite, packages=tuple(package)) if package else name
     _make(f"building {name}", lambda progress: images.build(wanted, progress))
 
@@ -77,6 +97,32 @@ def import_image(
     """Make an image from a tar file."""
     images = _images()
     _make(f"importing {file}", lambda progress: images.import_tar(file, name, progress))
+
+
+@app.command()
+def inspect(
+    reference: Reference,
+    sbom: Annotated[
+        str, typer.Option("--sbom", metavar="FORM", help="Print a bill of materials: spdx or cyclonedx.")
+    ] = "",
+) -> None:
+    """Show an image as JSON: its digest, its layers and configuration, and the versions of what is in it."""
+    print_json(asyncio.run(_bill(reference, sbom) if sbom else _details(reference)))
+
+
+async def _bill(reference: str, form: str) -> dict[str, Any]:
+    images = _images()
+    return await bill_of_materials(images, await images.get(reference), form)
+
+
+async def _details(reference: str) -> dict[str, Any]:
+    images = _images()
+    image = await images.get(reference)
+    if not image.layers:
+        return {"name": "host", "notes": ["this machine's own /usr"]}
+    facts = {"name": image.reference, "kind": image.kind, "digest": image.digest, "size_bytes": image.size_bytes}
+    config = {"config": dataclasses.asdict(image.config), "notes": list(image.notes)}
+    return facts | config | {"versions": versions(await contents_of(images, image))}
 
 
 @app.command()
@@ -101,18 +147,9 @@ def verify(reference: Reference) -> None:
 
 
 def _make(title: str, work: Callable[[ProgressCallback], Awaitable[Image]]) -> None:
-    console = Console(stderr=True, highlight=False)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task(title, total=None)
+    async def run() -> Image:
+        return await work(bar.advance)
 
-        async def run() -> Image:
-            return await work(lambda step: _advance(bars, bar, title, step))
-
+    with ImageBar(title) as bar:
         image = asyncio.run(run())
     print(f"{image.reference}  {image.digest}  {size(image.size_bytes)}")
-
-
-def _advance(bars: Progress, bar: TaskID, title: str, step: Step) -> None:
-    detail = step.detail if len(step.detail) <= 48 else step.detail[:47] + "…"
-    bars.update(bar, description=f"{title}: {step.stage} {detail}", completed=step.done_bytes, total=step.total_bytes)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -16,6 +16,7 @@ import typer
 from atoll.cli.network import read_policy
 from atoll.cli.ports import named_ports
 from atoll.errors import SpecError
+from atoll.model.spelling import NONE
 
 if TYPE_CHECKING:
     from atoll.sandbox.sandbox import AsyncSandbox
@@ -75,6 +76,7 @@ class SandboxFlags:
     open_files: Annotated[
         int | None, typer.Option("--open-files", help=f"The limit of open files of each process; {_DEFAULT}")
     ] = None
+    shm: Annotated[str | None, typer.Option("--shm", help="The size of /dev/shm, for example 1g; default: 64m.")] = None
     env: EnvOption = None
     volumes: Annotated[
         list[str] | None,
@@ -87,7 +89,11 @@ class SandboxFlags:
         ),
     ] = None
     work_dir: Annotated[
-        str | None, typer.Option("--work-dir", help="The directory where commands start; default: /workspace.")
+        str | None,
+        typer.Option("--work-dir", help="The directory where commands start; default: the image's, or /workspace."),
+    ] = None
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="The user that commands run as; default: the image's, or root.")
     ] = None
     hostname: Annotated[str | None, typer.Option("--hostname", help="The host name inside.")] = None
     network: Annotated[
@@ -104,6 +110,25 @@ class SandboxFlags:
     setup_timeout: Annotated[
         float | None,
         typer.Option("--setup-timeout", metavar="SECONDS", help="How long all setup commands may take together."),
+    ] = None
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--start",
+            metavar="COMMAND",
+            help="A command that runs from the creation on, and again when it ends; also as JSON; may be repeated.",
+        ),
+    ] = None
+    ready: Annotated[
+        str | None,
+        typer.Option(
+            "--ready",
+            metavar="CHECK",
+            help="Wait until this holds: a port, a port and a path such as 8080/health, a command; also as JSON.",
+        ),
+    ] = None
+    sudo: Annotated[
+        bool | None, typer.Option("--sudo/--no-sudo", help="Let the account `user` inside become root by sudo.")
     ] = None
     undo: Annotated[
         bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
@@ -128,11 +153,14 @@ class SandboxFlags:
     def given(self) -> dict[str, Any]:
         """Return the options of `Sandbox` that were given as flags. Raises SpecError."""
         plain = {name: value for name in _PLAIN if (value := getattr(self, name)) not in (None, False)}
+        plain |= {} if self.sudo is None else {"sudo": self.sudo}
         lists: dict[str, Any] = {
             "env": dict(pair(text, "a variable") for text in self.env or ()),
             "labels": dict(pair(text, "a label") for text in self.labels or ()),
             "volumes": [_absolute(text) for text in self.volumes or ()],
             "setup": self.setup,
+            "start": [_json_or_text(text) for text in self.start or ()],
+            "ready": None if self.ready is None else _json_or_text(self.ready),
             "network": None if self.network is None else read_policy(self.network),
             "ports": named_ports(self.ports),
         }
@@ -140,10 +168,20 @@ class SandboxFlags:
 
 
 _PLAIN = (
-    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
-    *("lifetime", "setup_timeout", "undo", "name", "task_id"),
+    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "shm", "work_dir", "hostname"),
+    *("user", "lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
+
+
+def _json_or_text(text: str) -> object:
+    """Return the object that a flag describes in JSON, or its text. Raises SpecError."""
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{text[:80]!r} is not JSON: {error}") from None
 
 
 def flag_of(option: str) -> str:
@@ -203,14 +241,16 @@ def with_sandbox_flags(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_sandbox(wanted: SandboxFlags) -> AsyncSandbox:
-    """Return the sandbox that the flags describe, which does not exist yet. Raises SpecError."""
+def make_sandbox(wanted: SandboxFlags, described: Mapping[str, Any] = NONE) -> AsyncSandbox:
+    """Return the sandbox that the flags and options describe, which does not exist yet. Flags come first. Raises
+    SpecError."""
     from atoll.sandbox.sandbox import AsyncSandbox
 
     given, engine = wanted.given(), wanted.engine or "auto"
-    if wanted.file is None:
+    if wanted.file is not None:
+        described = {**described, **read_spec_file(wanted.file)}
+    if not described:
         return AsyncSandbox(engine=engine, **given)
-    described = read_spec_file(wanted.file)
     ports = given.pop("ports", None)
     return AsyncSandbox({**described, **given} if given else described, engine=engine, ports=ports)
 

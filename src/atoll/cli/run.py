@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.image_progress import fetch_image
 from atoll.cli.options import EnvOption, SandboxFlags, make_sandbox, pair, with_sandbox_flags
 from atoll.cli.target import SandboxArgument, attached
 
@@ -29,8 +30,14 @@ CommandArgument = Annotated[
 
 @with_sandbox_flags
 def run(
-    command: CommandArgument,
     wanted: SandboxFlags,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The program and its arguments, after `--`; the default is what the image runs.",
+            metavar="[-- COMMAND...]",
+        ),
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", help="Seconds after which the command is killed (exit code 124).")
     ] = None,
@@ -60,13 +67,15 @@ def execute(
     raise SystemExit(asyncio.run(work()))
 
 
-async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None) -> int:
+async def _run(sandbox: AsyncSandbox, given: list[str] | None, timeout: float | None) -> int:
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
     with stopped_by_signals(task, received):
         try:
+            await fetch_image(sandbox)
             async with sandbox:
+                command = given or await _command_of_image(sandbox)
                 running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)
                 code = await _relay(running)
                 if code in (1, 2, 126, 127):
@@ -76,6 +85,18 @@ async def _run(sandbox: AsyncSandbox, command: list[str], timeout: float | None)
             if not received:
                 raise
             return 128 + received[0]
+
+
+async def _command_of_image(sandbox: AsyncSandbox) -> list[str]:
+    """Return the entry point of the sandbox's image and its arguments. Raises SpecError if it has none."""
+    from atoll.errors import SpecError
+
+    info = await sandbox.info()
+    if not info.image_defaults.command:
+        raise SpecError(
+            f"the image {info.image!r} does not say what to run", hint="Write it after `--`, such as `-- sh -c 'ls'`."
+        )
+    return list(info.image_defaults.command)
 
 
 async def _until_stopped(running: AsyncCommand) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -30,7 +31,7 @@ from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
 
 if TYPE_CHECKING:
-    from atoll.images import Image, ImageConfig
+    from atoll.images import Image, ImageConfig, Images
 
 ByteStream = socket.socket
 """A connected, non-blocking stream socket to a sandbox's agent. An engine that reaches its agents in another way
@@ -243,9 +244,22 @@ class Building(Protocol):
         """Store the files of a step as the image `name` of this machine, above the image that its first sandbox was
         made from, and return it. An image that has this name is replaced. `owner` is the user that it belongs to."""
 
+    def step_view(self, key: str) -> AbstractContextManager[int]:
+        """Provide a descriptor of the files of a step, merged with those of its image, for reading. Nothing in it leads
+        out of it if it is read with `atoll.archive.root`. Entering blocks."""
+
     async def prune_steps(self, keep_bytes: int = 0, *, unused_s: float = 0.0) -> int:
         """Remove the least recently used steps until the rest takes at most `keep_bytes`. Steps that sandboxes use, and
         those used within the last `unused_s` seconds, stay. Return how many bytes were freed."""
+
+
+@runtime_checkable
+class ImageKeeping(Protocol):
+    """An engine whose images are in the image store of this machine."""
+
+    @property
+    def images(self) -> Images:
+        """The images, which other engines of this installation share."""
 
 
 OnImageProgress = Callable[[ImageProgress], None]
@@ -344,6 +358,7 @@ _DECLARED_BY: Mapping[type[Any], Capability] = {
     Pausable: Capability.PAUSE,
     NetworkPolicies: Capability.NETWORK,
     Checkpointing: Capability.CHECKPOINTS,
+    Building: Capability.CHECKPOINTS,
     NamedVolumes: Capability.NAMED_VOLUMES,
 }
 """The protocols whose support depends on the machine, each with the capability that an engine then declares."""
@@ -371,6 +386,17 @@ async def checkpointing(engine: Engine, where: str = "here") -> Checkpointing:
             hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
         )
     return keeper
+
+
+async def building(engine: Engine) -> Building:
+    """Return the engine, typed as `Building`. Raises UnsupportedError if it cannot make images of sandboxes."""
+    builder = await supporting(engine, Building)
+    if builder is None:
+        raise UnsupportedError(
+            f"engine '{engine.name}' cannot build images here",
+            hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
+        )
+    return builder
 
 
 async def having_volumes(engine: Engine, where: str = "here") -> NamedVolumes:

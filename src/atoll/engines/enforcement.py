@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.errors import SpecError, UnsupportedError
-from atoll.model import DEFAULTS, LEFT_OUT, Capability, EffectiveLimits, Limits, SandboxSpec
+from atoll.model import DEFAULTS, LEFT_OUT, Capability, EffectiveLimits, Limits, SandboxSpec, default_user
 
 _CAPABILITY_OF = {
     "memory_bytes": Capability.MEMORY,
@@ -84,9 +84,11 @@ def refuse_unsupported(
         Capability.DISK: limits.disk_bytes,
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
+        Capability.SHM: limits.shm_bytes,
         Capability.VOLUMES: [volume for volume in spec.volumes if volume.host] or None,
         Capability.NAMED_VOLUMES: spec.named_volumes or None,
         Capability.CHECKPOINTS: spec.undo,
+        Capability.USERS: default_user(spec),
         Capability.NETWORK: None if spec.network == "none" else spec.network,
     }
     for capability, value in asked.items():

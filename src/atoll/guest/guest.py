@@ -6,6 +6,7 @@ import asyncio
 import math
 import socket
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.errors import AgentUnreachableError
@@ -49,8 +50,11 @@ class Guest:
         work_dir: str | None = None,
         connect_timeout_s: float = 30.0,
         diagnose: Diagnose | None = None,
+        user: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`diagnose` raises the reason why the sandbox cannot answer, if there is one."""
+        """`diagnose` raises the reason why the sandbox cannot answer, if there is one. `user` returns the user that
+        processes run as if they name none."""
+        self.default_user = user
         self.processes = Processes(self)
         self.files = Files(self, work_dir)
         self.ports = Ports(self)

@@ -9,6 +9,7 @@ request and the resulting pull do not need to know it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import socket
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,16 @@ class Access:
     """Registries for which every user may use the operator's login."""
     login: Credentials | None = field(default=None, repr=False)
     """The user's own login for the registry of the image."""
+    owner: str = ""
+    """The user of a server whom images will belong to, and whose images are found. "": only those of everybody."""
+    most_bytes: int | None = None
+    """How much the images of the owner may take. None: no limit."""
+    most_images: int | None = None
+    """How many images the owner may have. None: no limit."""
+
+    def at_mirror(self, host: str) -> Access:
+        """Return the access to a mirror, which the operator chose: it is reached at any address, without the login."""
+        return dataclasses.replace(self, login=None, registries=self.registries | {host})
 
     def credentials(self, registry: str) -> Credentials | None:
         if self.login is not None:

@@ -38,9 +38,16 @@ class _HashingReader:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def flatten(layers: Sequence[Layer], rootfs: Path, limits: ImageLimits, work: Work) -> Extraction:
-    """Unpack the layers, lowest first. Raises ImageError; what is in the directory then is of no use."""
-    budget = Budget(limits)
+def flatten(
+    layers: Sequence[Layer],
+    rootfs: Path,
+    limits: ImageLimits,
+    work: Work,
+    room: Callable[[int], None] | None = None,
+) -> Extraction:
+    """Unpack the layers, lowest first. Raises ImageError; what is in the directory then is of no use. `room` is called
+    with the size of each piece that is written, and may raise."""
+    budget = Budget(limits, room=room)
     total = Extraction()
     with Root(rootfs) as root:
         for number, layer in enumerate(layers, 1):

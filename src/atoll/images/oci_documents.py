@@ -37,6 +37,8 @@ _MACHINES = {
 }
 _MAX_TEXT = 128 * 1024
 _MAX_ITEMS = 4096
+_MAX_HISTORY = 1024
+_MAX_STEP = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class ImageConfig:
     """What runs command lines of a Dockerfile. Empty: `/bin/sh -c`."""
     healthcheck: dict[str, object] = field(default_factory=dict)
     """As in an OCI configuration: `Test`, `Interval`, … in nanoseconds."""
+    history: tuple[str, ...] = ()
+    """The instructions that made the image, oldest first. They are only shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +173,54 @@ def parse_config(value: dict[str, Any], layers: int) -> tuple[ImageConfig, tuple
         cmd=_texts(inner, "Cmd"),
         work_dir=_text(inner, "WorkingDir"),
         user=_text(inner, "User"),
+        labels=_labels(inner),
+        exposed_ports=_keys(inner, "ExposedPorts"),
+        volumes=_keys(inner, "Volumes"),
+        stop_signal=_text(inner, "StopSignal"),
+        shell=_texts(inner, "Shell"),
+        healthcheck=_healthcheck(inner),
+        history=_history(value),
     )
     return config, tuple(diff_ids)
+
+
+def _labels(value: dict[str, Any]) -> dict[str, str]:
+    found = value.get("Labels") or {}
+    if not isinstance(found, dict) or len(found) > _MAX_ITEMS:
+        raise ImageError("the configuration of the image is malformed at Labels")
+    return {_checked(name, "Labels"): _checked(text, "Labels") for name, text in found.items()}
+
+
+def _keys(value: dict[str, Any], key: str) -> tuple[str, ...]:
+    """Return the names of what an OCI configuration writes as an object with empty values."""
+    found = value.get(key) or {}
+    if not isinstance(found, dict) or len(found) > _MAX_ITEMS:
+        raise ImageError(f"the configuration of the image is malformed at {key}")
+    return tuple(_checked(name, key) for name in sorted(found))
+
+
+def _healthcheck(value: dict[str, Any]) -> dict[str, object]:
+    """Return the parts of a health check that have the right form. It is only noted, so the others are left out."""
+    found = value.get("Healthcheck")
+    if not isinstance(found, dict):
+        return {}
+    checked: dict[str, object] = {}
+    test = found.get("Test")
+    if isinstance(test, list) and len(test) <= _MAX_ITEMS:
+        checked["Test"] = [_checked(item, "Healthcheck") for item in test]
+    for name in ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries"):
+        number = found.get(name)
+        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 62:
+            checked[name] = number
+    return checked
+
+
+def _history(value: dict[str, Any]) -> tuple[str, ...]:
+    found = value.get("history")
+    if not isinstance(found, list):
+        return ()
+    texts = (entry.get("created_by") for entry in found[:_MAX_HISTORY] if isinstance(entry, dict))
+    return tuple(text[:_MAX_STEP] for text in texts if isinstance(text, str) and "\0" not in text)
 
 
 def _list(value: dict[str, Any], key: str, what: str) -> list[Any]:

@@ -1,12 +1,13 @@
 """Parsing of image references.
 
     host                                 this machine's own /usr, the default
-    debian:SUITE                         a minimal Debian, built here
+    debian:SUITE, also debian:12-slim    a minimal Debian, built here
     recipe:NAME, or NAME of a recipe     a Debian with a list of packages, built here
+    code, computer, browser              a ready-made environment, built here from a Dockerfile of Atoll
     [REGISTRY/]REPOSITORY[:TAG][@sha256:DIGEST]    an OCI image; the default registry is docker.io
     tar:/PATH                            a root file system, or a saved image, in a tar archive
     docker:NAME                          an image of the local Docker engine
-    snapshot:ID                          reserved
+    snapshot:ID, step:KEY                reserved
 
 Parsing uses neither the file system nor the network, so the names of the recipes are passed in.
 """
@@ -24,10 +25,17 @@ from atoll.errors import ImageNotFoundError, SpecError
 from atoll.model import absolute_path
 
 DEFAULT_REGISTRY = "docker.io"
+ENVIRONMENTS = ("code", "computer", "browser")
+"""The names of the ready-made environments. A user's recipe of the same name comes first, as for built-in recipes."""
 SUITES = ("bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable")
 
+_DEBIAN_NAMES = {"11": "bullseye", "12": "bookworm", "13": "trixie", "14": "forky", "latest": "stable"}
+_DEBIAN_TAG = re.compile(r"^([a-z]+|[0-9]{2})(?:\.[0-9]{1,2})?(?:-[0-9]{8})?(?:-slim)?\Z")
 _MAX_LENGTH = 1024
-_HINT = "Images are: host, debian:SUITE, the name of a recipe, REGISTRY/NAME:TAG, tar:/PATH or docker:NAME."
+_HINT = (
+    "Images are: host, code, computer, browser, debian:SUITE, the name of a recipe, REGISTRY/NAME:TAG, tar:/PATH or"
+    " docker:NAME."
+)
 _DOMAIN = re.compile(r"^(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
 _COMPONENT = re.compile(r"^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*\Z")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
@@ -39,6 +47,7 @@ class Kind(enum.StrEnum):
     HOST = "host"
     DEBIAN = "debian"
     RECIPE = "recipe"
+    ENVIRONMENT = "environment"
     OCI = "oci"
     TAR = "tar"
     DOCKER = "docker"
@@ -56,8 +65,8 @@ class Reference:
     digest: str = ""
 
     def __str__(self) -> str:
-        if self.kind is Kind.HOST:
-            return "host"
+        if self.kind in (Kind.HOST, Kind.ENVIRONMENT):
+            return self.name
         text = f"{self.registry}/{self.name}" if self.registry else self.name
         if self.digest:
             text = f"{text}@{self.digest}"
@@ -75,8 +84,10 @@ def parse(text: str, recipes: Collection[str] = ()) -> Reference:
     prefix, colon, rest = text.partition(":")
     if colon and prefix == "snapshot":
         raise SpecError("a snapshot cannot be used here; only a new sandbox can start from one", hint=_HINT)
-    if colon and prefix == "debian":
-        return Reference(Kind.DEBIAN, _suite(rest))
+    if colon and prefix == "step":
+        raise SpecError("a step of a build cannot be used as an image", hint=_HINT)
+    if colon and prefix == "debian" and rest in SUITES:
+        return Reference(Kind.DEBIAN, rest)
     if colon and prefix == "recipe":
         return Reference(Kind.RECIPE, _recipe(rest, recipes))
     if colon and prefix == "tar":
@@ -85,6 +96,8 @@ def parse(text: str, recipes: Collection[str] = ()) -> Reference:
         return _docker(rest)
     if text in recipes:
         return Reference(Kind.RECIPE, text)
+    if text in ENVIRONMENTS:
+        return Reference(Kind.ENVIRONMENT, text)
     return _oci(text)
 
 
@@ -102,13 +115,22 @@ def is_loopback(registry: str) -> bool:
     return False
 
 
-def _suite(text: str) -> str:
-    if text in SUITES:
-        return text
-    raise ImageNotFoundError(
-        f"there is no Debian suite {text[:80]!r}",
-        hint=f"Suites are {', '.join(SUITES)}. For a registry's image write {DEFAULT_REGISTRY}/library/debian:TAG.",
-    )
+def debian_suite(text: str) -> str:
+    """Return the suite that a Debian image of the default registry has, such as `debian:12-slim`, or "" if the text
+    names none of those that can be built here."""
+    name, colon, tag = text.partition(":")
+    found = _DEBIAN_TAG.match(tag if colon else "latest")
+    if name != "debian" or found is None:
+        return ""
+    suite = _DEBIAN_NAMES.get(found[1], found[1])
+    return suite if suite in SUITES else ""
+
+
+def parse_name(text: str) -> Reference:
+    """Parse the name of an image of a registry, whatever else this text means. Raises SpecError."""
+    if not text or len(text) > _MAX_LENGTH or not text.isprintable() or text != text.strip():
+        raise SpecError(f"{text[:80]!r} is not the name of an image", hint="Write a name such as mine or team/mine:1.")
+    return _oci(text)
 
 
 def _recipe(text: str, recipes: Collection[str]) -> str:

@@ -7,6 +7,7 @@ unpacked files, again through a `Root`, because the archive may contain links.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +19,8 @@ from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError
 from atoll.images.archive_program import Program, running
 from atoll.images.flatten import Layer, flatten
-from atoll.images.image_store import READABLE, Draft
+from atoll.images.image import Draft
+from atoll.images.image_store import READABLE
 from atoll.images.oci_documents import (
     INDEX_TYPES,
     Descriptor,
@@ -32,26 +34,74 @@ from atoll.images.oci_documents import (
 from atoll.images.reference import DEFAULT_REGISTRY, Kind, Reference
 
 _MAX_NESTING = 4
+OnRoom = Callable[[int], None]
 
 
-def import_stream(reader: Reader, draft: Draft, limits: ImageLimits, work: Work) -> tuple[ImageConfig, Extraction]:
-    """Fill the draft from an archive of either kind."""
+def import_stream(
+    reader: Reader, draft: Draft, limits: ImageLimits, work: Work, room: OnRoom | None = None
+) -> tuple[ImageConfig, Extraction]:
+    """Fill the draft from an archive of either kind. `room` is called with the size of each piece, and may raise."""
     with plain(reader, limits, work) as stream, Root(draft.rootfs) as root:
-        result = extract(stream, root, Budget(limits), work, detail="archive")
+        result = extract(stream, root, Budget(limits, room=room), work, detail="archive")
         if not _is_saved_image(root):
             return ImageConfig(), result
     archive = draft.scratch / "archive"
     draft.rootfs.rename(archive)
     draft.rootfs.mkdir()
     os.chmod(draft.rootfs, READABLE)
-    return import_archive(archive, draft, limits, work)
+    return import_archive(archive, draft, limits, work, room)
 
 
-def import_archive(archive: Path, draft: Draft, limits: ImageLimits, work: Work) -> tuple[ImageConfig, Extraction]:
+def import_archive(
+    archive: Path, draft: Draft, limits: ImageLimits, work: Work, room: OnRoom | None = None
+) -> tuple[ImageConfig, Extraction]:
     """Fill the draft from the unpacked archive of an image."""
     with Root(archive) as root:
         config, layers = _docker_archive(root, limits) or _oci_layout(root, limits)
-        return config, flatten(layers, draft.rootfs, limits, work)
+        return config, flatten(layers, draft.rootfs, limits, work, room)
+
+
+def load_stream(
+    reader: Reader, draft: Draft, limits: ImageLimits, work: Work, room: OnRoom | None = None
+) -> tuple[str, ImageConfig, Extraction]:
+    """Fill the draft from the archive of an image, which may say what the image is called. Returns that name, or "".
+
+    Raises ImageError if the archive holds a root file system only.
+    """
+    with plain(reader, limits, work) as stream, Root(draft.rootfs) as root:
+        extract(stream, root, Budget(limits, room=room), work, detail="archive")
+        if not _is_saved_image(root):
+            raise ImageError(
+                "the archive holds a root file system and no image", hint="Use `atoll image import` with a name."
+            )
+    archive = draft.scratch / "archive"
+    draft.rootfs.rename(archive)
+    draft.rootfs.mkdir()
+    os.chmod(draft.rootfs, READABLE)
+    with Root(archive) as root:
+        name = _name_in(root, limits)
+    return name, *import_archive(archive, draft, limits, work, room)
+
+
+def _name_in(root: Root, limits: ImageLimits) -> str:
+    """Return the name that an archive gives its image. It is not checked."""
+    listed = root.read("manifest.json", limits.document_bytes)
+    if listed is not None:
+        images = parse_json(b'{"images":%s}' % listed, "list of images")["images"]
+        tags = (
+            images[0].get("RepoTags") if isinstance(images, list) and images and isinstance(images[0], dict) else None
+        )
+        if isinstance(tags, list) and tags and isinstance(tags[0], str):
+            return tags[0]
+    index = root.read("index.json", limits.document_bytes)
+    entries = parse_json(index, "index").get("manifests") if index is not None else None
+    if isinstance(entries, list) and entries and isinstance(entries[0], dict):
+        notes = entries[0].get("annotations")
+        for key in ("io.containerd.image.name", "org.opencontainers.image.ref.name"):
+            found = notes.get(key) if isinstance(notes, dict) else None
+            if isinstance(found, str) and (":" in found or "/" in found):
+                return found
+    return ""
 
 
 _DOCKER_HINT = "Install Docker's command line tool, or pull the image from its registry."
@@ -64,7 +114,7 @@ def docker_name(reference: Reference) -> str:
 
 
 def import_from_docker(
-    reference: Reference, draft: Draft, limits: ImageLimits, work: Work
+    reference: Reference, draft: Draft, limits: ImageLimits, work: Work, room: OnRoom | None = None
 ) -> tuple[ImageConfig, Extraction]:
     """Fill the draft with an image of the local Docker engine, by `docker save`.
 
@@ -74,7 +124,7 @@ def import_from_docker(
     work.report("pull", f"asking the Docker engine for {name}")
     with running(["docker", "image", "save", name], dict(os.environ), work, lambda _: None, _DOCKER_HINT) as program:
         try:
-            result = import_stream(program, draft, limits, work)
+            result = import_stream(program, draft, limits, work, room)
         except ImageError as error:
             work.check()
             if program.status():

@@ -134,8 +134,8 @@ class Pool:
         if not self._env.items() <= spec.env.items():
             return False
         mine = self.settings.spec
-        if mine.setup and (spec.env != mine.env or spec.network != mine.network):
-            return False  # its setup commands ran with the variables and the network of the pool
+        if (mine.setup or mine.start or mine.ready) and (spec.env != mine.env or spec.network != mine.network):
+            return False  # its setup and start commands ran with the variables and the network of the pool
         return spec == self.settings.spec or self._base == base(self._without_what_comes_later(spec))[0]
 
     def _without_what_comes_later(self, spec: SandboxSpec) -> SandboxSpec:

@@ -58,7 +58,7 @@ class SandboxOptions(SharedOptions, total=False):
 
 _MANAGED = ("owner", "timeout", "engine", "key", "idle_timeout", "on_idle", "services")
 """The options that do not describe the sandbox."""
-_WITH_CONFIG = ("labels", "env", "lifetime", "name", "task_id", "setup", "ports")
+_WITH_CONFIG = ("labels", "env", "lifetime", "name", "task_id", "setup", "start", "ready", "ports")
 """The options that add to a config. Others cannot be given beside one."""
 Config = SandboxSpec | SpecSource | Mapping[str, object] | None
 
@@ -111,6 +111,7 @@ class Request:
             )
             # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
             unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
+            unused |= {newer for newer in ("start", "ready", "sudo") if getattr(self.spec, newer) is None}
             body = self.spec.model_dump_json(
                 exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)}
             )
@@ -205,14 +206,14 @@ class Request:
         return record if self.pool is not None else record.model_copy(update=self.ownership_fields(context))
 
     def _account(self, context: ManagerContext) -> str:
-        """Return the account of the owner, from which the owner's name cannot be derived.
+        """Return the account of the owner.
 
         A spare has no owner, hence no account, and stays without one when it is claimed, because no process is moved
         between control groups.
         """
         if self.owner is None or self.pool is not None:
             return ""
-        return fingerprint(context.settings.installation_id(), context.manager_id, self.owner)[:20]
+        return account_of(context, self.owner)
 
     def ownership_fields(self, context: ManagerContext) -> dict[str, object]:
         """Return the record fields that give a sandbox to the caller of this request."""
@@ -245,14 +246,21 @@ def _extended(config: SandboxSpec | SpecSource | Mapping[str, object], given: Ma
         spec = config.spec() if isinstance(config, SpecSource) else spec_of(config)
     if not given:
         return spec
-    if "setup" in given and spec.setup:
-        raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
+    for option in ("setup", "start", "ready"):
+        if option in given and getattr(spec, option):
+            raise SpecError(f"{option} is given twice, by itself and in the config", hint="Give only one of them.")
     added = spec_of(given)
     values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
     values["labels"] = {**spec.labels, **added.labels}
     values["env"] = {**spec.env, **added.env}
-    values["setup"] = added.setup or spec.setup
+    for option in ("setup", "start", "ready"):
+        values[option] = getattr(added, option) or getattr(spec, option)
     return SandboxSpec.of(**values)
+
+
+def account_of(context: ManagerContext, owner: str) -> str:
+    """Return the account of an owner, from which the owner's name cannot be derived."""
+    return fingerprint(context.settings.installation_id(), context.manager_id, owner)[:20]
 
 
 def fork_key(key: str, number: int) -> str:

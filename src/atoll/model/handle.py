@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from atoll.model.spec import Limits, SandboxSpec
+from atoll.model.image_defaults import ImageDefaults, default_user
+from atoll.model.spec import DEFAULT_WORK_DIR, Limits, SandboxSpec
 from atoll.model.state import Cause, Observation, State
 
 OWN_LABELS = "atoll."
@@ -36,6 +37,11 @@ class Handle:
         """The isolation level that the sandbox has. None: the engine has not noted it, and the spec asks for none."""
         return self.details.get(ISOLATION, self.spec.isolation)
 
+    @property
+    def image_defaults(self) -> ImageDefaults:
+        """What the sandbox's image says about sandboxes made from it."""
+        return image_defaults(self.details)
+
     def limits(self) -> EffectiveLimits:
         """The limits that hold, whether they were asked for or are the engine's defaults."""
         return effective_limits(self.spec, self.details)
@@ -45,6 +51,17 @@ DEFAULTS, LEFT_OUT = "default_limits", "limits_left_out"
 """Keys in the details of a handle: the default limits that the engine set, and the defaults that it cannot enforce."""
 ISOLATION = "isolation"
 """Key in the details of a handle: the isolation level that the sandbox has, whether or not its spec asked for one."""
+
+IMAGE = "image"
+"""Key in the details of a handle: the `ImageDefaults` of the sandbox's image, in JSON."""
+
+
+def image_defaults(details: dict[str, str]) -> ImageDefaults:
+    """Return what the details of a handle say about the image. Those of earlier versions say nothing."""
+    try:
+        return ImageDefaults.model_validate_json(details[IMAGE])
+    except (KeyError, ValueError):
+        return ImageDefaults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +96,12 @@ class SandboxDetails:
     """The limits that are enforced, whether they were asked for or are the engine's defaults."""
     limits_left_out: tuple[str, ...] = ()
     """The names of default limits that cannot be enforced here."""
+    work_dir: str = DEFAULT_WORK_DIR
+    """The directory where commands and relative paths start."""
+    user: str | None = None
+    """The user that commands run as if they name none. None: root, or the only user inside."""
+    image_defaults: ImageDefaults = field(default_factory=ImageDefaults)
+    """What the image says about sandboxes made from it: its digest, entry point, ports and labels."""
 
     @classmethod
     def of(cls, handle: Handle) -> SandboxDetails:
@@ -91,6 +114,9 @@ class SandboxDetails:
             isolation=handle.details.get("isolation", handle.spec.isolation),
             limits=held.limits,
             limits_left_out=held.left_out,
+            work_dir=handle.spec.directory,
+            user=default_user(handle.spec),
+            image_defaults=handle.image_defaults,
         )
 
 

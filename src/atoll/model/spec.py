@@ -12,7 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from atoll.errors import SpecError
 from atoll.model import manus_names
+from atoll.model.named_specs import options_of
 from atoll.model.network_policy import NetworkPolicy, parse_policy
+from atoll.model.starting import ReadyCheck, StartCommands
 
 OWNER_LABEL = "atoll.owner"
 """The label that says which user of a manager a sandbox belongs to, and with it whose named volumes it has."""
@@ -21,6 +23,8 @@ _VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _CACHE_NAME = re.compile(r"@[0-9a-f]{40}")
 """The caches of builds, which no user can name."""
 _ENV_NAME = re.compile(r"[^=\0\s]+")
+USER = re.compile(r"[^\s:\x00-\x1f\x7f]{1,128}(:[^\s:\x00-\x1f\x7f]{1,128})?")
+DEFAULT_WORK_DIR = "/workspace"
 _MAX_ENV_VALUE = 128 * 1024
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*$", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -39,6 +43,8 @@ def parse_size(value: object) -> int:
 Size = Annotated[int, BeforeValidator(parse_size)]
 MAX_BYTES = 1 << 60
 """More than any machine has. The kernel does not accept every larger number."""
+SHM_BYTES = 64 << 20
+"""The size of /dev/shm where a spec names none, which is that of Docker, too."""
 
 
 class Limits(BaseModel):
@@ -58,8 +64,18 @@ class Limits(BaseModel):
     """Files and directories."""
     open_files: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """Open files of each process."""
+    shm_bytes: Annotated[Size, Field(ge=1 << 16, le=MAX_BYTES)] | None = None
+    """The size of `/dev/shm`, in bytes or as text such as `512m`. What is in it counts as memory of the sandbox."""
     lifetime_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds until the sandbox ends."""
+
+    @model_validator(mode="after")
+    def _shm_within_memory(self) -> Limits:
+        if self.shm_bytes is not None and self.memory_bytes is not None and self.shm_bytes > self.memory_bytes:
+            raise ValueError(
+                f"shm is {self.shm_bytes:,} bytes and counts as memory, of which there are {self.memory_bytes:,}"
+            )
+        return self
 
     def over(self, defaults: Limits) -> Limits:
         """These limits, with `defaults` where none is set."""
@@ -195,7 +211,11 @@ class SandboxSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     image: str = "host"
     isolation: Literal["namespaces", "gvisor", "vm"] | None = None
-    work_dir: str = "/workspace"
+    work_dir: str | None = None
+    """The directory where commands and relative paths start. None: that of the image, or `/workspace`."""
+    user: str | None = None
+    """The user inside, `NAME` or `NAME:GROUP` or their numbers, that commands run as if they name none. None: that of
+    the image, or root."""
     hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
     env: dict[str, str] = Field(default_factory=dict)
     limits: Limits = Field(default_factory=Limits)
@@ -208,9 +228,22 @@ class SandboxSpec(BaseModel):
     """Command lines that are run in order before anybody gets the sandbox."""
     setup_timeout_s: SetupTime = 600.0
     """The timeout of all setup commands together."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that the agent starts again when they end. None: those of the
+    image."""
+    ready: ReadyCheck | None = None
+    """What has to hold before anybody gets the sandbox. None: what the image says, if `start` is None too."""
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`. None: what the image says, and otherwise it may not.
+    """
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""
+
+    @property
+    def directory(self) -> str:
+        """The work directory. Engines resolve `work_dir` when they make a sandbox."""
+        return self.work_dir or DEFAULT_WORK_DIR
 
     @property
     def has_writable_volume(self) -> bool:
@@ -226,6 +259,16 @@ class SandboxSpec(BaseModel):
         """The user of a manager that the sandbox belongs to. Empty: the user of this machine."""
         return self.labels.get(OWNER_LABEL, "")
 
+    def settled(self, made: SandboxSpec) -> SandboxSpec:
+        """Return this spec with what the engine decided when it made the sandbox: the image if it has a default of its
+        own, the work directory and the user."""
+        found = {"image": made.image, "work_dir": made.work_dir, "user": made.user}
+        return (
+            self
+            if all(getattr(self, name) == value for name, value in found.items())
+            else self.model_copy(update=found)
+        )
+
     @classmethod
     def described(cls, values: object) -> SandboxSpec:
         """Create a spec from a mapping with the names of a spec or of the Manus example. Raises SpecError."""
@@ -239,6 +282,11 @@ class SandboxSpec(BaseModel):
         return cls.of(**values)
 
     @classmethod
+    def named(cls, name: str) -> SandboxSpec:
+        """Return a spec that comes with Atoll, such as `manus`. Raises SpecError if there is none of that name."""
+        return cls.of(**options_of(name))
+
+    @classmethod
     def of(cls, **values: Any) -> SandboxSpec:
         try:
             return cls(**manus_names.settings(values, cls.model_fields))
@@ -247,11 +295,20 @@ class SandboxSpec(BaseModel):
 
     @field_validator("work_dir")
     @classmethod
-    def _work_dir(cls, value: str) -> str:
+    def _work_dir(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         path = absolute_path(value)
-        if path == "/" or path.split("/")[1] in ("proc", "sys", "dev"):
+        if path.split("/")[1] in ("proc", "sys", "dev"):
             raise ValueError(f"{value!r} cannot be the work directory")
         return path
+
+    @field_validator("user")
+    @classmethod
+    def _user(cls, value: str | None) -> str | None:
+        if value is not None and not USER.fullmatch(value):
+            raise ValueError(f"{value[:80]!r} is not a user: write a name, a number, or USER:GROUP")
+        return value
 
     @field_validator("env")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from atoll.errors import SpecError
 from atoll.model import NAME_LABEL, OWN_LABELS, SandboxSpec, UndoRule, Volume
@@ -16,11 +16,20 @@ from atoll.model.network_policy import NetworkRules
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+@runtime_checkable
+class NamedImage(Protocol):
+    """An image as an object, such as `Image.build` returns."""
+
+    @property
+    def reference(self) -> str:
+        """Its name."""
+
+
 class SpecOptions(SandboxNames, total=False):
     """The description of a sandbox. None stands for the default. All times are in seconds."""
 
-    image: str | None
-    """The root file system. The default is `host`, this machine's own programs."""
+    image: str | NamedImage | None
+    """The root file system, or its name. The default is `host`, this machine's own programs."""
     isolation: str | None
     """`namespaces` or `gvisor`; the default is what the engine has."""
     memory: str | int | None
@@ -34,13 +43,17 @@ class SpecOptions(SandboxNames, total=False):
     """The limit of files and directories."""
     open_files: int | None
     """The limit of open files of each process."""
+    shm: str | int | None
+    """The size of `/dev/shm`, in bytes or as text such as `1g`. What is in it counts as memory."""
     env: Mapping[str, str] | None
     """Environment variables of all commands."""
     volumes: Mapping[str, str] | Sequence[str] | None
     """Named volumes and directories of the host: `{"data": "/data"}`, `{"/host": "/inside:ro"}` or
     `["data:/data", "/host:/inside:ro"]`. A source with a slash is a directory of the host."""
     work_dir: str | None
-    """The directory where commands and relative paths start. The default is `/workspace`."""
+    """The directory where commands and relative paths start. The default is that of the image, or `/workspace`."""
+    user: str | None
+    """The user inside that commands run as if they name none. The default is that of the image, or root."""
     hostname: str | None
     network: str | Mapping[str, object] | NetworkRules | None
     """What the sandbox may reach: `none` (the default), `all` or rules."""
@@ -50,6 +63,14 @@ class SpecOptions(SandboxNames, total=False):
     """Command lines that run before anybody gets the sandbox."""
     setup_timeout: float | None
     """How long all setup commands may take together."""
+    start: Sequence[object] | None
+    """Commands that run from the creation on, and again when they end: command lines, lists of arguments, or objects as
+    of `StartCommand`."""
+    ready: object
+    """What has to hold before anybody gets the sandbox: a port, a port and a path such as `"8080/health"`, a command,
+    or an object as of `ReadyCheck`."""
+    sudo: bool | None
+    """Whether the account `user` inside may become root by `sudo`."""
     undo: bool | Undo | UndoRule | None
     """Whether, how often and before which commands to save the state, so that commands can be undone."""
     task_id: str | None
@@ -69,6 +90,10 @@ def spec_of(options: object) -> SandboxSpec:
         return SandboxSpec.described(options)
     given: dict[Any, Any] = {name: value for name, value in options.items() if value is not None}
     ports, name, undo = given.pop("ports", None), given.pop("name", None), given.pop("undo", None)
+    if isinstance(given.get("image"), NamedImage):
+        given["image"] = given["image"].reference
+    if str(given.get("image", "")).startswith("step:"):
+        raise SpecError("a step of a build cannot be used as an image", hint="Give the built image its name.")
     if ports is not None:
         given["env"] = {**_variables(ports), **_mapping("env", given.get("env", {}))}
     if isinstance(given.get("network"), Mapping):

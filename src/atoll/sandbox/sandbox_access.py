@@ -30,7 +30,7 @@ from atoll.guest.connection import Connection
 from atoll.guest.files import Files
 from atoll.guest.guest import Guest
 from atoll.guest.processes import FollowedProcess
-from atoll.model import Cause, Handle, Observation, SandboxSpec, State
+from atoll.model import Cause, Handle, Observation, SandboxSpec, StartPlan, State, default_user, start_plan
 from atoll.model.network_policy import NetworkPolicy
 from atoll.sandbox import naming
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
@@ -149,6 +149,10 @@ class SandboxAccess:
             raise SandboxGoneError(f"sandbox {self.sandbox_id} was cleaned up", cause=Cause.USER, hint=_MAKE_ANOTHER)
         return self._handle
 
+    def start_plan(self) -> StartPlan:
+        """Return what the sandbox starts, according to its spec and its image. Raises SpecError."""
+        return start_plan(self.spec, self.handle().image_defaults.labels)
+
     def created_before(self) -> SandboxError:
         """Return the error for creating the sandbox once more."""
         if self.deleted:
@@ -204,7 +208,7 @@ class SandboxAccess:
 
     def new_guest(self) -> Guest:
         # No work directory is passed: only the agent knows its real path.
-        return Guest(self.connect, diagnose=self.diagnose)
+        return Guest(self.connect, diagnose=self.diagnose, user=lambda: default_user(self.spec))
 
     async def connect(self) -> ByteStream:
         """Open a new connection to the agent."""
@@ -251,8 +255,8 @@ class SandboxAccess:
         if not path or "\0" in path:
             raise ValueError(f"{path!r} is not a path")
         if ".." in path.split("/"):
-            full = posixpath.normpath(posixpath.join(self.spec.work_dir, path))
-            if full != self.spec.work_dir and not full.startswith(self.spec.work_dir + "/"):
+            full = posixpath.normpath(posixpath.join(self.spec.directory, path))
+            if full != self.spec.directory and not full.startswith(self.spec.directory.rstrip("/") + "/"):
                 raise ValueError(f"Path contains potentially unsafe patterns: {path!r} leaves the work directory")
             # A relative path stays relative, because only the agent knows the real path of the work directory.
             return full if path.startswith("/") else posixpath.normpath(path)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from atoll.engines.contract import SetsUp
-from atoll.errors import SetupError
-from atoll.model import Cause, ExecutionResult
+from atoll.errors import SandboxError, SetupError, SpecError
+from atoll.model import Cause, ExecutionResult, SandboxSpec, default_user
 from atoll.printable import printable
 from atoll.sandbox.command import new_command_id
 from atoll.sandbox.execution import run_to_end, start_request
@@ -18,15 +18,23 @@ KEPT_BYTES = 64 << 10
 _SHOWN = 200
 _MAX_OUTPUT = 16 << 10
 _LEAST_S = 0.001
+_USER_S = 10.0
 Run = Callable[[str, float], Awaitable[ExecutionResult]]
 """Runs one command line with a timeout in seconds."""
 
 
+def is_needed(spec: SandboxSpec) -> bool:
+    """Return whether `set_up` has anything to do."""
+    return bool(spec.setup) or default_user(spec) is not None
+
+
 async def set_up(access: SandboxAccess) -> None:
-    """Run the setup commands of the spec, unless the engine has done so. Raises SetupError."""
+    """Check the user of the spec and run its setup commands, unless the engine has done so. Raises SetupError, and
+    SpecError if there is no such user inside."""
     spec = access.spec
-    if not spec.setup or isinstance(await access.engine(), SetsUp):
+    if not is_needed(spec) or isinstance(await access.engine(), SetsUp):
         return
+    await _check_user(access)
 
     async def execute(command: str, timeout_s: float) -> ExecutionResult:
         """Run a setup command, which does not count as a use of the sandbox and cannot be undone."""
@@ -34,6 +42,23 @@ async def set_up(access: SandboxAccess) -> None:
         return await run_to_end(access, request, timeout_s, KEPT_BYTES)
 
     await run(execute, spec.setup, spec.setup_timeout_s)
+
+
+async def _check_user(access: SandboxAccess) -> None:
+    user = default_user(access.spec)
+    if user is None:
+        return
+    # A directory cannot be executed. The agent looks for the user first, so this needs no program in the image.
+    request = start_request(["/"], new_command_id(), deadline_s=_USER_S, forget=True)
+    try:
+        await run_to_end(access, request, _USER_S, 0)
+    except OSError as error:
+        if isinstance(error, SandboxError):
+            raise
+        raise SpecError(
+            f"there is no user {user!r} in the image {access.spec.image!r}",
+            hint="Give another user, such as user='root', by its name or number.",
+        ) from error
 
 
 async def run(execute: Run, commands: Sequence[str], timeout_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from atoll import durable
 from atoll.archive import tree
 from atoll.buffers import Budgets
 from atoll.engines import registry
-from atoll.engines.contract import Engine, Reachable
+from atoll.engines.contract import Engine, ImageKeeping, Reachable
 from atoll.errors import EngineUnavailableError
 from atoll.images.access import Access, parse_places
 from atoll.manager import Retention, SandboxManager
@@ -24,8 +25,12 @@ from atoll.server.telemetry.relay import Relay
 from atoll.server.tree_transfers import Transfers
 from atoll.server.webhooks.delivery import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService, UserService
+from atoll.service.build_carrier import BuildCarrier
 from atoll.service.credentials import TokenRules
 from atoll.service.failures import hide
+from atoll.service.image_builds import ImageBuildService
+from atoll.service.image_transfers import ImageTransfers
+from atoll.service.images import ImageService
 from atoll.service.port_watch import PortWatch
 from atoll.service.quotas import LimitCeilings
 from atoll.service.runtime_view import origin_of
@@ -48,6 +53,7 @@ class Services:
     identities: Identities
     users: UserService
     specs: SandboxSpecService
+    images: ImageService
     sandboxes: SandboxService
     runtimes: RuntimeService
     rate: RateLimiter
@@ -56,6 +62,10 @@ class Services:
     webhooks: Webhooks
     admissions: Admissions
     transfers: Transfers
+    image_transfers: ImageTransfers
+    contexts: Transfers
+    """The contexts of builds, which have a quota of their own."""
+    builds: ImageBuildService
     relay: Relay | None
     """Passes on the telemetry of programs in sandboxes. None: the server accepts none."""
     metrics: RequestMetrics
@@ -76,6 +86,8 @@ async def services(
     secret = _load_secret(settings.secret_path)
     store = Store(settings.database_url) if settings.database_url else Store.at(settings.state_dir / "atoll.db")
     installation = installation or Settings.load()
+    if settings.registry_mirrors:
+        installation = dataclasses.replace(installation, registry_mirrors=tuple(settings.registry_mirrors))
     hide(settings.state_dir, installation.data_dir, installation.run_dir)
     engine = _engine(settings, installation)
     happened = EventSignal()
@@ -113,6 +125,8 @@ async def services(
             settings.default_spec_id,
             max_specs=settings.max_specs,
             ceilings=ceilings,
+            max_images=settings.max_images,
+            max_image_bytes=settings.max_image_bytes,
             access=Access(True, *parse_places(settings.registries), frozenset(settings.shared_registries)),
         )
         await specs.prepare()
@@ -133,6 +147,8 @@ async def services(
             exposed_url_pattern=settings.exposed_url_pattern,
             relays_telemetry=settings.otlp_endpoint is not None,
         )
+        kept_images = engine.images if isinstance(engine, ImageKeeping) else None
+        images = ImageService(manager, engine, specs, kept_images)
         await sandboxes.startups.go_on()
         public_url = settings.public_url or listens_on
         runtimes = RuntimeService(
@@ -146,6 +162,17 @@ async def services(
         rate = RateLimiter(settings.requests_per_s)
         webhooks = Webhooks(sandboxes, identities, happened, settings.webhook_hosts)
         transfers = Transfers(settings.transfers, settings.max_transfer_bytes)
+        contexts = Transfers(settings.transfers, settings.max_context_bytes)
+        builds = ImageBuildService(
+            owned_directory(settings.builds, 0o700),
+            settings.build_rules(),
+            BuildCarrier(engine, kept_images, installation),
+            manager=manager,
+            specs=specs,
+            snapshots=sandboxes.snapshots,
+            reservations=sandboxes.reservations,
+        )
+        await builds.go_on()
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
@@ -160,6 +187,7 @@ async def services(
             identities,
             users,
             specs,
+            images,
             sandboxes,
             runtimes,
             rate,
@@ -167,6 +195,9 @@ async def services(
             webhooks,
             admissions,
             transfers,
+            ImageTransfers(kept_images, specs),
+            contexts,
+            builds,
             relay,
             metrics,
             Exposition(*sources, *([relay.metric_families] if relay is not None else [])),
@@ -177,9 +208,11 @@ async def services(
         finally:
             if relay is not None:
                 await relay.aclose()
+            await builds.aclose()
             await webhooks.aclose()
             await runtimes.aclose()
             await specs.aclose()
+            await images.aclose()
             await sandboxes.startups.aclose()
     finally:
         await port_watch.aclose()

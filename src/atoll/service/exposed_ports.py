@@ -121,7 +121,7 @@ class PortUrls:
     def _url(self, record: Record, port: ExposedPort, token: str | None) -> ExposedUrl:
         query = ""
         if port.name == VSCODE:
-            folder = f"folder={quote(record.spec.work_dir)}"
+            folder = f"folder={quote(record.spec.directory)}"
             query = f"?tkn={token}&{folder}" if token else f"?{folder}"
         host = self.by_host(record.id, port.port)
         return ExposedUrl(

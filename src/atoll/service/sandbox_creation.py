@@ -12,7 +12,7 @@ from atoll.cancellation import finish
 from atoll.errors import SandboxError, SpecError
 from atoll.images.access import pulling_with
 from atoll.manager import SandboxManager, fork_key
-from atoll.model import effective_limits
+from atoll.model import StartCommand, effective_limits
 from atoll.model.manus_names import TASK_LABEL
 from atoll.service import exposed_ports, startup
 from atoll.service.callback_messages import CALLBACK_LABEL, Callbacks
@@ -220,8 +220,8 @@ class SandboxCreation:
         sandbox = await self._manager.get_sandbox(sandbox_id)
         user = await sandbox.give_work_dir(workload.user) if workload.user is not None else None
         env = workload.variables(sandbox_id)
-        # Because of its fixed id the command runs only once, however often the request is repeated.
-        await (await sandbox.start(command, command_id=_SPEC_COMMAND, user=user, env=env)).detach()
+        # Because of its fixed name the command runs only once, however often the request is repeated.
+        await sandbox.start_for_spec(StartCommand.once(_SPEC_COMMAND, command, user=user, env=dict(env)))
         await self._manager.watch_command(sandbox_id, _SPEC_COMMAND)
 
     async def _shown(self, caller: Caller, sandbox_id: str) -> SandboxInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from atoll.manager import Record
-from atoll.model import effective_limits
+from atoll.model import default_user, effective_limits, image_defaults
 from atoll.model.state import SandboxStatus
 from atoll.service import exposed_ports, startup
 from atoll.service.callback_messages import CALLBACK_LABEL
@@ -56,7 +56,9 @@ class SandboxView:
             engine=record.engine,
             image=shown_image(record.spec.image, record.owner),
             isolation=record.details.get("isolation", record.spec.isolation),
-            work_dir=record.spec.work_dir,
+            work_dir=record.spec.directory,
+            user=default_user(record.spec),
+            image_defaults=image_defaults(record.details),
             limits=record.spec.limits,
             effective_limits=held.limits,
             limits_left_out=list(held.left_out),

@@ -12,7 +12,8 @@ from atoll.errors import ConflictError, SandboxError, SpecError
 from atoll.images.access import OPERATOR, Access, pulling_with
 from atoll.images.registry_login import Credentials
 from atoll.manager import SandboxManager
-from atoll.model import ImageProgress, Limits
+from atoll.model import DEFAULT_WORK_DIR, ImageProgress, Limits
+from atoll.model.named_specs import NAMED, options_of
 from atoll.model.network_policy import NetworkPolicy, opens_private
 from atoll.service.caller import Caller
 from atoll.service.exposed_ports import merged, port_of
@@ -21,7 +22,7 @@ from atoll.service.models.catalogue import SandboxSpecInfo, SandboxSpecInfoPage,
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
 from atoll.service.models.sandbox_request import MAX_SETTINGS, RegistryLogin, SandboxSettings
 from atoll.service.quotas import LimitCeilings
-from atoll.store import Role, Store, StoredSpec
+from atoll.store import Quotas, Role, Store, StoredSpec
 from atoll.workers import Shares
 
 DEFAULT_ID = "default"
@@ -52,6 +53,13 @@ class Recipe(BaseModel):
         return list({port.name: port for port in self.exposed_ports}.values())
 
 
+def _built_in(name: str) -> StoredSpec:
+    """Return a spec that comes with Atoll. It is in no store and no list, and one of the same id comes before it."""
+    settings = SandboxSettings.model_validate(options_of(name))
+    made_at = datetime.fromtimestamp(0, UTC)
+    return StoredSpec(id=name, owner_id=None, body=Recipe(settings=settings).model_dump_json(), created_at=made_at)
+
+
 class SandboxSpecService:
     def __init__(
         self,
@@ -60,12 +68,15 @@ class SandboxSpecService:
         default_spec_id: str = DEFAULT_ID,
         *,
         max_specs: int | None = None,
+        max_images: int | None = None,
+        max_image_bytes: int | None = None,
         ceilings: LimitCeilings | None = None,
         access: Access = _PUBLIC_ONLY,
     ) -> None:
         """`max_specs` applies to each user who has no quota of their own, and `access` to pulls for users who are not
-        administrators."""
+        administrators, with `max_images` and `max_image_bytes`."""
         self._max_specs = max_specs
+        self._max_images, self._max_image_bytes = max_images, max_image_bytes
         self._access = access
         self._store = store
         self.ceilings = ceilings or LimitCeilings(Limits())
@@ -195,13 +206,29 @@ class SandboxSpecService:
         image."""
         vouched = caller.is_admin or (spec is not None and spec.owner_id is None)
         own = Credentials(login.username, login.password) if login is not None else None
-        return dataclasses.replace(OPERATOR if vouched else self._access, login=own)
+        access = dataclasses.replace(OPERATOR if vouched else self._access, login=own)
+        if spec is not None and spec.owner_id is None:
+            return access  # the image will be everybody's, like the spec
+        return self._owned(access, caller.user_id, caller.quotas, is_admin=caller.is_admin)
+
+    def _owned(self, access: Access, user_id: str, quotas: Quotas, *, is_admin: bool) -> Access:
+        """Return an access whose images belong to this user and count for them."""
+        most, most_bytes = (None, None) if is_admin else (self._max_images, self._max_image_bytes)
+        return dataclasses.replace(
+            access,
+            owner=user_id,
+            most_images=most if quotas.max_images is None else quotas.max_images,
+            most_bytes=most_bytes if quotas.max_image_bytes is None else quotas.max_image_bytes,
+        )
 
     async def _access_of(self, spec: StoredSpec) -> Access:
         """Return how the image of a spec is pulled when the server itself fetches it at its start."""
-        owner = await self._store.user(spec.owner_id) if spec.owner_id is not None else None
-        is_admin = spec.owner_id is None or (owner is not None and owner.role is Role.ADMIN)
-        return OPERATOR if is_admin else self._access
+        if spec.owner_id is None:
+            return OPERATOR
+        owner = await self._store.user(spec.owner_id)
+        is_admin = owner is not None and owner.role is Role.ADMIN
+        quotas = owner.quotas if owner is not None else Quotas()
+        return self._owned(OPERATOR if is_admin else self._access, spec.owner_id, quotas, is_admin=is_admin)
 
     async def _forget(self, spec: StoredSpec) -> None:
         """Forget the state of the spec's image, unless another spec of the same owner has it too."""
@@ -220,12 +247,13 @@ class SandboxSpecService:
                 "only administrators may mount directories of the server's machine",
                 hint="Mount a volume by its name, without a slash: 'data:/data'.",
             )
-        if settings.image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
-            raise ForbiddenError(
-                f"only administrators may use files of the server's machine as images: {settings.image[:80]!r}"
-            )
+        self.check_image(caller, settings.image)
         self.check_network(caller, settings.network)
         self.ceilings.check(caller, settings.limits)
+
+    def check_image(self, caller: Caller, image: str) -> None:
+        if image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
+            raise ForbiddenError(f"only administrators may use files of the server's machine as images: {image[:80]!r}")
 
     def check_network(self, caller: Caller, policy: NetworkPolicy) -> None:
         if opens_private(policy) and not caller.is_admin:
@@ -234,6 +262,8 @@ class SandboxSpecService:
     async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
         """Return the caller's own spec, else the shared one. Administrators also see any other."""
         found = await self._store.spec(spec_id, caller.user_id) or await self._store.spec(spec_id, None)
+        if found is None and spec_id in NAMED:
+            return _built_in(spec_id)
         if found is None and caller.is_admin:
             return next(iter(await self._store.specs_named(spec_id)), None)
         return found
@@ -249,7 +279,7 @@ class SandboxSpecService:
                 "command": recipe.command,
                 "created_at": spec.created_at,
                 "initial_env": recipe.settings.env,
-                "working_dir": recipe.settings.work_dir,
+                "working_dir": recipe.settings.work_dir or DEFAULT_WORK_DIR,
                 "image": place[1],
                 "isolation": recipe.settings.isolation,
                 "limits": recipe.settings.limits,

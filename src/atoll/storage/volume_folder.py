@@ -99,8 +99,9 @@ class VolumeFolder:
         return number
 
     def limit_account(self, more_bytes: int = 0) -> None:
-        """Let all volumes together take as much as they may one by one (caches less than that), and `more_bytes` for one that is about to be
-        made. Data that outlives its volume, because another volume refers to it, counts here as well."""
+        """Let all volumes together take as much as they may one by one, and `more_bytes` for one that is about to be
+        made. Data that outlives its volume, because another volume refers to it, counts here as well. Caches may take
+        less together than one by one."""
         records = self.read_all()
         caches = min(_CACHES_BYTES, sum(record.size_bytes for record in records if record.is_cache))
         sizes = more_bytes + caches + sum(record.size_bytes for record in records if not record.is_cache)

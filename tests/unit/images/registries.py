@@ -132,6 +132,12 @@ class Front:
     def __init__(self, behind: str, mode: str) -> None:
         self.mode, self.behind = mode, behind
         self.seen: list[tuple[str, str]] = []
+        """The GET requests: paths and credentials."""
+        self.asked: list[tuple[str, str, str]] = []
+        """All requests: methods, paths and ranges."""
+        self.own: dict[str, bytes] = {}
+        """What it says at these paths, whatever is behind it."""
+        self.together = threading.Barrier(2)
         self.blobs = 0
         self.stalled = threading.Event()
         self.over = threading.Event()
@@ -145,6 +151,8 @@ class Front:
             def do_GET(self) -> None:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     front.answer(self)
+
+            do_HEAD = do_PUT = do_POST = do_PATCH = do_GET  # noqa: N815
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -163,8 +171,12 @@ class Front:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         authorization = request.headers.get("Authorization", "")
-        self.seen.append((request.path, authorization))
-        if request.path.startswith("/token"):
+        self.asked.append((request.command, request.path, request.headers.get("Range", "")))
+        if request.command == "GET":
+            self.seen.append((request.path, authorization))
+        if (own := self.own.get(request.path)) is not None:
+            _send(request, 200, own, {"Content-Type": MANIFEST})
+        elif request.path.startswith("/token"):
             self._token(request, authorization)
         elif self.mode in ("token", "redirect") and authorization != f"Bearer {TOKEN}":
             realm = f'Bearer realm="http://{self.address}/token",service="front",scope="repository:a/b:pull"'
@@ -191,15 +203,26 @@ class Front:
 
     def _forward(self, request: BaseHTTPRequestHandler) -> None:
         connection = http.client.HTTPConnection(self.behind, timeout=20)
+        passed = ("Accept", "Range", "Content-Type", "Content-Length", "Content-Range")
+        body = request.rfile.read(int(request.headers.get("Content-Length", "0")))
+        if self.misbehaves_on_upload(request, body):
+            return
         try:
-            connection.request("GET", request.path, headers={"Accept": request.headers.get("Accept", "*/*")})
+            given = {name: request.headers[name] for name in passed if name in request.headers}
+            if self.mode == "ignores ranges":
+                given.pop("Range", None)
+            connection.request(request.command, request.path, body or None, headers=given)
             response = connection.getresponse()
             data, status = response.read(), response.status
-            names = ("Content-Type", "Docker-Content-Digest")
+            names = ("Content-Type", "Docker-Content-Digest", "Content-Range", "Location", "Range", "WWW-Authenticate")
             headers = {name: response.headers[name] for name in names if name in response.headers}
         finally:
             connection.close()
-        if "/blobs/" in request.path:
+        if "Location" in headers:
+            headers["Location"] = headers["Location"].replace(self.behind, self.address)
+        if request.command != "GET":
+            _send(request, status, data, headers)
+        elif "/blobs/" in request.path:
             self.blobs += 1
             self._misbehave(request, status, data, headers)
         elif self.mode == "wrong manifest":
@@ -209,6 +232,20 @@ class Front:
         else:
             _send(request, status, data, headers)
 
+    def misbehaves_on_upload(self, request: BaseHTTPRequestHandler, body: bytes) -> bool:
+        """Break off an upload at first, or lead it elsewhere."""
+        if self.mode == "upload broken off at first" and request.command == "PATCH" and not self.stalled.is_set():
+            self.stalled.set()
+            request.close_connection = True
+            return True
+        if self.mode == "upload elsewhere" and request.command == "POST":
+            _send(request, 202, b"", {"Location": f"http://{self.storage}/v2/x/blobs/uploads/1"})
+            return True
+        if self.mode == "upload to a file" and request.command == "POST":
+            _send(request, 202, b"", {"Location": "file:///etc/passwd"})
+            return True
+        return False
+
     def _misbehave(self, request: BaseHTTPRequestHandler, status: int, data: bytes, headers: dict[str, str]) -> None:
         if self.mode == "wrong layer" and self.blobs > 1:
             _send(request, status, data[:-1] + b"?", headers)
@@ -216,8 +253,23 @@ class Front:
             _send(request, status, data + b"?", headers)
         elif self.mode == "busy at first" and self.blobs <= 2:
             _send(request, 503, b"", {})
-        elif self.mode == "broken off at first" and self.blobs <= 2:
+        elif (self.mode == "broken off at first" and self.blobs <= 2) or (
+            self.mode == "half of each" and len(data) > 100_000
+        ):
             _send(request, status, data[: len(data) // 2], headers, length=len(data))
+        elif self.mode == "other range" and status == 206:
+            _send(request, 206, data, headers | {"Content-Range": f"bytes 7-{6 + len(data)}/{7 + len(data)}"})
+        elif self.mode == "wrong range" and status == 206:
+            _send(request, 206, bytes(len(data)), headers)
+        elif self.mode == "no such range" and status == 206:
+            _send(request, 416, b"", {})
+        elif self.mode == "together" and self.blobs > 1:
+            self.together.wait(20)
+            _send(request, status, data, headers)
+        elif self.mode == "drips" and self.blobs > 1:
+            _send(request, status, data[:9000], headers, length=len(data), close=False)
+            while not self.over.wait(0.02):
+                request.wfile.write(b"x")
         elif self.mode == "broken":
             _send(request, 500, b"", {})
         elif self.mode == "stalled" and self.blobs > 1:
@@ -247,6 +299,7 @@ def _send(
     for name, value in (headers | {"Content-Length": str(len(data) if length is None else length)}).items():
         request.send_header(name, value)
     request.end_headers()
-    request.wfile.write(data)
+    if request.command != "HEAD":
+        request.wfile.write(data)
     request.wfile.flush()
     request.close_connection = close

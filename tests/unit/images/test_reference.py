@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.errors import ImageNotFoundError, SpecError
-from atoll.images.reference import Kind, Reference, is_loopback, parse
+from atoll.images.reference import Kind, Reference, debian_suite, is_loopback, parse
 
 HEX = "a" * 64
 RECIPES = ("python", "mine")
@@ -86,7 +86,7 @@ def test_what_cannot_be_a_reference_is_refused_with_advice(text: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["debian:12", "debian:", "debian:bookworm-slim", "recipe:unknown"])
+@pytest.mark.parametrize("text", ["recipe:unknown"])
 def test_what_names_nothing_is_not_found_and_the_choices_are_named(text: str) -> None:
     with pytest.raises(ImageNotFoundError) as caught:
         parse(text, RECIPES)
@@ -111,3 +111,28 @@ def test_what_names_nothing_is_not_found_and_the_choices_are_named(text: str) ->
 )
 def test_only_this_machine_is_loopback(registry: str, expected: bool) -> None:
     assert is_loopback(registry) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "suite"),
+    [
+        ("debian", "stable"),
+        ("debian:latest", "stable"),
+        ("debian:12", "bookworm"),
+        ("debian:12.5-slim", "bookworm"),
+        ("debian:bookworm-slim", "bookworm"),
+        ("debian:trixie-20251117-slim", "trixie"),
+        ("debian:sid", "sid"),
+        ("debian:buster", ""),
+        ("debian:10", ""),
+        ("ubuntu:latest", ""),
+        ("docker.io/library/debian:12", ""),
+        ("debian:", ""),
+    ],
+)
+def test_names_of_debian_images_mean_suites(text: str, suite: str) -> None:
+    assert debian_suite(text) == suite
+
+
+def test_a_debian_that_cannot_be_built_is_one_of_the_registry() -> None:
+    assert str(parse("debian:buster")) == "docker.io/library/debian:buster"

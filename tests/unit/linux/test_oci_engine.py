@@ -273,7 +273,7 @@ async def test_a_hostile_image_reaches_nothing_of_the_host(
     victim.mkdir()
     root.mkdir(parents=True)
     spoil(root, victim)
-    image = Image("evil", Kind.TAR, root=root)
+    image = Image("evil", Kind.TAR, layers=(root,))
 
     async def acquire(reference: str, sandbox_id: str) -> Image:
         return image

@@ -42,7 +42,7 @@ class Ports:
         for port in self._ports:
             url = self._pattern.format(port=forwards[port.name].address[1])
             if port.name == VSCODE:
-                url = f"{url.rstrip('/')}/?tkn={quote(key, safe='')}&folder={quote(sandbox.spec.work_dir, safe='')}"
+                url = f"{url.rstrip('/')}/?tkn={quote(key, safe='')}&folder={quote(sandbox.spec.directory, safe='')}"
             found.append(ExposedUrl(name=port.name, url=url, port=port.container_port))
         return found
 

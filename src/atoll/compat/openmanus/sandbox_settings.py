@@ -41,7 +41,7 @@ class SandboxSettings(BaseModel):
     @field_validator("work_dir")
     @classmethod
     def _work_dir(cls, value: str) -> str:
-        return SandboxSpec.of(work_dir=value).work_dir
+        return SandboxSpec.of(work_dir=value).directory
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -63,7 +63,7 @@ class SandboxSettings(BaseModel):
         limits = spec.limits
         given = {
             "image": spec.image,
-            "work_dir": spec.work_dir,
+            "work_dir": spec.directory,
             "memory_limit": limits.memory_bytes and str(limits.memory_bytes),
             "cpu_limit": limits.cpus,
             "pids_limit": limits.pids,

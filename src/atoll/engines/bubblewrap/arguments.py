@@ -29,9 +29,9 @@ from atoll.engines.host.confinement import bpf
 from atoll.engines.host.confinement.seccomp import profile
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
+from atoll.model.spec import SHM_BYTES
 
 AGENT = "/run/atoll/agent"
-SHM_BYTES = 64 << 20
 _LONGEST_S = 1e9
 _RESERVED = (
     "/proc",
@@ -94,7 +94,7 @@ TELLING = ("buddyinfo", "cmdline", "config.gz", "diskstats", "interrupts", "key-
 def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
     """Return the arguments for bubblewrap, without its own name. The command in the sandbox is the agent, as process
     1."""
-    agent = [AGENT, "--listen-fd", str(around.fds.listener), "--work-dir", spec.work_dir]
+    agent = [AGENT, "--listen-fd", str(around.fds.listener), "--work-dir", spec.directory]
     if spec.limits.open_files is not None:
         agent += ["--rlimit-nofile", str(spec.limits.open_files)]
     if spec.limits.lifetime_s is not None:
@@ -104,10 +104,10 @@ def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
         *("--disable-userns", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID)),
         *("--as-pid-1", "--hostname", spec.hostname, "--info-fd", str(around.fds.info)),
         *("--seccomp", str(around.fds.filter)),
-        *_system(around),
+        *_system(around, spec.limits.shm_bytes or SHM_BYTES),
         *_binds(_own_directories(spec, around)),
         *_binds(volumes(spec)),
-        *("--remount-ro", "/", "--chdir", spec.work_dir),
+        *("--remount-ro", "/", "--chdir", spec.directory),
         *("--args", str(around.fds.hidden), "--", *agent),
     ]
 
@@ -130,7 +130,7 @@ def call_filter(*, refuses_set_id: bool) -> bytes:
     return bpf.assemble(profile("refused" if refuses_set_id else "allowed"), platform.machine())
 
 
-def _system(around: Surroundings) -> list[str]:
+def _system(around: Surroundings, shm_bytes: int) -> list[str]:
     words = ["--ro-bind", f"{around.base}/usr", "/usr"]
     for path in around.directories:
         words += ["--ro-bind", path, path]
@@ -143,12 +143,12 @@ def _system(around: Surroundings) -> list[str]:
     words += ["--proc", "/proc"]
     for name in around.covered:
         words += ["--ro-bind", f"{around.base}/nothing", f"/proc/{name}"]
-    words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
+    words += ["--dev", "/dev", "--size", str(shm_bytes), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
     return [*words, "--remount-ro", "/dev", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108
 
 
 def _own_directories(spec: SandboxSpec, around: Surroundings) -> list[Mount]:
-    own = {HOME: "home", "/tmp": "tmp", spec.work_dir: "work"}  # noqa: S108
+    own = {HOME: "home", "/tmp": "tmp", spec.directory: "work"}  # noqa: S108
     return [Mount(f"{around.home}/{name}", target, False) for target, name in own.items()]
 
 
@@ -163,7 +163,7 @@ def _binds(mounts: Iterable[Mount]) -> list[str]:
 def check_targets(spec: SandboxSpec) -> None:
     """Raise SpecError for paths that would cover what the sandbox's isolation and programs depend on."""
     targets = [volume.path for volume in spec.volumes]
-    for target in [spec.work_dir, *targets]:
+    for target in [spec.directory, *targets]:
         if target == "/" or any(is_inside(target, reserved) or is_inside(reserved, target) for reserved in _RESERVED):
             raise SpecError(
                 f"'{target}' in the sandbox is reserved", hint=f"Choose a path outside {', '.join(_RESERVED)}."

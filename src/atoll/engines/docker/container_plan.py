@@ -40,6 +40,7 @@ from atoll.engines.host.confinement.seccomp import Match, Rule, SetId, profile
 from atoll.engines.host.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import EffectiveLimits, Limits, SandboxSpec, Volume
+from atoll.model.handle import IMAGE as DEFAULTS_OF_IMAGE
 from atoll.model.handle import ISOLATION
 from atoll.model.network_policy import without_secrets
 from atoll.network.authority import BUNDLE, VARIABLES
@@ -50,6 +51,8 @@ INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id",
 GIVEN, LEFT_OUT = "atoll.default_limits", "atoll.limits_left_out"
 LEVEL = "atoll.isolation"
 VOLUME, VOLUME_OWNER = "atoll.volume", "atoll.volume_owner"
+IMAGE = "atoll.image"
+"""The label with the `ImageDefaults` in JSON."""
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _RESERVED = (agent_volume.HOME, "/proc", "/sys", "/dev")
 _LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
@@ -81,7 +84,7 @@ def identity(installation: str, sandbox_id: str) -> Identity:
 def check(spec: SandboxSpec, private: list[str]) -> None:
     """Raise SpecError for paths that would weaken the isolation. `private` are paths of the host."""
     targets = [volume.path for volume in spec.volumes]
-    for target in [spec.work_dir, *targets]:
+    for target in [spec.directory, *targets]:
         if target == "/" or any(_is_inside(target, place) or _is_inside(place, target) for place in _RESERVED):
             raise SpecError(
                 f"'{target}' in the sandbox is reserved", hint=f"Choose a path outside {', '.join(_RESERVED)}."
@@ -125,7 +128,7 @@ def container(
     container has to trust, if not those of its image; `defaults` are limits that the spec does not name."""
     asked, defaults = spec, defaults or EffectiveLimits(Limits())
     spec = spec.model_copy(update={"limits": spec.limits.over(defaults.limits)})
-    argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.work_dir]
+    argv = [agent_volume.PROGRAM, "--listen-path", agent_volume.SOCKET, "--work-dir", spec.directory]
     if spec.limits.open_files is not None:
         argv += ["--rlimit-nofile", str(spec.limits.open_files)]
     if spec.limits.lifetime_s is not None:
@@ -138,7 +141,7 @@ def container(
         "User": "0:0",
         "Entrypoint": argv,
         "Cmd": [],
-        "WorkingDir": spec.work_dir,
+        "WorkingDir": spec.directory,
         "Env": [f"{name}={value}" for name, value in _environment(who, spec, image, trusted).items()],
         "Healthcheck": {"Test": ["NONE"]},
         "Labels": {
@@ -148,6 +151,7 @@ def container(
             CREATED: repr(created_at),
             GIVEN: defaults.limits.model_dump_json(exclude_none=True),
             LEFT_OUT: " ".join(defaults.left_out),
+            IMAGE: image.defaults.shortened().model_dump_json(),
             LEVEL: isolation_of(facts.runtime(spec)),
             **(labels or {}),
         },
@@ -169,7 +173,8 @@ def details_of(labels: Mapping[str, str]) -> dict[str, str]:
     """Return what the labels of a container say about its sandbox, as details of a handle."""
     given = defaults_of(labels)
     level = {ISOLATION: str(labels[LEVEL])} if LEVEL in labels else {}  # containers of earlier versions lack it
-    return {**(limit_details(given) if given is not None else {}), **level}
+    image = {DEFAULTS_OF_IMAGE: str(labels[IMAGE])} if IMAGE in labels else {}
+    return {**(limit_details(given) if given is not None else {}), **level, **image}
 
 
 def _host_config(
@@ -197,6 +202,8 @@ def _host_config(
         "RestartPolicy": {"Name": "no"},
     }
     config |= limit_options(limits)
+    if limits.shm_bytes is not None:
+        config["ShmSize"] = limits.shm_bytes
     if limits.disk_bytes is not None:
         config["StorageOpt"] = {"size": str(facts.storage.size(limits.disk_bytes, image.size_bytes))}
     return config

@@ -44,7 +44,18 @@ from atoll.errors import (
     SandboxNotFoundError,
     SpecError,
 )
-from atoll.model import Capability, Cause, EffectiveLimits, Handle, Observation, SandboxSpec, State, Stats
+from atoll.model import (
+    Capability,
+    Cause,
+    EffectiveLimits,
+    Handle,
+    Observation,
+    SandboxSpec,
+    State,
+    Stats,
+    check_variables,
+    resolved,
+)
 from atoll.model.network_policy import NetworkPolicy
 from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
@@ -120,6 +131,9 @@ class DockerEngine(DockerLimits, DockerVolumes):
                 hint=f"Pull it for that machine: 'docker pull --platform linux/{known.architecture} {spec.image}'.",
             )
         disk_limit.check_volumes(spec, image.volumes)
+        check_variables(image.env)
+        spec = resolved(spec, image.defaults)
+        container_plan.check(spec, self._private(known))
         try:
             origin = {ORIGIN: image.id} if prepare is not None else {}
             async with self._accounts.claimed():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 
 from atoll import workers
 from atoll.cancellation import finish
@@ -17,13 +18,13 @@ from atoll.engines.host.process_ref import ProcessRef
 from atoll.engines.linux import network_link
 from atoll.engines.linux.launcher import Launcher, Progress
 from atoll.engines.linux.layout import SandboxLayout
-from atoll.engines.linux.linux_record import Record
+from atoll.engines.linux.linux_record import Base, Record
 from atoll.engines.linux.states.checkpoints import Checkpoints
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.teardown import Teardown
 from atoll.errors import EngineError, SandboxError, SpecError
 from atoll.images import Image, ImageConfig, Kind
-from atoll.model import EffectiveLimits, SandboxSpec
+from atoll.model import EffectiveLimits, ImageDefaults, SandboxSpec, check_variables, resolved
 from atoll.waiting import Deadline
 
 _CREATE_S = 30.0
@@ -56,10 +57,13 @@ def first_record(
 
 
 class Construction:
-    def __init__(self, layout: SandboxLayout, checkpoints: Checkpoints, teardown: Teardown) -> None:
+    def __init__(
+        self, layout: SandboxLayout, checkpoints: Checkpoints, teardown: Teardown, has_users: Callable[[str], bool]
+    ) -> None:
         self._layout = layout
         self._checkpoints = checkpoints
         self._teardown = teardown
+        self._has_users = has_users
 
     async def make(self, record: Record, launcher: Launcher, source: SavedState | None) -> Record:
         """Make a new sandbox and return its complete record. A failure or a cancellation leaves nothing behind."""
@@ -84,11 +88,12 @@ class Construction:
         """Start the sandbox of this record, for the first time or again, and return the completed record, which has
         been written to disk. The caller must hold the lock of the sandbox."""
         deadline = Deadline.after(_CREATE_S)
+        check_volumes(record.spec)
+        image = await _acquire_image(self._layout, record)
+        record = self._resolved(record, image)
         birth = _Birth(self._layout, record)
         try:
             async with self._layout.group_lock.claimed(deadline):
-                check_volumes(record.spec)
-                image = await _acquire_image(self._layout, record)
                 init = await launcher.start(record, image, birth.progress, deadline)
         finally:
             connected = await birth.connected()
@@ -96,6 +101,16 @@ class Construction:
         if late and network_link.network_of(init.pid) not in connected:
             await self.connect(record, init)
         return birth.complete(init)
+
+    def _resolved(self, record: Record, image: Image | None) -> Record:
+        """Return the record with the image, and with what its configuration decides, so that both stay the same for as
+        long as the sandbox exists."""
+        base = record.base if record.base is not None or image is None else Base.of(image, record.spec.image)
+        if base is not None:
+            check_variables(base.env)
+        defaults = ImageDefaults() if base is None else base.defaults
+        spec = resolved(record.spec, defaults, has_users=self._has_users(record.runtime))
+        return record.model_copy(update={"base": base, "spec": spec})
 
     async def connect(self, record: Record, init: ProcessRef) -> None:
         """Connect a running sandbox to the network."""
@@ -188,5 +203,5 @@ async def _acquire_image(layout: SandboxLayout, record: Record) -> Image | None:
         return await layout.images.acquire(record.spec.image, record.sandbox_id)
     if not base.digest:
         return None
-    root = await layout.images.lease(record.sandbox_id, base.digest)
-    return Image(base.image, Kind.TAR, base.digest, root, ImageConfig(env=base.env))
+    layers = await layout.images.lease(record.sandbox_id, base.digest)
+    return Image(base.image, Kind.TAR, base.digest, layers, ImageConfig(env=base.env))

@@ -30,6 +30,7 @@ from atoll.engines.enforcement import (
     refuse_unsupported,
 )
 from atoll.engines.limit_events import LimitEvents
+from atoll.engines.linux.build_operations import BuildOperations
 from atoll.engines.linux.checkpoint_operations import CheckpointOperations
 from atoll.engines.linux.construction import Construction, first_record
 from atoll.engines.linux.launcher import Isolation, Launcher, Launchers
@@ -43,9 +44,13 @@ from atoll.engines.linux.states.checkpoints import Checkpoints
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.states.snapshots import SNAPSHOT, Snapshots
 from atoll.engines.linux.states.state_storage import StateStorage
+from atoll.engines.linux.states.step_names import STEP
+from atoll.engines.linux.states.steps import Steps
 from atoll.engines.linux.teardown import Teardown
 from atoll.engines.linux.volume_operations import VolumeOperations
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
+from atoll.images import Images
+from atoll.images.reference import ENVIRONMENTS
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -60,10 +65,10 @@ _DELETE_S = 30.0
 _PAUSE_S = 10.0
 
 
-class LinuxEngine(CheckpointOperations, VolumeOperations):
+class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
     """Implements `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `ImageSource`, `LimitDefaults`, `Balancing`,
-    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Checkpointing` and `NamedVolumes`. A subclass adds a
-    name and launchers."""
+    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Building`, `Checkpointing` and `NamedVolumes`. A subclass
+    adds a name and launchers."""
 
     name: str
     unsupported: Mapping[Capability, str] = MappingProxyType({})
@@ -76,8 +81,9 @@ class LinuxEngine(CheckpointOperations, VolumeOperations):
         self._storage = storage = StateStorage(layout)
         self._checkpoints = Checkpoints(layout, storage)
         self._snapshots = Snapshots(layout, storage)
-        self._teardown = Teardown(layout, storage)
-        self._construction = Construction(layout, self._checkpoints, self._teardown)
+        self._steps = Steps(layout, storage)
+        self._teardown = Teardown(layout, storage, self._steps)
+        self._construction = Construction(layout, self._checkpoints, self._teardown, self._has_users)
         self._standstill = Standstill(layout)
         self._restoration = Restoration(layout, launchers, self._checkpoints, self._construction, self._teardown)
         self._resizing = Resizing(layout, self._checkpoints)
@@ -108,6 +114,10 @@ class LinuxEngine(CheckpointOperations, VolumeOperations):
         self._check(spec, launcher)
         if source is None and spec.image.startswith(SNAPSHOT):
             source = await workers.run(workers.ENGINE, self._snapshots.named, spec.image)
+        if source is None and spec.image.startswith(STEP):
+            source = await workers.run(workers.ENGINE, self._steps.named, spec.image)
+        if source is None and spec.image in ENVIRONMENTS:
+            await self.layout.images.ensure(spec.image)  # a build takes longer than a creation may
         record = first_record(sandbox_id, spec, launcher.name, self._defaults(spec), source)
         record = await self._construction.make(record, launcher, source)
         self._watch(record)
@@ -264,10 +274,17 @@ class LinuxEngine(CheckpointOperations, VolumeOperations):
         refuse_unchangeable(self.name, changeable_limits(available), limits)
         refuse_unsupported(self.name, available, spec, self.unsupported)
 
+    @property
+    def images(self) -> Images:
+        return self.layout.images
+
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         def report(step: Progress) -> None:
             if on_progress is not None:
-                on_progress(ImageProgress(step.stage, step.detail, step.done_bytes, step.total_bytes))
+                counted = ImageProgress(
+                    step.stage, step.detail, step.done_bytes, step.total_bytes, step.step, step.steps
+                )
+                on_progress(counted)
 
         await self.layout.images.ensure(image, report)
 
@@ -323,8 +340,16 @@ class LinuxEngine(CheckpointOperations, VolumeOperations):
         return found
 
     def _handle(self, record: Record) -> Handle:
-        details = {**self._launchers.named(record.runtime).handle_details, **record.limit_details()}
+        details = {
+            **self._launchers.named(record.runtime).handle_details,
+            **record.limit_details(),
+            **record.image_details(),
+        }
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at, details)
+
+    def _has_users(self, runtime: str) -> bool:
+        """Return whether sandboxes of this launcher have other users inside than the one who runs everything."""
+        return Capability.USERS in self._capabilities(self._launchers.named(runtime).isolation)
 
     def _capabilities(self, isolation: Isolation) -> frozenset[Capability]:
         """Return the capabilities of sandboxes of this isolation level on this machine."""

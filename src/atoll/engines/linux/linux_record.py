@@ -19,7 +19,9 @@ from atoll.engines.enforcement import limit_details
 from atoll.engines.host import exclusion
 from atoll.engines.host.sandbox_record import RECORD_FILE, RecordDirectory, SandboxRecord, is_sandbox_id
 from atoll.errors import EngineError, SpecError
-from atoll.model import EffectiveLimits, Limits, SandboxSpec
+from atoll.images import Image
+from atoll.model import EffectiveLimits, ImageDefaults, Limits, SandboxSpec
+from atoll.model.handle import IMAGE
 
 _POSITION = "position"
 _SMALLEST_LAYER_BYTES = 64 << 10
@@ -34,6 +36,18 @@ class Base(BaseModel):
     """Empty for the image `host`, which always exists."""
     env: dict[str, str] = Field(default_factory=dict)
     """The environment variables of the image."""
+    defaults: ImageDefaults = ImageDefaults()
+    """What else the image says about sandboxes made from it. Earlier versions did not keep it."""
+
+    @classmethod
+    def of(cls, image: Image, name: str) -> Base:
+        """Return the base of a sandbox that was made from this image under this name."""
+        config = image.config
+        defaults = ImageDefaults(
+            digest=image.digest, user=config.user, work_dir=config.work_dir, entrypoint=config.entrypoint,
+            cmd=config.cmd, exposed_ports=config.exposed_ports, labels=config.labels,
+        )  # fmt: skip
+        return cls(image=name, digest=image.digest, env=config.env, defaults=defaults.shortened())
 
 
 class Record(SandboxRecord):
@@ -53,7 +67,7 @@ class Record(SandboxRecord):
     half_made: bool = False
     """There is a first process, but it may never have become the agent."""
     base: Base | None = None
-    """The image below the layer, if it is not simply the image of the spec."""
+    """The image below the layer. None: it is `host`, or an earlier version made the sandbox."""
     origin: str | None = None
     """The saved state that the sandbox started from. None: an empty layer."""
     inherited_bytes: int = 0
@@ -78,6 +92,10 @@ class Record(SandboxRecord):
         """Return the limits as details of a handle. They are empty for sandboxes that were made before there were
         default limits."""
         return limit_details(EffectiveLimits(self.defaults, self.left_out)) if self.account is not None else {}
+
+    def image_details(self) -> dict[str, str]:
+        """Return what the image says about the sandbox, as details of a handle."""
+        return {} if self.base is None or not self.base.digest else {IMAGE: self.base.defaults.model_dump_json()}
 
     def limited_spec(self) -> SandboxSpec:
         return self.spec.model_copy(update={"limits": self.limits})

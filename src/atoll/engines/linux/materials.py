@@ -11,6 +11,7 @@ from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.plan.sandbox_plan import HostFacts, IdRange, Plan, Root, make_plan
 from atoll.engines.linux.states import identity
+from atoll.engines.linux.states.step_names import STEP
 from atoll.images import Image
 from atoll.storage import Layer
 
@@ -42,13 +43,13 @@ class MaterialStore:
         busy."""
         self._look()
         if image is None or image.root is None:
-            layer = _layer(self._layout, record, self._skeleton / host_view.INNER)
+            layer = _layer(self._layout, record, (self._skeleton / host_view.INNER,))
             copies = self._copies_for(record.account or "")
             root = Root((self._skeleton,), layer.path, host_view.INNER, host_view.USR, copies)
             env = {}
         else:
-            layer = _layer(self._layout, record, image.root)
-            root = Root((image.root.parent,), layer.path, image.root.name)
+            layer = _layer(self._layout, record, image.layers)
+            root = Root(tuple(each.parent for each in image.layers), layer.path, image.root.name)
             env = image.config.env
         return Materials(root, {**env, **self._layout.network_variables(record.spec)}, self._agent)
 
@@ -92,16 +93,18 @@ def plan_for(
     )
 
 
-def _layer(layout: SandboxLayout, record: Record, below: Path) -> Layer:
-    """Return the sandbox's writable layer over this root: a new one, or the existing one if the sandbox is started
-    again."""
+def _layer(layout: SandboxLayout, record: Record, below: tuple[Path, ...]) -> Layer:
+    """Return the sandbox's writable layer over these roots, topmost first: a new one, or the existing one if it is
+    started again."""
     if record.restoring is not None:
         layer = layout.layers.open_layer(record.sandbox_id)
     else:
         layer = layout.layers.create_layer(record.sandbox_id, record.layer_limit_bytes(), record.origin)
     if record.memory == record.sandbox_id:
         return layer  # it was only hibernated
+    if record.spec.image.startswith(STEP):
+        return layer  # the next step of a build sees exactly what the last one left
     if record.restoring not in (None, "") or record.origin is not None:
         own = record.restoring not in (None, record.origin)  # checkpoints of the sandbox itself have its identity
-        identity.freshen(layer.path / "upper" / below.name, below, record.sandbox_id, own=own)
+        identity.freshen(layer.path / "upper" / below[0].name, below, record.sandbox_id, own=own)
     return layer

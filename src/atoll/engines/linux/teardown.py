@@ -19,6 +19,7 @@ from atoll.engines.host.sandbox_record import Ended
 from atoll.engines.linux.layout import STARTING, SandboxLayout
 from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.states.state_storage import StateStorage
+from atoll.engines.linux.states.steps import Steps
 from atoll.errors import EngineError
 from atoll.model import Cause
 from atoll.waiting import Deadline
@@ -29,9 +30,10 @@ _TRIES, _RETRY_S = 100, 0.02
 
 
 class Teardown:
-    def __init__(self, layout: SandboxLayout, storage: StateStorage) -> None:
+    def __init__(self, layout: SandboxLayout, storage: StateStorage, steps: Steps) -> None:
         self._layout = layout
         self._storage = storage
+        self._steps = steps
 
     async def erase(self, sandbox_id: str, deadline: Deadline) -> None:
         """Kill the sandbox and remove every trace of it, the record last. Other operations in progress on it are given
@@ -104,6 +106,7 @@ class Teardown:
                 if not layout.records.exists(sandbox_id):
                     await self.erase_held(sandbox_id, deadline)
                     removed.append(f"leftovers of {sandbox_id}")
+        removed += await workers.run(workers.ENGINE, self._steps.collect)
         removed += await workers.run(workers.ENGINE, self._storage.collect)
         await workers.run(workers.ENGINE, layout.sweep)
         await workers.run(workers.ENGINE, layout.remove_empty_groups)

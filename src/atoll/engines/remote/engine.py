@@ -164,6 +164,11 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
         await self._tunnels.aclose()
         await self._server.aclose()
 
+    @property
+    def server(self) -> Server:
+        """The server, for parts of its API that no engine has."""
+        return self._server
+
     # --- webhooks ---------------------------------------------------------------------------------------------------
 
     def receive_at(self, url: str) -> None:
@@ -321,6 +326,13 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
             patience_s += spec.setup_timeout_s
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
+        for newer in ("start", "ready", "sudo"):
+            if getattr(spec, newer) is None:
+                del settings[newer]
+        patience_s += spec.ready.timeout_s if spec.ready else 0.0
+        for option in ("work_dir", "user"):  # servers of earlier versions know no default of the image
+            if settings[option] is None:
+                del settings[option]
         settings["limits"] = self._scaled(settings["limits"])
         labels = dict(spec.labels)
         # A manager has names for each of its owners, which mean nothing on another server.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from atoll.model import (
     State,
 )
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot
-from atoll.model.handle import ISOLATION
+from atoll.model.handle import IMAGE, ISOLATION
 from atoll.settings import Settings
 
 MARK = "atoll-client"
@@ -69,13 +70,16 @@ class RemoteStates(abc.ABC):
         await self._server.call("DELETE", await self._saved(handle, checkpoint_id))
 
     async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        ready_s = handle.spec.ready.timeout_s if handle.spec.ready else 0.0  # the server waits for that too
         if checkpoint_id is None:
             # Its setup commands run again, and the server waits for them.
-            seconds = self._start_timeout + handle.spec.setup_timeout_s if handle.spec.setup else None
+            setup_s = handle.spec.setup_timeout_s if handle.spec.setup else 0.0
+            seconds = self._start_timeout + setup_s + ready_s if setup_s or ready_s else None
             path = f"/sandboxes/{await self._remote_id(handle)}/restart"
             await self._server.call("POST", path, timeout_s=seconds)
         else:
-            await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback")
+            seconds = self._start_timeout + ready_s if ready_s else None
+            await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback", timeout_s=seconds)
 
     async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
         query = {"text": "true" if text else "false"} | ({} if new is None else {"to": new})
@@ -179,6 +183,9 @@ def handle_of(info: Mapping[str, Any], sandbox_id: str, spec: SandboxSpec) -> Ha
     details = {"remote_id": str(info["id"]), **effective_details(info)}
     if isinstance(info.get("isolation"), str):
         details[ISOLATION] = info["isolation"]
+    if isinstance(info.get("image_defaults"), dict):  # servers of earlier versions do not say
+        details[IMAGE] = json.dumps(info["image_defaults"])
+        spec = spec.model_copy(update={"work_dir": str(info["work_dir"]), "user": info.get("user")})
     return Handle("remote", sandbox_id, spec, created, details)
 
 

@@ -7,7 +7,7 @@ import json
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +17,7 @@ import httpx
 
 from atoll import durable, errors, tracing, workers
 from atoll.errors import (
+    BuildError,
     EngineError,
     EngineUnavailableError,
     NotAuthenticatedError,
@@ -26,6 +27,7 @@ from atoll.errors import (
     SandboxTimeoutError,
     SetupError,
     SpecError,
+    StartError,
 )
 
 _FIRST_PAUSE_S = 0.1
@@ -37,6 +39,9 @@ streams that wait for it. A server that has never answered may not exist, which 
 _TRY_AGAIN = frozenset({502, 503, 504})
 _MAX_BYTES = 64 << 20
 _PIECE = 1 << 20
+_MAX_LINE = 4 << 20
+_STREAM_S = 60.0
+"""How long a stream may be silent. A server sends a heartbeat more often."""
 
 
 def _kinds(kind: type[SandboxError]) -> Iterator[type[SandboxError]]:
@@ -75,13 +80,29 @@ def _error(status: int, code: str, reason: str, hint: str | None, told: Mapping[
         return NotAuthenticatedError(f"the server refused the credential: {reason}", hint=hint)
     if kind is SandboxGoneError:
         return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
-    if kind is SetupError:
-        return SetupError(reason, hint=hint, output=str(told.get("output") or "")[:_MAX_OUTPUT])
+    if kind is SetupError or kind is StartError:
+        return kind(reason, hint=hint, output=str(told.get("output") or "")[:_MAX_OUTPUT])
+    if kind is BuildError:
+        return _build_error(reason, hint, told)
     if kind is not None:
         return kind(reason, hint=hint)
     if status == 422:
         return SpecError(reason, hint=hint)
     return EngineError(reason or f"the server answered {status}", hint=hint)
+
+
+def _build_error(reason: str, hint: str | None, told: Mapping[str, Any]) -> BuildError:
+    step, code = told.get("step"), told.get("exit_code")
+    return BuildError(
+        reason,
+        hint=hint,
+        step=step if isinstance(step, int) else 0,
+        place=str(told.get("place") or "")[:_LONGEST],
+        instruction=str(told.get("instruction") or "")[:_LONGEST],
+        exit_code=code if isinstance(code, int) else None,
+        cause=str(told.get("cause") or "")[:40],
+        output=str(told.get("output") or "")[:_MAX_OUTPUT],
+    )
 
 
 def seconds_since_1970(time: str | float) -> float:
@@ -95,6 +116,17 @@ def _problem(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return told if isinstance(told, dict) else {}
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. One that is too long ends it."""
+    held = b""
+    async for piece in pieces:
+        *whole, held = (held + piece).split(b"\n")
+        if len(held) > _MAX_LINE:
+            raise EngineError("the server's answer is invalid: a line is too long")
+        for line in whole:
+            yield line
 
 
 async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
@@ -123,6 +155,7 @@ class Server:
         safe: bool = True,
         key: str | None = None,
         timeout_s: float | None = None,
+        content_type: str | None = None,
         **options: Any,
     ) -> Any:
         """Return the JSON of the answer. Raises the server's error, or EngineUnavailableError.
@@ -131,6 +164,7 @@ class Server:
         effect when they are repeated.
         """
         headers = {"Idempotency-Key": key} if key is not None else {}
+        headers |= {"Content-Type": content_type} if content_type is not None else {}
         deadline = time.monotonic() + ((_PATIENT_S if self._answered else _GIVE_UP_S) if safe else 0.0)
         pause_s = _FIRST_PAUSE_S
         if timeout_s is not None:
@@ -192,11 +226,28 @@ class Server:
         except OSError as error:
             raise EngineError(f"'{file}' could not be written: {error.strerror or error}") from error
 
-    async def upload(self, path: str, file: Path, timeout_s: float) -> Any:
+    async def lines(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events of a stream. Raises the server's error, or EngineUnavailableError if the connection breaks;
+        only then it may be opened again."""
+        try:
+            client = await self._client()
+            address, told = f"{self.url}/api/v1{path}", tracing.headers()
+            async with client.stream("GET", address, params=dict(params), headers=told, timeout=_STREAM_S) as answer:
+                if not answer.is_success:
+                    raise error_of(answer.status_code, await answer.aread())
+                async for line in _lines(answer.aiter_bytes()):
+                    event = _problem(line)
+                    if event.get("type") == "error":
+                        raise error_of(int(event.get("status") or 500), line)
+                    yield event
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError(f"the connection to {self.url} broke: {error!r}") from error
+
+    async def upload(self, path: str, file: Path, timeout_s: float, **options: Any) -> Any:
         """Upload a file. Returns the JSON of the answer."""
         try:
             with await workers.run(workers.TRANSFER, file.open, "rb") as source:
-                return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source))
+                return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source), **options)
         except OSError as error:
             raise EngineError(f"'{file}' cannot be read: {error.strerror or error}") from error
 

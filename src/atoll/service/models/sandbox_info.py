@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict
 
 from atoll.manager import CommandEnd, PausedBy
-from atoll.model import Cause, Limits, State
+from atoll.model import Cause, ImageDefaults, Limits, State
 from atoll.model.state import SandboxStatus
 from atoll.service.models.exposed_port import ExposedUrl
 
@@ -80,6 +80,10 @@ class SandboxInfo(BaseModel):
     """The isolation level that the sandbox has. Null: none, or it is not known yet."""
     work_dir: str
     """The directory where commands and relative paths start."""
+    user: str | None = None
+    """The user that commands run as if they name none. Null: root, or the only user inside."""
+    image_defaults: ImageDefaults = ImageDefaults()
+    """What the image says about sandboxes made from it."""
     limits: Limits
     """The limits that were requested."""
     effective_limits: Limits = Limits()

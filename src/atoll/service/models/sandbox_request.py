@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
-from atoll.model import Limits, SandboxSpec, SetupCommands, SetupTime, UndoSetting, Volume, manus_names
+from atoll.model import (
+    Limits,
+    ReadyCheck,
+    SandboxSpec,
+    SetupCommands,
+    SetupTime,
+    StartCommands,
+    UndoSetting,
+    Volume,
+    manus_names,
+)
 from atoll.model.network_policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 from atoll.model.spelling import before
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
@@ -43,8 +53,10 @@ class SandboxSettings(BaseModel):
     """
     isolation: Literal["namespaces", "gvisor", "vm"] | None = None
     """The isolation level. Default: that of the server's engine."""
-    work_dir: Annotated[str, Field(max_length=4096)] = "/workspace"
-    """The directory where commands and relative paths start."""
+    work_dir: Annotated[str, Field(max_length=4096)] | None = None
+    """The directory where commands and relative paths start. Default: that of the image, or `/workspace`."""
+    user: Annotated[str, Field(max_length=257)] | None = None
+    """The user inside that commands run as if they name none. Default: that of the image, or root."""
     hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9-]{0,62}$")] = "sandbox"
     """The host name inside the sandbox."""
     env: Variables = Field(default_factory=dict)
@@ -63,11 +75,25 @@ class SandboxSettings(BaseModel):
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
     setup_timeout_s: SetupTime = 600.0
     """How many seconds all setup commands may take together."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that are started again when they end. Default: those of the image."""
+    ready: ReadyCheck | None = None
+    """What has to hold before the sandbox is handed out: a command succeeds, a port listens or a path answers. If it
+    does not hold in time, no sandbox is made."""
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`. Default: what the image says."""
 
     @model_validator(mode="before")
     @classmethod
     def _spelling(cls, value: Any) -> Any:
         return before(lambda given: manus_names.settings(given, cls.model_fields), value)
+
+    @field_validator("image")
+    @classmethod
+    def _image(cls, value: str) -> str:
+        if value.startswith("step:"):
+            raise ValueError("a step of a build cannot be used as an image")
+        return value
 
     def spec(self) -> SandboxSpec:
         """Convert the settings to a spec. Raise SpecError if they are invalid."""
@@ -104,13 +130,17 @@ class SandboxOptions(LimitOptions):
     isolation: Literal["namespaces", "gvisor", "vm"] | None = None
     """The isolation level. Default: that of the server's engine."""
     work_dir: str | None = None
-    """The directory where commands and relative paths start."""
+    """The directory where commands and relative paths start. Default: that of the image, or `/workspace`."""
+    user: str | None = None
+    """The user inside that commands run as if they name none. Default: that of the image, or root."""
     hostname: str | None = None
     """The host name inside the sandbox."""
     inodes: int | None = None
     """Files and directories."""
     open_files: int | None = None
     """Open files of each process."""
+    shm: str | int | None = None
+    """The size of `/dev/shm`, in bytes or as text such as `1g`. What is in it counts as memory."""
     network: Any = None
     """What the sandbox may reach: `none`, `all` or rules."""
     volumes: list[Volume] | None = None
@@ -122,6 +152,13 @@ class SandboxOptions(LimitOptions):
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
     setup_timeout: float | None = None
     """How many seconds all setup commands may take together."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that are started again when they end."""
+    ready: ReadyCheck | None = None
+    """What has to hold before the sandbox is handed out: a port, a port and a path such as `8080/health`, or a command.
+    """
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`."""
     ports: dict[str, int] | None = None
     """Ports to expose, by name: a short form of `exposed_ports`."""
 

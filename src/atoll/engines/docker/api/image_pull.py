@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +17,7 @@ from atoll import workers
 from atoll.engines.docker.api.http import Http, RefusedError
 from atoll.errors import EngineError, ImageError, ImageNotFoundError, SpecError
 from atoll.images import access
-from atoll.model import ImageProgress
+from atoll.model import ImageDefaults, ImageProgress
 
 PULL_S = 1800.0
 _STALL_S = 60.0
@@ -37,6 +37,8 @@ class Image:
     size_bytes: int = 0
     volumes: tuple[str, ...] = ()
     """Directories that the Docker engine keeps outside of the container's own disk."""
+    defaults: ImageDefaults = field(default_factory=ImageDefaults)
+    """What else the image says about containers made from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,20 @@ async def find(http: Http, name: str) -> Image | None:
         {key: value for key, _, value in pairs},
         int(answer.get("Size") or 0),
         tuple(sorted(config.get("Volumes") or ())),
+        ImageDefaults(
+            digest=str(answer["Id"]),
+            user=str(config.get("User") or ""),
+            work_dir=str(config.get("WorkingDir") or ""),
+            entrypoint=_words(config.get("Entrypoint")),
+            cmd=_words(config.get("Cmd")),
+            exposed_ports=tuple(sorted(map(str, config.get("ExposedPorts") or ()))),
+            labels={str(name): str(value) for name, value in (config.get("Labels") or {}).items()},
+        ),
     )
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 async def pull(http: Http, name: str, on_progress: OnProgress | None = None) -> None:

@@ -23,6 +23,7 @@ from atoll.engines.docker.api.http import Http, RefusedError
 from atoll.engines.docker.api.image_pull import Image
 from atoll.engines.host.saved_states import StateRecord
 from atoll.errors import EngineError
+from atoll.model import ImageDefaults
 from atoll.model.checkpoint import Checkpoint, Snapshot
 
 Kind = Literal["checkpoint", "snapshot", "origin"]
@@ -35,6 +36,8 @@ class SavedState(StateRecord):
     """The image that the sandbox was created from, as its spec names it."""
     env: dict[str, str] = Field(default_factory=dict)
     """The variables of that image."""
+    defaults: ImageDefaults = ImageDefaults()
+    """What else that image says about sandboxes made from it."""
     image_id: str = ""
     """The id of the state's own image. It is not written down: the Docker engine knows it."""
     architecture: str = ""
@@ -48,7 +51,7 @@ class SavedState(StateRecord):
         return Snapshot(self.name, self.created_at, self.image, self.image_id, self.size_bytes, self.source)
 
     def as_image(self) -> Image:
-        return Image(self.image_id, self.architecture, self.env)
+        return Image(self.image_id, self.architecture, self.env, defaults=self.defaults)
 
     def label(self) -> str:
         text = self.model_dump_json(exclude={"image_id", "architecture"})

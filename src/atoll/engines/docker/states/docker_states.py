@@ -213,6 +213,7 @@ class DockerStates(DockerRollback, abc.ABC):
             size_bytes=await self._containers.written_bytes(str(container["Id"])),
             image=handle.spec.image,
             env=image.env,
+            defaults=image.defaults.shortened(),
         )
 
     async def _origin(self, handle: Handle, container: dict[str, Any]) -> Image:

@@ -148,7 +148,7 @@ class NativeLauncher(SharedKernelLauncher):
         ids = self._layout.ids.claim(record.sandbox_id) if self._namespace is None else self._namespace.ids
         materials = self._materials.take(record, image)
         # All users of the machine can read the arguments, so they do not name the sandbox.
-        argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.work_dir)
+        argv = ("atoll-agent", "--listen-fd", _LISTENER_FD, "--work-dir", record.spec.directory)
         plan = plan_for(self._layout, record, materials, _facts(), ids, argv)
         if self._namespace is not None:
             plan = for_rootless(plan)

@@ -56,7 +56,7 @@ class RuntimeLauncher(SharedKernelLauncher):
     def _prepare(self, record: Record, image: Image | None) -> Plan:
         """Claim what the sandbox needs, and write its bundle. Blocks."""
         self._call.make_groups(record)
-        argv = (AGENT, "--listen-fd", str(oci_bundle.SOCKET_FD), "--work-dir", record.spec.work_dir)
+        argv = (AGENT, "--listen-fd", str(oci_bundle.SOCKET_FD), "--work-dir", record.spec.directory)
         plan = self._call.plan(record, image, argv)
         self._call.write_bundle(plan, oci_bundle.config)
         return plan

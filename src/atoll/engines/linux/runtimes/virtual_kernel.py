@@ -106,7 +106,7 @@ class VirtualKernelLauncher:
         gvisor = self.isolation == "gvisor"
         group = self._call.make_groups(record, virtual=gvisor)
         reach = ("--stdio", "--listen-path", AGENT_SOCKET, *(("--gvisor",) if gvisor else ()))
-        plan = self._call.plan(record, image, (AGENT, *reach, "--work-dir", record.spec.work_dir), network)
+        plan = self._call.plan(record, image, (AGENT, *reach, "--work-dir", record.spec.directory), network)
         plan = for_virtual_kernel(plan, choose_agent_copy(self._layout, record.sandbox_id, memory), AGENT)
         group.limit(plan.cgroup)  # runsc does not change the limits of a group that exists
         self._call.write_bundle(plan, oci_bundle.virtual_config)

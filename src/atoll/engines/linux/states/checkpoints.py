@@ -57,7 +57,7 @@ class Checkpoints:
 
     def state(self, saved_id: str) -> SavedState | None:
         """Return the saved state with this id, of any kind, or None."""
-        return self._storage.records.read(saved_id)
+        return self._storage.read(saved_id)
 
     async def delete(self, sandbox_id: str, checkpoint: str) -> None:
         with contextlib.suppress(CheckpointNotFoundError):
@@ -106,8 +106,8 @@ class Checkpoints:
         """Return the name of the root directory in a layer, and the image's root directories below it."""
         if not base.digest:
             return host_view.INNER, [host_view.skeleton(self._layout.data / "host") / host_view.INNER]
-        root = self._layout.images.store.root(base.digest)
-        return root.name, [root]
+        layers = self._layout.images.store.layers(base.digest)
+        return layers[0].name, [*layers]
 
     # --- where new sandboxes start -----------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Checkpoints:
     def begin_with(self, sandbox_id: str, source: SavedState) -> None:
         """Keep the saved state that a new sandbox starts from for as long as the sandbox exists, so that the sandbox
         can be restarted even if the state is deleted. Raises CheckpointNotFoundError if it is gone already."""
-        if not self._storage.records.use(source.id, sandbox_id):
+        if not self._storage.use(source, sandbox_id):
             raise CheckpointNotFoundError(f"the state {source.name or source.id!r} was just deleted")
 
     # --- its parts ---------------------------------------------------------------------------------------------------

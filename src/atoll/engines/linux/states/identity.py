@@ -9,19 +9,20 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.archive.overlay import is_opaque, is_whiteout
 from atoll.archive.root import Root
-from atoll.engines.linux.states.overlay_diff import is_opaque
 
 _SEEDS = ("var/lib/systemd/random-seed", "var/lib/urandom/random-seed")
 _MACHINE_IDS = ("etc/machine-id", "var/lib/dbus/machine-id")
 _KEYS = "etc/ssh"
 
 
-def freshen(root: Path, below: Path, sandbox_id: str, *, own: bool) -> None:
+def freshen(root: Path, below: Sequence[Path], sandbox_id: str, *, own: bool) -> None:
     """Change the identity in a writable layer that came from a saved state, whether the files are in the layer or in
-    the image's root `below`. Both are hostile, so no link is followed out of them.
+    the image's roots `below`, topmost first. All are hostile, so no link is followed out of them.
 
     The machine id is derived from the sandbox id, so a rollback does not change it. Host keys and seeds are removed,
     and can be made again inside (`ssh-keygen -A`). With `own`, the state is one of the same sandbox, which keeps its
@@ -30,8 +31,8 @@ def freshen(root: Path, below: Path, sandbox_id: str, *, own: bool) -> None:
     if not root.is_dir():
         root.mkdir(mode=0o755)
     machine_id = hashlib.sha256(f"machine-id of {sandbox_id}".encode()).hexdigest()[:32]
-    with Root(root) as layer, Root(below) as lower:
-        both = _Both(layer, lower)
+    with contextlib.ExitStack() as opened:
+        both = _Both(opened.enter_context(Root(root)), [opened.enter_context(Root(each)) for each in below])
         for path in _SEEDS:
             both.hide(path)
         if own:
@@ -45,8 +46,8 @@ def freshen(root: Path, below: Path, sandbox_id: str, *, own: bool) -> None:
 class _Both:
     """A layer over the root of an image, as a sandbox sees them. Only regular files in real directories count."""
 
-    def __init__(self, layer: Root, lower: Root) -> None:
-        self._layer, self._lower = layer, lower
+    def __init__(self, layer: Root, lowers: Sequence[Root]) -> None:
+        self._layer, self._lowers = layer, lowers
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a file, if it exists."""
@@ -64,7 +65,7 @@ class _Both:
 
     def host_keys(self) -> list[str]:
         names: set[str] = set()
-        for root in (self._layer, self._lower):
+        for root in (self._layer, *self._lowers):
             with contextlib.suppress(OSError):
                 names |= set(os.listdir(root.directory(_parts(_KEYS))))
         return [f"{_KEYS}/{name}" for name in sorted(names) if name.startswith("ssh_host_") and "key" in name]
@@ -74,18 +75,32 @@ class _Both:
         parts = _parts(path)
         for end in range(1, len(parts)):
             info = self._layer.lstat(parts[:end])
-            if info is not None and (not stat.S_ISDIR(info.st_mode) or self._is_opaque(parts[:end])):
+            if info is not None and (not stat.S_ISDIR(info.st_mode) or _hides(self._layer, parts[:end])):
                 return False
-        return self._layer.lstat(parts) is None and self._is_file(self._lower, path)
+        below = self._below(parts)
+        return self._layer.lstat(parts) is None and below is not None and stat.S_ISREG(below.st_mode)
 
-    def _is_opaque(self, parts: tuple[bytes, ...]) -> bool:
-        return is_opaque(self._layer.directory(parts[:-1]), os.fsdecode(parts[-1]))
+    def _below(self, parts: tuple[bytes, ...]) -> os.stat_result | None:
+        """Return the status of what the image has at this path, in real directories only."""
+        for lower in self._lowers:
+            for end in range(1, len(parts)):
+                info = lower.lstat(parts[:end])
+                if info is None:
+                    break
+                if not stat.S_ISDIR(info.st_mode):
+                    return None  # it hides everything below
+            else:
+                if (info := lower.lstat(parts)) is not None:
+                    return None if is_whiteout(info) else info
+            if any(_hides(lower, parts[:end]) for end in range(1, len(parts))):
+                return None
+        return None
 
     def _make_parents(self, path: str) -> None:
         parts = _parts(path)
         for end in range(1, len(parts)):
             if self._layer.lstat(parts[:end]) is None:
-                like = self._lower.lstat(parts[:end])
+                like = self._below(parts[:end])
                 assert like is not None
                 parent = self._layer.directory(parts[: end - 1])
                 os.mkdir(parts[end - 1], 0o700, dir_fd=parent)
@@ -105,6 +120,14 @@ class _Both:
             and last is not None
             and stat.S_ISREG(last.st_mode)
         )
+
+
+def _hides(root: Root, parts: tuple[bytes, ...]) -> bool:
+    """Return whether this is a directory that hides the ones of its name further below."""
+    try:
+        return is_opaque(root.directory(parts[:-1]), parts[-1])
+    except OSError:
+        return False
 
 
 def _parts(path: str) -> tuple[bytes, ...]:

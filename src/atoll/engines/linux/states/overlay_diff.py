@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.archive.overlay import is_opaque, is_opaque_path, is_whiteout
 from atoll.engines.host.saved_states import MAX_DIFFERENCES, MAX_TEXT, Texts, keep_comparing, text_of
 from atoll.model.checkpoint import Change, ChangeKind, Omitted
 from atoll.walking import walk
 from atoll.workers import Cancellation
 
-_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 _BLOCK = 1 << 20
 MAX_ENTRIES = 200_000
 MAX_NAMES = 64 << 20
@@ -112,8 +112,11 @@ class _Side:
 
     def _below(self, path: str) -> Iterator[tuple[Path, os.stat_result]]:
         for lower in self._lowers_with(path.rpartition("/")[0]):
-            with contextlib.suppress(OSError):
-                yield lower / path, os.lstat(lower / path)
+            info = _status(lower / path)
+            if info is not None and is_whiteout(info):
+                return
+            if info is not None:
+                yield lower / path, info
 
     def _lowers_with(self, directory: str) -> list[Path]:
         """Return the lower roots whose directory of this name is visible inside. The results are cached, because a deep
@@ -130,16 +133,31 @@ class _Side:
         for name in reversed(unknown):
             entry = self.entries.get(name)
             hidden = entry is not None and (entry.whiteout or entry.opaque or not entry.is_directory)
-            visible = [] if hidden else [lower for lower in visible if _is_directory(lower / name)]
+            visible = [] if hidden else _merged(visible, name)
             self._visible[name] = visible
         return visible
 
 
-def _is_directory(path: Path) -> bool:
+def _merged(lowers: Sequence[Path], name: str) -> list[Path]:
+    """Return the lower roots whose directory of this name is visible: those above the first that hides the rest."""
+    found = []
+    for lower in lowers:
+        info = _status(lower / name)
+        if info is None:
+            continue
+        if not stat.S_ISDIR(info.st_mode):
+            break
+        found.append(lower)
+        if is_opaque_path(lower / name):
+            break
+    return found
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        return os.lstat(path)
     except OSError:
-        return False
+        return None
 
 
 def scan(root: Path) -> Iterator[tuple[str, Entry]]:
@@ -157,20 +175,11 @@ def scan(root: Path) -> Iterator[tuple[str, Entry]]:
                 raise OverflowError(f"more than {MAX_ENTRIES:,} files were written")
             if length > MAX_NAMES:
                 raise OverflowError(f"the paths of the files that were written are longer than {MAX_NAMES:,} bytes")
-            whiteout = stat.S_ISCHR(found.info.st_mode) and found.info.st_rdev == 0
+            whiteout = is_whiteout(found.info)
             opaque = found.is_directory and is_opaque(found.parent, found.name)
             yield os.fsdecode(found.path), Entry(found.info, whiteout, opaque)
     finally:
         os.close(fd)
-
-
-def is_opaque(parent: int, name: str) -> bool:
-    """Return whether a directory of a layer, given by its open parent and its name, hides the image's directory."""
-    for attribute in _OPAQUE:
-        with contextlib.suppress(OSError):
-            if os.getxattr(f"/proc/self/fd/{parent}/{name}", attribute, follow_symlinks=False) == b"y":
-                return True
-    return False
 
 
 def _differ(before: _Side, after: _Side, path: str, one: os.stat_result, other: os.stat_result) -> bool:

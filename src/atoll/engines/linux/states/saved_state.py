@@ -43,13 +43,18 @@ LEASE = "saved-"
 
 class SavedState(StateRecord):
     version: Literal[1] = 1
-    kind: Literal["checkpoint", "snapshot", "origin"]
-    """An `origin` is kept only for the sandboxes that started from it."""
+    kind: Literal["checkpoint", "snapshot", "origin", "step"]
+    """An `origin` is kept only for the sandboxes that started from it. A `step` belongs to the cache of builds; its
+    name is its key."""
     base: Base
     memory: bool = False
     runtime: str = ""
     """The launcher that saved the memory. Others cannot restore it."""
     memory_bytes: int = 0
+    own_bytes: int = 0
+    """What a step wrote beyond the state that it started from."""
+    stubs: tuple[str, ...] = ()
+    """Paths of a step that may exist only because something was mounted there."""
 
     def as_checkpoint(self) -> Checkpoint:
         return Checkpoint(
@@ -114,6 +119,13 @@ class SavedStates:
             users.mkdir(mode=0o700, exist_ok=True)
             (users / sandbox_id).touch(0o600)
             return True
+
+    def is_used(self, saved_id: str) -> bool:
+        """Return whether there are sandboxes, or processes making some, that use the state."""
+        try:
+            return bool(os.listdir(self._users(saved_id)))
+        except FileNotFoundError:
+            return False
 
     def used_by(self, sandbox_id: str) -> list[str]:
         names = (name.removesuffix(_USERS) for name in self._names() if name.endswith(_USERS))

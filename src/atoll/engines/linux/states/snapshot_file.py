@@ -259,6 +259,7 @@ def _understood(content: IO[bytes], file: Path, budget: Budget) -> SnapshotFile:
     try:
         removed, opaque = (tuple(str(path) for path in header[name]) for name in ("removed", "opaque"))
         base = Base.model_validate(header["base"])
+        base = base.model_copy(update={"defaults": base.defaults.shortened()})
         version, files = _memory_of(header.get("memory"), end - start)
         size_bytes = int(header["size_bytes"])
         if size_bytes > _MAX_BYTES or len(set(removed)) != len(removed) or len(set(opaque)) != len(opaque):

@@ -27,19 +27,30 @@ class StateStorage:
     def __init__(self, layout: SandboxLayout) -> None:
         self._layout = layout
         self.records = SavedStates(layout.data / "saved")
+        self.steps = SavedStates(layout.data / "steps")
+        """The steps of builds, apart from the others, because there may be thousands."""
 
     @contextmanager
-    def new_id(self) -> Iterator[str]:
+    def new_id(self, records: SavedStates | None = None) -> Iterator[str]:
         """Provide an id for a new state. If no state was written when the context ends, everything made for it is
         removed."""
-        saved_id = self.records.new_id()
+        records = records or self.records
+        saved_id = records.new_id()
         try:
             yield saved_id
         finally:
-            if self.records.read(saved_id) is None:
-                self.records.release(saved_id)
+            if records.read(saved_id) is None:
+                records.release(saved_id)
                 self.remove(saved_id)
-            self.records.abandon(saved_id)
+            records.abandon(saved_id)
+
+    def read(self, saved_id: str) -> SavedState | None:
+        """Return the saved state with this id, of any kind, or None."""
+        return self.records.read(saved_id) or self.steps.read(saved_id)
+
+    def use(self, source: SavedState, sandbox_id: str) -> bool:
+        """Keep a state for a sandbox. Returns False if it is gone already."""
+        return (self.steps if source.kind == "step" else self.records).use(source.id, sandbox_id)
 
     def write(self, saved: SavedState) -> SavedState:
         if saved.base.digest and saved.kind == "snapshot":  # the others exist only as long as their sandbox
@@ -65,7 +76,7 @@ class StateStorage:
             return record.base
         digest = self._layout.images.store.leased_by(record.sandbox_id)
         image = self._layout.images.store.of_digest(digest) if digest else None
-        return Base(image=record.spec.image, digest=digest, env=image.config.env if image is not None else {})
+        return Base.of(image, record.spec.image) if image is not None else Base(image=record.spec.image, digest=digest)
 
     def size_bytes(self, record: Record) -> int:
         return record.inherited_bytes + (self._layout.layers.usage(record.sandbox_id) or 0)
@@ -94,8 +105,10 @@ class StateStorage:
         tree.remove(self._layout.memory(sandbox_id))
         for saved in self.records.of(sandbox_id):
             self.delete(saved.id)
-        for saved_id in self.records.used_by(sandbox_id):
-            self._leave(saved_id, sandbox_id)
+        for records in (self.records, self.steps):
+            for saved_id in records.used_by(sandbox_id):
+                if records.leave(saved_id, sandbox_id):
+                    self.remove(saved_id)
 
     def collect(self) -> list[str]:
         """Remove what processes that died left behind, and what belonged to sandboxes that are gone. Return what was
@@ -109,25 +122,26 @@ class StateStorage:
             if saved.sandbox_id and not lives(saved.sandbox_id):
                 self.delete(saved.id)
                 removed.append(f"checkpoint {saved.id} of {saved.sandbox_id}")
-        for saved_id in self.records.unused(lives):
-            self.remove(saved_id)
+        for records in (self.records, self.steps):
+            for saved_id in records.unused(lives):
+                self.remove(saved_id)
         for saved_id in self._layout.layers.list_saved():
-            if not self.records.is_known(saved_id):
+            if not self._is_known(saved_id):
                 self._layout.layers.delete_saved(saved_id)
                 removed.append(f"incomplete checkpoint {saved_id}")
         for lease in self._layout.images.store.leases():
-            if lease.startswith(LEASE) and not self.records.is_known(lease.removeprefix(LEASE)):
+            if lease.startswith(LEASE) and not self._is_known(lease.removeprefix(LEASE)):
                 self._layout.images.store.release(lease)
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._layout.memory("x").parent):
-                if not self.records.is_known(name) and not lives(name):
+                if not self._is_known(name) and not lives(name):
                     tree.remove(self._layout.memory(name))
         self.records.sweep()
+        self.steps.sweep()
         return removed
 
-    def _leave(self, saved_id: str, sandbox_id: str) -> None:
-        if self.records.leave(saved_id, sandbox_id):
-            self.remove(saved_id)
+    def _is_known(self, saved_id: str) -> bool:
+        return self.records.is_known(saved_id) or self.steps.is_known(saved_id)
 
     def remove(self, saved_id: str) -> None:
         tree.remove(self._layout.memory(saved_id))
