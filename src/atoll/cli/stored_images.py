@@ -10,9 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.target import JsonOption, age, ask_server, iso_time, list_from_server, print_json, server_url, show, size
+from atoll.cli.target import (
+    JsonOption,
+    age,
+    ask_server,
+    iso_time,
+    list_from_server,
+    open_server,
+    print_json,
+    server_url,
+    show,
+    size,
+)
 from atoll.engines.contract import Building
-from atoll.errors import EngineUnavailableError
+from atoll.errors import EngineUnavailableError, ImageError
 from atoll.images import Image, Images, ImageUsage
 from atoll.images.access import OPERATOR, pulling_with
 from atoll.settings import Settings
@@ -24,6 +35,7 @@ OwnerOption = Annotated[
     str | None, typer.Option("--owner", metavar="USER", help="The user of a server whose image is meant.")
 ]
 _DAY_S = 86400.0
+_POLL_S = 0.5
 _SHOWN_USERS = 3
 
 
@@ -94,6 +106,26 @@ def prune(
     for name in names:
         print(f"removed {name}")
     print(f"{size(freed)} freed")
+
+
+def pull_on_server(reference: str) -> None:
+    """Let the server pull an image, and wait until it is there. Raises ImageError if the server cannot."""
+
+    async def work() -> dict[str, Any]:
+        async with open_server() as server:
+            found = await server.call("POST", "/images/pull", json={"name": reference})
+            while found["status"] == "pulling":
+                await asyncio.sleep(_POLL_S)
+                found = await server.call("GET", "/images/inspect", params={"name": found["name"]})
+            return dict(found)
+
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"the server is pulling {reference}"):
+        found = asyncio.run(work())
+    if found["status"] == "failed" or found["detail"]:
+        raise ImageError(found["detail"] or f"the server could not pull {reference}")
+    print(f"{found['name']}  {found['digest']}  {size(found['size_bytes'])}")
 
 
 # --- inside ---------------------------------------------------------------------------------------------------------
