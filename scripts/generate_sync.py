@@ -22,6 +22,7 @@ SOURCES = {
     "src/atoll/guest/port_streams.py": {"AsyncPortStream": "PortStream"},
     "src/atoll/sandbox/port_forward.py": {"AsyncForward": "Forward"},
     "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
+    "src/atoll/sandbox/volumes.py": {"AsyncVolumes": "Volumes"},
 }
 PARTS = "src/atoll/sandbox/*_methods.py"
 """The files with the base classes of `AsyncSandbox`."""
@@ -51,6 +52,7 @@ from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.engines.contract import Engine
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
+from atoll.sandbox.start_up import StartState
 from atoll.guest.files import FileInfo
 from atoll.guest.port_streams import AsyncPortStream
 from atoll.guest.file_watch import AsyncWatch, FileEvent
@@ -64,7 +66,10 @@ from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
 from atoll.settings import Settings
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.volumes import AsyncVolumes
+from atoll.model.volume import VolumeInfo
 '''
 WRAPPER = """
     def __init__(self, original: {old}, portal: Portal) -> None:
@@ -180,9 +185,8 @@ def is_public(name: str) -> bool:
 def public_attributes(node: ast.ClassDef) -> list[str]:
     """Return the public names that the constructor sets."""
     found: list[str] = []
-    for item in ast.walk(
-        next(item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__")
-    ):
+    constructors = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    for item in [part for constructor in constructors for part in ast.walk(constructor)]:
         targets = (
             item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
         )
@@ -204,7 +208,7 @@ def twin(node: ast.ClassDef, new: str) -> str:
     text = f"\n\nclass {new}:\n{docstring(node, '    ')}"
     if new == "Sandbox":
         text += constructor(next(i for i in node.body if isinstance(i, ast.FunctionDef) and i.name == "__init__"))
-    else:
+    elif any(isinstance(item, ast.FunctionDef) and item.name == "__init__" for item in node.body):
         text += WRAPPER.format(old=node.name)
     if new == "Sandbox":
         text += TWIN

@@ -128,6 +128,8 @@ void reaper_init(void);
 void process_start(struct stream *stream, struct fields fields);
 void process_attach(struct stream *stream, struct fields fields);
 void process_list(struct stream *stream);
+void process_restarts(struct stream *stream);
+void sudo_allow(struct stream *stream, struct fields fields);
 void process_kill(struct stream *stream, struct fields fields);
 void process_release(struct stream *stream, struct fields fields);
 uint64_t processes_output_bytes(void);

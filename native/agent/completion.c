@@ -67,7 +67,8 @@ void listen_again(struct process *process)
 
 void check_complete(struct process *process)
 {
-    if (!process->exited || process->complete || (process->killing && !process->gone && now_ns() - process->kill_ns < GIVE_UP_NS))
+    if (!process->exited || process->complete || process->restart.pending
+        || (process->killing && !process->gone && now_ns() - process->kill_ns < GIVE_UP_NS))
         return;
     for (int i = 0; i < CHANNELS; i++) {
         struct channel *channel = &process->channels[i];
@@ -110,13 +111,15 @@ static void process_exited(struct process *process)
     process->ended_ns = now_ns();
     timer_set(&process->deadline, 0);
     source_close(&process->input);
+    if (process->by_sudo)
+        sudo_ended(process);
     if (process->stage == STAGE_EXEC) {
         char text[PATH_MAX + 64];
-        bool missing = process->error == ENOENT;
+        bool missing = process->error == ENOENT && !(process->flags & START_EXISTING); /* otherwise its interpreter is missing */
         snprintf(text, sizeof text, "atoll: %.4000s: %s\n", process->launch.argv[0], missing ? "not found" : strerror(process->error));
         channel_say(&process->channels[process->flags & (START_MERGE | START_PTY) ? 0 : 1], text);
         process->status = (missing ? 127 : 126) << 8;
-    } else if (process->stage != STAGE_NONE) {
+    } else if (process->stage != STAGE_NONE && !process->restart.count) {
         process->flags |= START_FORGET;
         process->complete = true;
         process->id_length = 0; /* the process never existed, so the same id may be used again immediately */
@@ -126,6 +129,10 @@ static void process_exited(struct process *process)
                                                           : "cannot start a process";
         if (stream)
             stream_fail(stream, process->error, what);
+        return;
+    }
+    if (restart_follows(process)) {
+        restart_begin(process);
         return;
     }
     if (process->cause)
@@ -148,6 +155,8 @@ void process_gone(struct process *process)
     } else if (process->killing && !process->complete) {
         settle(process);
     }
+    if (process->restart.pending)
+        restart_later(process);
     while (process->killer_count)
         stream_finish(process->killers[0], NULL);
     launch_release(&process->launch);

@@ -23,7 +23,7 @@ bool fields_next(struct fields *rest, struct field *field)
 static bool is_number(unsigned tag)
 {
     return (tag >= TAG_FLAGS && tag <= TAG_GRACE_MS) || (tag >= TAG_ROWS && tag <= TAG_ERRNO) || (tag >= TAG_MODE && tag <= TAG_MTIME_NS)
-           || (tag >= TAG_OFFSET && tag <= TAG_DEVICE) || tag == TAG_PORT;
+           || (tag >= TAG_OFFSET && tag <= TAG_DEVICE) || tag == TAG_PORT || tag == TAG_RESTART;
 }
 
 bool fields_valid(struct fields fields)

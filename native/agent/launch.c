@@ -189,6 +189,17 @@ static bool find_account(char *text, const char *wanted, char *words[7])
     return false;
 }
 
+bool account_uid(const char *name, uid_t *uid)
+{
+    char *text = read_account_file("/etc/passwd"), *words[7];
+    unsigned id;
+    bool found = text && find_account(text, name, words) && parse_id(words[2], &id);
+    if (found)
+        *uid = id;
+    free(text);
+    return found;
+}
+
 static void find_groups(struct launch *launch, const char *user)
 {
     char *text = read_account_file("/etc/group"), *line_state;
@@ -229,7 +240,8 @@ static int find_group(const char *wanted, unsigned *gid)
     return result;
 }
 
-static int prepare_user(struct launch *launch, char *wanted, size_t *count)
+/* With `clean`, as in a build: HOME is the only variable, and a user without an account has one too. */
+static int prepare_user(struct launch *launch, char *wanted, size_t *count, bool clean)
 {
     char *group = strchr(wanted, ':');
     unsigned id;
@@ -246,14 +258,14 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             launch->gid = id;
             find_groups(launch, words[0]);
             result = set_pair(&launch->envp, count, "HOME", words[5]);
-            if (result == 0)
+            if (result == 0 && !clean)
                 result = set_pair(&launch->envp, count, "USER", words[0]);
-            if (result == 0)
+            if (result == 0 && !clean)
                 result = set_pair(&launch->envp, count, "LOGNAME", words[0]);
         }
     } else if (parse_wanted_id(wanted, &id)) {
         launch->uid = launch->gid = id;
-        result = 0;
+        result = clean ? set_pair(&launch->envp, count, "HOME", "/") : 0;
     }
     free(text);
     if (result == 0 && group) {
@@ -262,6 +274,8 @@ static int prepare_user(struct launch *launch, char *wanted, size_t *count)
             return -1;
         launch->gid = id;
     }
+    if (clean && !launch->group_count)
+        launch->groups[launch->group_count++] = launch->gid;
     /* Without root, the user cannot be changed, and setting even the same ids may be forbidden. */
     launch->change_user = result == 0 && !(geteuid() && launch->uid == geteuid() && launch->gid == getegid());
     return result;
@@ -272,12 +286,13 @@ static int prepare_environment(struct launch *launch, struct fields fields)
     struct fields rest = fields;
     struct field field;
     size_t count = 0;
-    for (char **variable = environ; *variable; variable++)
+    bool clean = fields_number_or(fields, TAG_FLAGS, 0) & START_CLEAN;
+    for (char **variable = environ; !clean && *variable; variable++)
         if (strchr(*variable, '=') > *variable && append(&launch->envp, &count, strdup(*variable)) < 0)
             return -1;
     if (fields_find(fields, TAG_USER, &field)) {
         char *user = copy_text(field.value, field.length);
-        int result = user ? prepare_user(launch, user, &count) : -1;
+        int result = user ? prepare_user(launch, user, &count, clean) : -1;
         free(user);
         if (result < 0)
             return -1;

@@ -16,10 +16,12 @@
  *     --rlimit-nofile N          a cap on open files for everything inside
  *     --lifetime-ms N            end so long after the start, with the exit status 75. As PID 1 it takes everything inside with it
  *   atoll-agent connect P        connect stdin and stdout to the Unix socket P (a bridge for engines that can only run programs)
+ *   sudo …                       what the program does under this name: see sudo_client.c
  *   atoll-agent --as U:G -- CMD  on the host: change from root to uid U and gid G, in a new session, then run CMD
  */
 #define _GNU_SOURCE
 #include "agent.h"
+#include "sudo.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -105,6 +107,8 @@ void operation_open(struct stream *stream, unsigned operation, struct fields fie
     case OP_PROCESSES: process_list(stream); break;
     case OP_KILL: process_kill(stream, fields); break;
     case OP_RELEASE: process_release(stream, fields); break;
+    case OP_RESTARTS: process_restarts(stream); break;
+    case OP_SUDO: sudo_allow(stream, fields); break;
     case OP_STAT:
     case OP_MKDIR:
     case OP_RENAME:
@@ -365,6 +369,9 @@ static void limit_life(unsigned long lifetime_ms)
 
 int main(int argc, char **argv)
 {
+    const char *name = argc ? strrchr(argv[0], '/') : NULL;
+    if (argc && strcmp(name ? name + 1 : argv[0], "sudo") == 0)
+        return sudo_client(argc, argv);
     if (argc > 1 && strcmp(argv[1], "--as") == 0)
         return start_fresh(argc, argv);
     if (argc == 3 && strcmp(argv[1], "connect") == 0)

@@ -1,7 +1,8 @@
 /* Processes: starting them and keeping their state until they are released.
  *
  * launch.c and supervise.c start a process, stdio.c opens its standard streams, channel.c keeps its output, process_stream.c sends
- * that to the attached stream, completion.c and reaper.c detect its end, termination.c and kill.c kill it.
+ * that to the attached stream, completion.c and reaper.c detect its end, restart.c starts it again, termination.c and kill.c kill
+ * it, listing.c lists all.
  */
 #define _GNU_SOURCE
 #include "process.h"
@@ -9,11 +10,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { DEFAULT_KEEP = 1 << 20, MOST_KEEP = 64 << 20 };
 
 struct process *processes;
-static unsigned process_count;
+unsigned process_count;
 
 struct process *find_process(struct fields fields)
 {
@@ -26,7 +28,7 @@ struct process *find_process(struct fields fields)
     return NULL;
 }
 
-static void drop(struct process *process)
+void process_drop(struct process *process)
 {
     if (process->dropped)
         return;
@@ -45,13 +47,16 @@ static void drop(struct process *process)
     timer_set(&process->kill_again, 0);
     timer_set(&process->settle, 0);
     launch_release(&process->launch);
+    restart_release(process);
+    if (process->by_sudo)
+        sudo_dropped();
     free_later(process);
 }
 
 void drop_if_forgotten(struct process *process)
 {
     if (process->gone && process->complete && !process->stream && process->flags & START_FORGET)
-        drop(process);
+        process_drop(process);
 }
 
 /* --- starting ------------------------------------------------------------------------------------------------------------- */
@@ -65,23 +70,15 @@ static bool make_place(void)
         if (process->gone && process->complete && !process->stream)
             oldest = process; /* the list starts with the newest */
     if (oldest)
-        drop(oldest);
+        process_drop(oldest);
     return oldest;
 }
 
-static struct process *new_process(struct fields fields)
+static struct process *new_process(uint64_t keep)
 {
-    struct field id;
-    uint64_t keep = fields_number_or(fields, TAG_KEEP, DEFAULT_KEEP);
-    struct process *process = calloc(1, sizeof *process);
+    struct process *process = make_place() ? calloc(1, sizeof *process) : NULL;
     if (!process)
         return NULL;
-    fields_find(fields, TAG_ID, &id);
-    memcpy(process->id, id.value, id.length);
-    process->id_length = id.length;
-    process->flags = (unsigned)fields_number_or(fields, TAG_FLAGS, 0);
-    if (process->flags & START_DETACH)
-        process->flags |= START_STARTED;
     process->input = (struct source){.fd = -1, .ready = input_ready};
     for (unsigned i = 0; i < CHANNELS; i++) {
         struct channel *channel = &process->channels[i];
@@ -102,7 +99,7 @@ static struct process *new_process(struct fields fields)
     return process;
 }
 
-static int start(struct process *process, struct fields fields)
+int process_begin(struct process *process, struct fields fields)
 {
     if (launch_prepare(&process->launch, fields) < 0)
         return -1;
@@ -122,6 +119,16 @@ static int start(struct process *process, struct fields fields)
     return 0;
 }
 
+struct process *process_without_id(void) { return new_process(0); }
+
+static bool program_exists(struct fields fields)
+{
+    char *path = fields_text(fields, TAG_ARG, PATH_MAX - 1);
+    bool exists = path && access(path, F_OK) == 0;
+    free(path);
+    return exists;
+}
+
 void process_start(struct stream *stream, struct fields fields)
 {
     struct field id;
@@ -134,14 +141,23 @@ void process_start(struct stream *stream, struct fields fields)
         stream_fail(stream, EINVAL, "a process needs an ID");
         return;
     }
-    process = make_place() ? new_process(fields) : NULL;
+    if (fields_number_or(fields, TAG_FLAGS, 0) & START_EXISTING && !program_exists(fields)) {
+        stream_fail(stream, ENOENT, "no such program");
+        return;
+    }
+    process = new_process(fields_number_or(fields, TAG_KEEP, DEFAULT_KEEP));
     if (!process) {
         stream_fail(stream, EAGAIN, "too many processes");
         return;
     }
-    if (start(process, fields) < 0) {
+    memcpy(process->id, id.value, id.length);
+    process->id_length = id.length;
+    process->flags = (unsigned)fields_number_or(fields, TAG_FLAGS, 0);
+    if (process->flags & START_DETACH)
+        process->flags |= START_STARTED;
+    if (restart_prepare(process, fields) < 0 || process_begin(process, fields) < 0) {
         int error = errno;
-        drop(process);
+        process_drop(process);
         stream_fail(stream, error, "cannot start a process");
         return;
     }
@@ -149,7 +165,7 @@ void process_start(struct stream *stream, struct fields fields)
     stream_serve(stream, &process_ops, process);
 }
 
-/* --- releasing and listing ------------------------------------------------------------------------------------------------ */
+/* --- releasing ------------------------------------------------------------------------------------------------------------ */
 
 void process_release(struct stream *stream, struct fields fields)
 {
@@ -165,55 +181,4 @@ void process_release(struct stream *stream, struct fields fields)
         drop_if_forgotten(process);
         stream_finish(stream, NULL);
     }
-}
-
-struct listing {
-    size_t length, sent;
-    uint8_t bytes[];
-};
-
-static bool listing_pump(struct stream *stream)
-{
-    struct listing *listing = stream->owner;
-    size_t room;
-    if (listing->sent == listing->length) {
-        struct builder fields;
-        fields.length = 0;
-        add_number(&fields, TAG_CAPACITY, MAX_PROCESSES);
-        stream_finish(stream, &fields);
-        return false;
-    }
-    uint8_t *payload = stream_reserve(stream, listing->length - listing->sent < CHUNK ? listing->length - listing->sent : CHUNK, &room);
-    if (!payload)
-        return false;
-    memcpy(payload, listing->bytes + listing->sent, room);
-    stream_commit(stream, 0, room);
-    listing->sent += room;
-    return true;
-}
-
-static void listing_closed(struct stream *stream) { free(stream->owner); }
-
-void process_list(struct stream *stream)
-{
-    static const struct stream_ops ops = {.pump = listing_pump, .closed = listing_closed};
-    struct listing *listing = calloc(1, sizeof *listing + process_count * (size_t)(MAX_ID + 19));
-    if (!listing) {
-        stream_fail(stream, ENOMEM, NULL);
-        return;
-    }
-    for (struct process *process = processes; process; process = process->next) {
-        if (!process->id_length)
-            continue;
-        uint8_t *at = listing->bytes + listing->length;
-        put_u16(at, (unsigned)process->id_length);
-        memcpy(at + 2, process->id, process->id_length);
-        at += 2 + process->id_length;
-        put_u64(at, (uint64_t)process->pid);
-        at[8] = !process->complete;
-        put_u64(at + 9, now_ns() - process->started_ns);
-        listing->length += 2 + process->id_length + 17;
-    }
-    stream_serve(stream, &ops, listing);
-    stream_wake(stream);
 }

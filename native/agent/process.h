@@ -46,6 +46,19 @@ struct channel {
     uint64_t drain_to;   /* offset of the end of the data that was in the pipe when the process exited */
 };
 
+/* How a process is started again after its end. See restart.c. */
+struct restart {
+    unsigned policy;
+    uint8_t *bytes; /* a copy of the fields of its START */
+    size_t length;
+    unsigned count;    /* how often it was started again */
+    unsigned failures; /* how often in a row it ended soon after its start */
+    unsigned last_cause, last_status;
+    bool pending; /* the process itself has ended, and will be started again */
+    bool waiting; /* all that it left running has ended too: the timer is set */
+    struct timer timer;
+};
+
 struct process {
     struct process *next, **link;
     uint8_t id[MAX_ID];
@@ -60,6 +73,8 @@ struct process {
     size_t input_owed; /* of the waiting bytes, those for which the attached stream gets credit */
     bool input_ended;
     struct stream *stream;
+    struct caller *caller; /* of a command by sudo: who waits for it. NULL: nobody */
+    bool by_sudo;
     struct stream *killers[8]; /* KILL requests that wait for the end of the tree */
     unsigned killer_count;
     uint64_t started_ns, ended_ns;
@@ -68,6 +83,7 @@ struct process {
     uint64_t kill_ns; /* when killing the tree began */
     bool evades;      /* the tree evades being killed */
     unsigned cause;
+    struct restart restart;
 
     /* Written by the supervisor, read after its notice. */
     volatile pid_t supervisor, pid;
@@ -90,8 +106,24 @@ struct process {
 
 /* process.c */
 extern struct process *processes;
+extern unsigned process_count;
+struct process *process_without_id(void); /* NULL: too many, or no memory */
+void process_drop(struct process *process);
+int process_begin(struct process *process, struct fields fields);
 struct process *find_process(struct fields fields);
 void drop_if_forgotten(struct process *process);
+
+/* restart.c */
+int restart_prepare(struct process *process, struct fields fields);
+bool restart_follows(const struct process *process); /* the process itself has just ended: will it be started again? */
+void restart_begin(struct process *process);         /* end what it left running, and start it again then */
+void restart_later(struct process *process);         /* everything that it started has ended */
+bool restart_cancel(struct process *process);        /* start it no more. Returns true if nothing of it was running */
+void restart_release(struct process *process);
+
+/* sudo.c */
+void sudo_ended(struct process *process); /* the process itself has ended */
+void sudo_dropped(void);
 
 /* stdio.c */
 int open_streams(struct process *process, struct fields fields);
@@ -140,6 +172,7 @@ ssize_t channel_drain(struct channel *channel);
 void channel_say(struct channel *channel, const char *text);            /* add a text of the agent, as far as there is room */
 bool channel_pump(struct channel *channel, struct stream *stream);      /* send one DATA frame, if there is output */
 
+bool account_uid(const char *name, uid_t *uid); /* the uid of an account inside */
 int launch_prepare(struct launch *launch, struct fields fields);
 void launch_close(struct launch *launch); /* close the agent's copies; their numbers stay for the supervisor to read */
 void launch_release(struct launch *launch);

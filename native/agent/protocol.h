@@ -34,6 +34,8 @@ enum operation {
     OP_PROCESSES = 12,
     OP_KILL = 13,
     OP_RELEASE = 14,
+    OP_RESTARTS = 15,
+    OP_SUDO = 16,
     OP_STAT = 20,
     OP_LIST = 21,
     OP_MKDIR = 22,
@@ -70,7 +72,11 @@ enum start_flag {
     START_STARTED = 16,
     START_DETACH = 32,
     START_FORGET = 64,
+    START_CLEAN = 128,
+    START_EXISTING = 256,
 };
+
+enum restart_policy { RESTART_NEVER = 0, RESTART_ALWAYS = 1, RESTART_ON_FAILURE = 2 };
 
 enum cause { CAUSE_EXIT = 1, CAUSE_SIGNAL = 2, CAUSE_TIMEOUT = 3, CAUSE_KILLED = 4, CAUSE_LOST = 5 };
 
@@ -124,6 +130,7 @@ enum tag {
     TAG_OUTPUT_BYTES = 67,
     TAG_CAPACITY = 68,
     TAG_RUNNING = 69,
+    TAG_RESTART = 70,
 };
 
 #endif

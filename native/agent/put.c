@@ -3,6 +3,8 @@
  * A file is created under its own name or, if that exists, under a temporary name and then renamed over it. The directory of an
  * item is opened without following links; so nothing is written through a link, neither an existing one nor one from the same
  * tree. An incomplete file is removed. Directories stay writable until the end and then get their modes.
+ *
+ * With PUT_OWNED, as builds need it, items get the owners in their records, and an existing PATH keeps its mode and owner.
  */
 #define _GNU_SOURCE
 #include "agent.h"
@@ -18,9 +20,13 @@
 
 enum { MOST_FOLDER_BYTES = 128 << 20 };
 
+enum { PUT_PARENTS = 1, PUT_OWNED = 2, PUT_REPLACE = 4 };
+
 struct folder_mode {
     struct folder_mode *next;
     mode_t mode;
+    uid_t uid;
+    gid_t gid;
     bool existed;
     int64_t mtime_ns;
     char path[];
@@ -36,6 +42,11 @@ struct put {
     uint64_t file_left;
     int64_t file_mtime_ns;
     uint64_t items;
+    bool owned;   /* items have owners */
+    bool replace; /* what is in the way of a directory is removed */
+    bool made_root;
+    uid_t uid;
+    gid_t gid;    /* of the current item */
     bool holes;  /* the file has holes */
     bool single; /* the tree is one file or one link */
     char file_name[NAME_MAX + 1];
@@ -118,18 +129,30 @@ static const char *go_to(struct put *put, const char *path)
     return name;
 }
 
+/* Remove a file or link that is in the way of a directory, and make the directory. */
+static int replace_by_folder(struct put *put, const char *name, mode_t mode)
+{
+    if (!put->replace)
+        return errno = ENOTDIR, -1;
+    return unlinkat(put->folder, name, 0) < 0 ? -1 : mkdirat(put->folder, name, mode);
+}
+
 static int put_folder(struct put *put, const char *name, const char *path, mode_t mode, int64_t mtime_ns)
 {
     struct stat info;
-    bool existed = false;
+    bool existed = false, is_root = strcmp(path, ".") == 0;
+    if (put->owned && is_root && !put->made_root)
+        return 0; /* an existing directory that a tree is copied into stays as it is */
     if (mkdirat(put->folder, name, 0700 | mode) < 0) {
         if (errno != EEXIST || fstatat(put->folder, name, &info, AT_SYMLINK_NOFOLLOW) < 0)
             return -1;
+        if (!S_ISDIR(info.st_mode) && replace_by_folder(put, name, 0700 | mode) < 0)
+            return -1;
         if (!S_ISDIR(info.st_mode))
-            return errno = ENOTDIR, -1;
+            info.st_mode = S_IFDIR | 0700;
         if ((info.st_mode & 0700) != 0700 && fchmodat(put->folder, name, info.st_mode | 0700, 0) < 0 && errno != EPERM)
             return -1; /* EPERM: it belongs to another user, but may be writable nevertheless */
-        existed = true;
+        existed = !(is_root && put->made_root);
     }
     size_t size = sizeof(struct folder_mode) + strlen(path) + 1;
     if ((put->folder_bytes += size) > MOST_FOLDER_BYTES)
@@ -138,6 +161,8 @@ static int put_folder(struct put *put, const char *name, const char *path, mode_
     if (!folder)
         return -1;
     folder->mode = mode;
+    folder->uid = put->uid;
+    folder->gid = put->gid;
     folder->existed = existed;
     folder->mtime_ns = mtime_ns;
     strcpy(folder->path, path);
@@ -151,8 +176,29 @@ static int put_link(struct put *put, const char *name, const char *target, int64
     int result = symlinkat(target, put->folder, name);
     if (result < 0 && errno == EEXIST && (result = unlinkat(put->folder, name, 0)) == 0)
         result = symlinkat(target, put->folder, name);
+    if (result == 0 && put->owned)
+        result = fchownat(put->folder, name, put->uid, put->gid, AT_SYMLINK_NOFOLLOW);
     if (result == 0)
         set_time(put->folder, name, mtime_ns);
+    return result;
+}
+
+/* Give a file of this tree that was created before one more name. */
+static int put_hard_link(struct put *put, const char *name, const char *target)
+{
+    const char *slash = strrchr(target, '/');
+    if (!put->owned || !*target || !path_is_plain(target))
+        return errno = EINVAL, -1;
+    int folder = open_folder(put->root, target, slash ? (size_t)(slash - target) : 0);
+    if (folder < 0)
+        return -1;
+    const char *first = slash ? slash + 1 : target;
+    int result = linkat(folder, first, put->folder, name, 0);
+    if (result < 0 && errno == EEXIST && (result = unlinkat(put->folder, name, 0)) == 0)
+        result = linkat(folder, first, put->folder, name, 0);
+    int error = errno;
+    close(folder);
+    errno = error;
     return result;
 }
 
@@ -176,6 +222,8 @@ static int put_file(struct put *put, const char *name, mode_t mode, uint64_t siz
     strcpy(put->file_name, name);
     put->file_left = size;
     put->file_mtime_ns = mtime_ns;
+    if (put->owned && fchown(put->file, put->uid, put->gid) < 0)
+        return -1;
     return fchmod(put->file, mode);
 }
 
@@ -200,7 +248,8 @@ static int finish_file(struct put *put)
 static int open_root(struct put *put, unsigned kind)
 {
     if (kind == 'd') {
-        if (mkdir(put->path, 0700) < 0 && errno != EEXIST)
+        put->made_root = mkdir(put->path, 0700) == 0;
+        if (!put->made_root && errno != EEXIST)
             return -1;
         put->root = open(put->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     } else {
@@ -222,6 +271,8 @@ static int put_item(struct put *put)
     memcpy(target, at + RECORD_SIZE + path_length, target_length);
     target[target_length] = 0;
     mode_t mode = get_u32(at + 8) & 07777;
+    put->uid = get_u32(at + 12);
+    put->gid = get_u32(at + 16);
     int64_t mtime_ns = (int64_t)get_u64(at + 28);
     if (strlen(path) != path_length || strlen(target) != target_length || !path_is_plain(path))
         return errno = EINVAL, -1;
@@ -241,6 +292,7 @@ static int put_item(struct put *put)
     switch (at[0]) {
     case 'd': return put_folder(put, name, path, mode, mtime_ns);
     case 'l': return put_link(put, name, target, mtime_ns);
+    case 'h': return put_hard_link(put, name, target);
     case 'f': return put_file(put, name, mode, get_u64(at + 20), mtime_ns);
     default: return errno = EINVAL, -1;
     }
@@ -347,10 +399,12 @@ static int finish_folder(struct put *put, const struct folder_mode *folder)
         return name && errno == EACCES && folder->existed ? 0 : -1;
     struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, time_of(folder->mtime_ns)};
     futimens(fd, times);
-    int result = fchmod(fd, folder->mode);
+    int result = put->owned ? fchown(fd, folder->uid, folder->gid) : 0;
+    if (result == 0)
+        result = fchmod(fd, folder->mode);
     int error = errno;
     close(fd);
-    if (error == EPERM && folder->existed)
+    if (result < 0 && error == EPERM && folder->existed)
         return 0; /* an existing directory of another user stays unchanged */
     return errno = error, result;
 }
@@ -374,6 +428,24 @@ static void put_end(struct stream *stream)
     stream_finish(stream, &fields);
 }
 
+/* Like make_parents, but the new directories belong to this user. */
+static int make_owned_parents(char *path, uid_t uid, gid_t gid)
+{
+    for (char *slash = path + 1; (slash = strchr(slash, '/')); slash++) {
+        *slash = 0;
+        int result = mkdir(path, 0755);
+        if (result == 0 && (lchown(path, uid, gid) < 0 || chmod(path, 0755) < 0)) {
+            *slash = '/';
+            return -1;
+        }
+        int error = errno;
+        *slash = '/';
+        if (result < 0 && error != EEXIST && error != EISDIR && error != EROFS)
+            return errno = error, -1;
+    }
+    return 0;
+}
+
 void tree_put(struct stream *stream, struct fields fields)
 {
     static const struct stream_ops ops = {.data = put_data, .end = put_end, .closed = put_closed};
@@ -383,8 +455,13 @@ void tree_put(struct stream *stream, struct fields fields)
         put->root = put->folder = put->file = -1;
         for (size_t length = strlen(put->path); length > 1 && put->path[length - 1] == '/';)
             put->path[--length] = 0;
-        if (fields_number_or(fields, TAG_FLAGS, 0) & 1)
-            result = make_parents(put->path);
+        uint64_t flags = fields_number_or(fields, TAG_FLAGS, 0);
+        uid_t uid = (uid_t)fields_number_or(fields, TAG_UID, 0);
+        gid_t gid = (gid_t)fields_number_or(fields, TAG_GID, 0);
+        put->owned = flags & PUT_OWNED;
+        put->replace = flags & PUT_REPLACE;
+        if (flags & PUT_PARENTS)
+            result = put->owned ? make_owned_parents(put->path, uid, gid) : make_parents(put->path);
     }
     if (result < 0) {
         stream_fail(stream, put ? errno : ENOMEM, put ? put->path : NULL);

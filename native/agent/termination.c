@@ -70,6 +70,8 @@ int send_signal(struct process *process, uint64_t number, bool spare)
     if (number > 64)
         return EINVAL;
     if (number == SIGKILL && !spare) {
+        if (restart_cancel(process))
+            return 0;
         if (process->gone)
             return ESRCH;
         start_kill(process, CAUSE_KILLED);

@@ -1,12 +1,13 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
-from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Watch
+from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Volumes, Watch
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
+    BuildError,
     CheckpointNotFoundError,
     CommandRefusedError,
     ConflictError,
@@ -36,12 +37,14 @@ from atoll.errors import (
     SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StartError,
     StateError,
     StateInUseError,
     StoreError,
     ToolError,
     UnsupportedError,
     UserNotFoundError,
+    VolumeNotFoundError,
     WebhookNotFoundError,
 )
 from atoll.guest.file_watch import AsyncWatch
@@ -70,8 +73,10 @@ from atoll.model import (
     ListedSandbox,
     ListeningPort,
     Observation,
+    ReadyCheck,
     SandboxDetails,
     SandboxSpec,
+    StartCommand,
     State,
     Stats,
     UndoRule,
@@ -79,6 +84,7 @@ from atoll.model import (
 )
 from atoll.model.checkpoint import Change, ChangeKind, Checkpoint, Omitted, Snapshot, Undo
 from atoll.model.network_policy import Injection, NetworkRules, Rule
+from atoll.model.volume import VolumeInfo
 from atoll.network.refusals import Refusal
 from atoll.openmanus import (
     ALLOW,
@@ -103,7 +109,9 @@ from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.sandbox import AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
 
 EXPORTS: dict[str, str]
@@ -121,8 +129,10 @@ __all__ = [
     "AsyncSandbox",
     "AsyncShell",
     "AsyncTerminal",
+    "AsyncVolumes",
     "AsyncWatch",
     "BaseSandboxClient",
+    "BuildError",
     "Capability",
     "Cause",
     "Ceilings",
@@ -177,6 +187,7 @@ __all__ = [
     "PortStream",
     "ProtocolError",
     "RateLimitedError",
+    "ReadyCheck",
     "Record",
     "Recovered",
     "Refusal",
@@ -206,6 +217,9 @@ __all__ = [
     "Snapshot",
     "SnapshotNotFoundError",
     "SpecError",
+    "StartCommand",
+    "StartError",
+    "StartState",
     "State",
     "StateError",
     "StateInUseError",
@@ -219,6 +233,9 @@ __all__ = [
     "UserNotFoundError",
     "Verdict",
     "Volume",
+    "VolumeInfo",
+    "VolumeNotFoundError",
+    "Volumes",
     "Watch",
     "WebhookNotFoundError",
     "ask",

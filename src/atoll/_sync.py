@@ -25,6 +25,7 @@ from atoll.model import (
 )
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
 from atoll.model.network_policy import NetworkRules
+from atoll.model.volume import VolumeInfo
 from atoll.network.refusals import Refusal
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.sandbox.execution import CommandLine
@@ -34,7 +35,9 @@ from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState
 from atoll.sandbox.terminal import AsyncTerminal
+from atoll.sandbox.volumes import AsyncVolumes
 from atoll.settings import Settings
 
 
@@ -294,6 +297,9 @@ class Sandbox:
         lifetime: float | None = None,
         setup: Sequence[str] | None = None,
         setup_timeout: float | None = None,
+        start: Sequence[object] | None = None,
+        ready: object = None,
+        sudo: bool | None = None,
         undo: bool | Undo | UndoRule = False,
         name: str | None = None,
         task_id: str | None = None,
@@ -304,10 +310,11 @@ class Sandbox:
     ) -> None:
         """Describe a sandbox, without creating it yet. All times are in seconds.
 
-        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
-        where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a keyword, `timeout` is
-        how long a command may take, and `lifetime` how long the sandbox may exist. `setup` holds command lines that run
-        before `create` returns. `atoll.sandbox.options.SpecOptions` explains each option.
+        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus
+        example, where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a
+        keyword, `timeout` is how long a command may take, and `lifetime` how long the sandbox may exist.
+        `setup` holds command lines that run before `create` returns, `start` commands that run from then on,
+        and `ready` is what `create` waits for. `atoll.sandbox.options.SpecOptions` explains each option.
         """
         self._async = AsyncSandbox(
             spec,
@@ -332,6 +339,9 @@ class Sandbox:
             lifetime=lifetime,
             setup=setup,
             setup_timeout=setup_timeout,
+            start=start,
+            ready=ready,
+            sudo=sudo,
             undo=undo,
             name=name,
             task_id=task_id,
@@ -368,8 +378,8 @@ class Sandbox:
 
     @on_class_too_sync
     def create(self) -> Self:
-        """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
-        behind.
+        """Create the sandbox, run its setup commands, start its start commands and wait until it is ready. A failure
+        leaves nothing behind.
 
         On the class, `create` takes the options of a sandbox: `await AsyncSandbox.create(image="host")`.
         """
@@ -546,6 +556,10 @@ class Sandbox:
         """Return the ids of all commands that are running or whose output is kept."""
         return self._portal.call(self._async.commands())
 
+    def start_commands(self) -> builtins.list[StartState]:
+        """Return the start commands of the sandbox's spec: whether they run, and how often they were restarted."""
+        return self._portal.call(self._async.start_commands())
+
     def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
         """Type a command into a persistent shell and return its output, stdout and stderr in order.
 
@@ -701,11 +715,13 @@ class Sandbox:
         return self._portal.call(self._async.diff(old, new, text=text))
 
     def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id."""
+        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id, and its start
+        commands run again."""
         self._portal.call(self._async.rollback(checkpoint))
 
     def restart(self) -> None:
-        """Put the sandbox back into the state right after its creation. Its setup commands run again."""
+        """Put the sandbox back into the state right after its creation. Its setup and start commands
+        run again."""
         self._portal.call(self._async.restart())
 
     def undo(self, steps: int = 1) -> Checkpoint:
@@ -870,4 +886,169 @@ class Sandbox:
         """
         return portal().call(
             AsyncSandbox.list(labels=labels, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+
+class Volumes:
+    """The named volumes of this machine's user, or those of the caller on a server.
+
+    A sandbox mounts them by name: `AsyncSandbox(volumes={"data": "/data"})`. One that does not exist is made then.
+    `engine`, `server` and `api_key` say where they are, as for `AsyncSandbox`; `native` and `oci` share them.
+    """
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        *,
+        size: str | int | None = None,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Make an empty volume, which can hold `size` bytes or text such as `2g`. Raises ConflictError if there is one
+        of that name."""
+        return portal().call(
+            AsyncVolumes.create(name, size=size, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def list(
+        cls,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> builtins.list[VolumeInfo]:
+        """Return all volumes, oldest first. Their users are not looked for; `inspect` does that."""
+        return portal().call(AsyncVolumes.list(engine=engine, server=server, api_key=api_key, settings=settings))
+
+    @classmethod
+    def inspect(
+        cls,
+        name: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Return a volume, with the sandboxes that mount it. Raises VolumeNotFoundError."""
+        return portal().call(
+            AsyncVolumes.inspect(name, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def remove(
+        cls,
+        name: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Remove a volume with everything in it. Raises ConflictError, which names them, if sandboxes mount it."""
+        portal().call(AsyncVolumes.remove(name, engine=engine, server=server, api_key=api_key, settings=settings))
+
+    @classmethod
+    def prune(
+        cls,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> builtins.list[str]:
+        """Remove all volumes that no sandbox mounts, and return their names."""
+        return portal().call(AsyncVolumes.prune(engine=engine, server=server, api_key=api_key, settings=settings))
+
+    @classmethod
+    def snapshot(
+        cls,
+        name: str,
+        snapshot: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Save the present content of a volume, which may be in use, as a read-only volume named `snapshot`."""
+        return portal().call(
+            AsyncVolumes.snapshot(name, snapshot, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def copy(
+        cls,
+        name: str,
+        copy: str,
+        *,
+        size: str | int | None = None,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Make a writable volume named `copy` with the present content of a volume or snapshot. Equal blocks are
+        shared."""
+        return portal().call(
+            AsyncVolumes.copy(name, copy, size=size, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def restore(
+        cls,
+        name: str,
+        snapshot: str,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> VolumeInfo:
+        """Replace the content of a volume by that of a snapshot or another volume. Raises ConflictError if sandboxes
+        mount it."""
+        return portal().call(
+            AsyncVolumes.restore(name, snapshot, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def upload(
+        cls,
+        name: str,
+        local: str | Path,
+        path: str = "",
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Copy a file or directory of this machine into a volume, by a sandbox that exists only for that. `path` is
+        where it goes in the volume; the default is the volume itself. The rules are those of `copy_to` of a sandbox. A
+        volume that does not exist is made."""
+        portal().call(
+            AsyncVolumes.upload(name, local, path, engine=engine, server=server, api_key=api_key, settings=settings)
+        )
+
+    @classmethod
+    def download(
+        cls,
+        name: str,
+        path: str,
+        local: str | Path,
+        *,
+        engine: str | Engine = "auto",
+        server: str | None = None,
+        api_key: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Copy a file or directory of a volume to this machine, by a sandbox that exists only for that. An empty `path`
+        is everything. The rules are those of `copy_from` of a sandbox. Raises VolumeNotFoundError."""
+        portal().call(
+            AsyncVolumes.download(name, path, local, engine=engine, server=server, api_key=api_key, settings=settings)
         )

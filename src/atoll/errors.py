@@ -3,13 +3,16 @@
 SandboxError                         anything that went wrong with a sandbox
 ├── SandboxTimeoutError              it took longer than the caller allowed (also a TimeoutError)
 ├── SetupError                       a setup command failed, so no sandbox was made; see `output`
+├── StartError                       a start command failed, or the sandbox was not ready in time; see `output`
 ├── SandboxResourceError             a resource limit of the sandbox was the cause
 ├── SandboxNotFoundError             there is no such sandbox (also a KeyError)
 ├── CheckpointNotFoundError          there is no such checkpoint (also a KeyError)
 ├── SandboxGoneError                 the sandbox has ended; `cause` says why
 ├── SandboxPausedError               the sandbox is paused: resume it
 ├── SpecError                        the request is invalid: change it (also a ValueError)
+│   ├── DockerfileError              the Dockerfile cannot be used: its reason begins with the file and the line
 │   └── UnsupportedError             this engine cannot enforce the request: choose another
+├── BuildError                       a step of a Dockerfile failed; see `step`, `place`, `exit_code`, `cause`, `output`
 ├── ImageError                       the image cannot be used
 │   ├── ImageNotFoundError           there is no such image
 │   │   ├── SnapshotNotFoundError    there is no such snapshot, or it is not yours
@@ -22,6 +25,7 @@ SandboxError                         anything that went wrong with a sandbox
 │   ├── AgentUnreachableError        it does not answer, or the connection to it was lost
 │   └── ProtocolError                it violated the protocol: treat the sandbox as hostile
 ├── LimitReachedError                the maximum number of sandboxes exists: delete one, or wait (also a RuntimeError)
+├── VolumeNotFoundError              there is no such volume, or it is not yours (also a KeyError)
 ├── ConflictError                    the name, id or idempotency key is already used for something else
 ├── ManagerClosedError               the manager was shut down (also a RuntimeError)
 ├── StateError                       the manager's journal cannot be read or written
@@ -94,6 +98,48 @@ class SetupError(SandboxError):
         """The end of the command's output."""
 
 
+class BuildError(SandboxError):
+    """A step of a build failed. What the error says is the reason; these are its parts."""
+
+    code = "build_failed"
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        hint: str | None = None,
+        step: int = 0,
+        place: str = "",
+        instruction: str = "",
+        exit_code: int | None = None,
+        cause: str = "",
+        output: str = "",
+        sandbox_id: str = "",
+    ) -> None:
+        super().__init__(reason, hint=hint)
+        self.step = step
+        """The number of the step, from 1 on; 0: it concerns no step."""
+        self.place = place
+        """FILE:LINE of the instruction."""
+        self.instruction = instruction
+        self.exit_code = exit_code
+        self.cause = cause
+        """Why the command ended, such as `exit`, `timeout` or `out_of_memory`; empty if no command failed."""
+        self.output = output
+        """The last lines that the step wrote."""
+        self.sandbox_id = sandbox_id
+        """The sandbox of the failed step, if the request was to keep it."""
+
+
+class StartError(SandboxError):
+    code = "start_failed"
+
+    def __init__(self, reason: str, *, hint: str | None = None, output: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.output = output
+        """The end of the output of the start commands."""
+
+
 class SandboxResourceError(SandboxError):
     code = "resource_limit"
 
@@ -126,6 +172,10 @@ class SandboxPausedError(SandboxError):
 
 class SpecError(SandboxError, ValueError):
     code = "invalid_spec"
+
+
+class DockerfileError(SpecError):
+    code = "invalid_dockerfile"
 
 
 class UnsupportedError(SpecError):
@@ -178,6 +228,11 @@ class ProtocolError(AgentError):
 
 class LimitReachedError(SandboxError, RuntimeError):
     code = "limit_reached"
+
+
+class VolumeNotFoundError(SandboxError, KeyError):
+    code = "volume_not_found"
+    __str__ = SandboxError.__str__
 
 
 class ConflictError(SandboxError):

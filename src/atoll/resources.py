@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from atoll.errors import EngineUnavailableError
+from atoll.errors import EngineUnavailableError, SpecError
 from atoll.model import Limits, parse_size
 
 _GIB = 1 << 30
@@ -34,6 +34,7 @@ files wait for these locks, in other sandboxes and on the host. The longer the q
 holds its lock."""
 _PIDS_FOR_EACH = 8
 """An idle sandbox has one process, and a few more while it is used."""
+SMALLEST_VOLUME_BYTES = 1 << 20
 OPEN_FILES = 4096
 """Enough for browsers and build tools. A thousand sandboxes that open this many stay below the kernel's maximum."""
 
@@ -52,6 +53,32 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeSizes:
+    """How large volumes are."""
+
+    default_bytes: int = 10 * _GIB
+    """The size of a volume for which none was asked."""
+    most_bytes: int | None = None
+    """The largest size that may be asked for. None: any."""
+
+    def checked(self, size_bytes: int | None) -> int:
+        """Return the size of a new volume. Raises SpecError for one that is too small or too large."""
+        size = self.default_bytes if size_bytes is None else size_bytes
+        if self.most_bytes is not None and size_bytes is None:
+            size = min(size, self.most_bytes)
+        if size < SMALLEST_VOLUME_BYTES:
+            raise SpecError(
+                f"a volume has at least {SMALLEST_VOLUME_BYTES:,} bytes, not {size:,}", hint="Ask for more."
+            )
+        if self.most_bytes is not None and size > self.most_bytes:
+            raise SpecError(
+                f"a volume has at most {self.most_bytes:,} bytes here, not {size:,}",
+                hint="Ask for less, or set ATOLL_VOLUME_MAX_SIZE.",
+            )
+        return size
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     sandbox: Limits
     """The default limits of a sandbox whose spec has none."""
@@ -59,6 +86,8 @@ class Resources:
     """The ceilings for all sandboxes of one user of a server."""
     installation: Ceilings
     """The ceilings for all sandboxes of this installation."""
+    volumes: VolumeSizes = VolumeSizes()
+    """How large named volumes are."""
 
     @classmethod
     def of_machine(cls, data_dir: Path = Path("/")) -> Resources:
@@ -79,6 +108,7 @@ class Resources:
             sandbox,
             _ceilings(environ, "ATOLL_USER", found.account),
             _ceilings(environ, "ATOLL_TOTAL", found.installation),
+            _volume_sizes(environ, found.volumes),
         )
 
 
@@ -104,6 +134,7 @@ def sized(memory_bytes: int, cpus: int, processes: int, disk_bytes: int) -> Reso
         account=Ceilings(total // 2, working, _PIDS_FOR_EACH),
         # The weight is below the default of 100, so that the host and the server take precedence over sandboxes.
         installation=Ceilings(total, working * 4, _PIDS_FOR_EACH, cpu_weight=50),
+        volumes=VolumeSizes(min(10 * _GIB, max(disk_bytes // 4, 1 * _GIB))),
     )
 
 
@@ -116,6 +147,18 @@ def _ceilings(environ: Mapping[str, str], prefix: str, found: Ceilings) -> Ceili
     if environ.get(weight):
         number = _number(environ, weight, least=1, most=10_000)
         found = replace(found, cpu_weight=100 if number is None else number)
+    return found
+
+
+def _volume_sizes(environ: Mapping[str, str], found: VolumeSizes) -> VolumeSizes:
+    if environ.get("ATOLL_VOLUME_MAX_SIZE"):
+        most = _number(environ, "ATOLL_VOLUME_MAX_SIZE", least=SMALLEST_VOLUME_BYTES)
+        found = replace(found, most_bytes=most)
+    if environ.get("ATOLL_VOLUME_SIZE"):
+        size = _number(environ, "ATOLL_VOLUME_SIZE", least=SMALLEST_VOLUME_BYTES)
+        if size is None:
+            raise _wrong("ATOLL_VOLUME_SIZE", environ["ATOLL_VOLUME_SIZE"], "every volume has a size")
+        found = replace(found, default_bytes=size)
     return found
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ async def emptied(engine: LinuxEngine) -> None:
         await engine.delete(handle)
     for snapshot in await engine.snapshots():
         await engine.delete_snapshot(snapshot.name)
+    await engine.prune_steps()
     await engine.gc()
     assert engine.layout.layers.list() == []
     assert engine.layout.layers.list_saved() == []
@@ -55,6 +58,14 @@ async def emptied(engine: LinuxEngine) -> None:
 async def engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[LinuxEngine]:
     engine = engine_named(request.param, settings)
     assert isinstance(engine, Checkpointing)
+    yield engine
+    await emptied(engine)
+
+
+@pytest.fixture(params=["native", *(pytest.param(name, marks=pytest.mark.again) for name in ("runc", "runsc"))])
+async def any_engine(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[LinuxEngine]:
+    """For what depends little on the engine."""
+    engine = engine_named(request.param, settings)
     yield engine
     await emptied(engine)
 
@@ -83,3 +94,21 @@ def elsewhere() -> Iterator[Settings]:
     folder.chmod(0o755)
     yield Settings(folder / "data", folder / "run")
     shutil.rmtree(folder)
+
+
+def bare_image(archive: Path, files: Mapping[str, str]) -> str:
+    """Make an image with nothing but these programs. Those of this machine are put into it by the volume /usr."""
+    with tarfile.open(archive, "w") as tar:
+        for name in ("etc", "etc/atoll", "etc/atoll/hooks", "tmp", "usr", "root", "workspace"):
+            made = tarfile.TarInfo(name)
+            made.type, made.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(made)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            made = tarfile.TarInfo(name)
+            made.type, made.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            tar.addfile(made)
+        for name, content in files.items():
+            made = tarfile.TarInfo(name)
+            made.mode, made.size = 0o755, len(content)
+            tar.addfile(made, io.BytesIO(content.encode()))
+    return f"tar:{archive}"

@@ -10,7 +10,23 @@ from atoll.archive.work import Work
 from atoll.images import Image, ImageConfig, Images, Kind
 from needs import need
 
-PROGRAMS = ("sh", "cat", "chmod", "chown", "dd", "echo", "id", "ln", "ls", "mkdir", "mkfifo", "mv", "rm", "stat", "touch")
+PROGRAMS = (
+    "sh",
+    "cat",
+    "chmod",
+    "chown",
+    "dd",
+    "echo",
+    "id",
+    "ln",
+    "ls",
+    "mkdir",
+    "mkfifo",
+    "mv",
+    "rm",
+    "stat",
+    "touch",
+)
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nbob:x:1000:1000::/home/bob:/bin/sh\n"
 
 

@@ -25,7 +25,7 @@ CHECKED = frozenset({"toml", "json", "text", "tree"})
 REASONS = {
     "needs the internet": r"\bpip3? |https?://(?!127\.0\.0\.1)|image pull",
     "needs a registry": r"python:3|image pull",
-    "needs a Debian mirror": r"image build",
+    "needs a Debian mirror": r"image build|atoll build",
     "runs until it is stopped": r"atoll serve",
     "sets up a machine": r"\bmake (setup|run|demo)\b",
     "runs tests": r"\bmake (test|test-slow|check)\b",

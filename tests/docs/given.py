@@ -86,6 +86,7 @@ def _server(_: Block, given: Given) -> Iterator[None]:
 
 
 _OF_PAGES: dict[str, Prelude] = {
+    "docs/guides/environments.md": _server,
     "README.md": _readme,
     "docs/guides/checkpoints.md": _checkpoints,
     "docs/guides/images.md": _images,

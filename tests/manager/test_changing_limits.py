@@ -1,11 +1,11 @@
-"""Limits that are changed through a manager: its journal always agrees with the engine."""
+"""Limits and policies that are changed through a manager: its journal always agrees with the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from atoll.engines.contract import Resizable
+from atoll.engines.contract import NetworkPolicies, Resizable, supporting
 from atoll.manager import SandboxManager
 from atoll.model import Limits
 from manager.engines import TroubledEngine
@@ -60,3 +60,19 @@ async def test_a_cancelled_change_is_whole(make_manager: Make, engine: TroubledE
         await asyncio.wait({task})
         [handle] = await engine.list()
         assert (await manager.describe(id)).spec.limits == handle.spec.limits
+
+
+async def test_a_cancelled_change_of_the_policy_is_whole(make_manager: Make, engine: TroubledEngine) -> None:
+    if await supporting(engine, NetworkPolicies) is None:
+        not_applicable("this engine enforces no policies")
+    manager = make_manager()
+    id = await manager.create_sandbox({"network": {"allowed_domains": ["a.example"]}})
+    sandbox = await manager.get_sandbox(id)
+    for number in range(30):
+        task = asyncio.create_task(sandbox.set_network({"allowed_domains": [f"a{number}.example"]}))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        [handle] = await engine.list()
+        assert (await manager.describe(id)).spec.network == handle.spec.network

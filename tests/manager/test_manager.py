@@ -116,7 +116,7 @@ async def test_a_list_can_be_narrowed(manager: SandboxManager) -> None:
         {"env": {"A=B": "c"}},
         {"lifetime": 0},
         {"config": {"no_such_field": 1}},
-        {"volume_bindings": {"relative": "/x"}},
+        {"volume_bindings": {"./relative": "/x"}},
     ],
 )
 async def test_nonsense_is_refused_before_anything_is_made(

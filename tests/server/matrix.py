@@ -97,6 +97,15 @@ MATRIX = (
     Line("DELETE", "/snapshots/{name}", "manage"),
     Line("GET", "/snapshots/{name}/content", "use"),
     Line("PUT", "/snapshots/{name}/content", "manage"),
+    # volumes
+    Line("GET", "/volumes", "read"),
+    Line("POST", "/volumes", "manage", body={"name": "v"}),
+    Line("GET", "/volumes/{name}", "read"),
+    Line("DELETE", "/volumes/{name}", "manage"),
+    Line("POST", "/volumes/{name}/copies", "manage", body={"name": "w"}),
+    Line("POST", "/volumes/{name}/restore", "manage", body={"source": "w"}),
+    Line("GET", "/volumes/{name}/tree", "manage"),
+    Line("PUT", "/volumes/{name}/tree", "manage"),
     # network and ports
     Line("GET", f"{IN}/network", "read", True),
     Line("GET", f"{IN}/limits", "read", True),

@@ -13,6 +13,7 @@ import atoll
 from atoll import errors
 from atoll.engines.remote.rest_client import error_of
 from atoll.errors import (
+    BuildError,
     EngineError,
     ForbiddenError,
     NotAuthenticatedError,
@@ -106,6 +107,7 @@ def test_what_an_error_carries_comes_along() -> None:
     for error in (
         SandboxGoneError("ended", cause="out_of_memory"),
         SetupError("failed", output="the end of it"),
+        BuildError("failed", step=3, place="Dockerfile:7", instruction="RUN x", exit_code=2, cause="exit", output="no"),
         RateLimitedError("slowly", retry_after_s=7.0),
     ):
         answer = problems.respond(error)

@@ -38,6 +38,12 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "lifetime": (600.0, 600.0),
     "setup": (["true"], ["true"]),
     "setup_timeout": (5.0, 5.0),
+    "start": (
+        [{"name": "web", "command": "true", "restart": "never"}],
+        ['{"name":"web","command":"true","restart":"never"}'],
+    ),
+    "ready": ("8080/health", "8080/health"),
+    "sudo": (True, True),
     "undo": (True, True),
     "name": ("web", "web"),
     "task_id": ("t-1", "t-1"),

@@ -119,7 +119,7 @@ class _Copy:
                 if info.st_mode & 0o6000:
                     self._result.set_ids_stripped += 1
                     self._result.note(f"stripped the set-id bits of {shown(found.path)}")
-                os.fchmod(target, info.st_mode & 0o777)
+                os.fchmod(target, info.st_mode & 0o1777)
                 os.utime(target, ns=(info.st_mtime_ns, info.st_mtime_ns))
             finally:
                 os.close(target)

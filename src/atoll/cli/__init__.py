@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from atoll.cli.listed_command import ListedCommand
 from atoll.cli.traces import traced_command
-from atoll.errors import SandboxError, SetupError
+from atoll.errors import SandboxError, SetupError, StartError
 from atoll.printable import printable_lines
 
 COMMANDS = (
@@ -66,9 +66,15 @@ COMMANDS = (
     ("ports", "atoll.cli.ports:ports", "List what listens in a sandbox, with its process and, on a server, its URL."),
     ("expose", "atoll.cli.ports:expose", "Expose a port of a sandbox on the server, and print a link to it."),
     ("snapshot", "atoll.cli.snapshot:app", "Saved states that new sandboxes can start from: --image snapshot:NAME."),
+    ("volume", "atoll.cli.volume:app", "Named volumes, which outlive the sandboxes that mount them: -v NAME:/path."),
     ("network", "atoll.cli.network:app", "What sandboxes may reach, and what was refused."),
     ("spec", "atoll.cli.spec:app", "The server's catalogue of specs."),
     ("key", "atoll.cli.key:app", "API keys of a server."),
+    (
+        "build",
+        "atoll.cli.build:build",
+        "Build an image from a Dockerfile. Each step runs in a sandbox, and what is known already is not done again.",
+    ),
     ("image", "atoll.cli.image:app", "Root file systems that sandboxes start from."),
 )
 """The name of each command, where it is, and the first sentence of its help, in the order of `atoll --help`."""
@@ -112,7 +118,7 @@ def main() -> None:
         with traced_command(sys.argv[1:]):
             app()
     except SandboxError as error:
-        if isinstance(error, SetupError):
+        if isinstance(error, SetupError | StartError):
             print(printable_lines(error.output), file=sys.stderr)
         # A server's words, or a name that was pasted, may contain what controls a terminal.
         said = [f"atoll: {error}", *([error.hint] if error.hint else [])]

@@ -22,6 +22,7 @@ ROWS: dict[str, Capability | Callable[[EngineLevel], bool]] = {
     "network policies": Capability.NETWORK,
     "images": Capability.IMAGES,
     "volumes (writable)": Capability.VOLUMES,
+    "named volumes": Capability.NAMED_VOLUMES,
     "users inside": Capability.USERS,
     "pause": Capability.PAUSE,
     "checkpoints, forks": Capability.CHECKPOINTS,

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 
 from atoll.cli.stored_images import Reference, images_here, inspect, list_images, prune, pull_on_server, rm
 from atoll.cli.target import server_url, size
+from atoll.errors import SpecError
 from atoll.images import Image, ProgressCallback, Recipe
 from atoll.images import Progress as Step
 
@@ -88,6 +89,8 @@ def build(
     ] = None,
 ) -> None:
     """Build an image from Debian packages."""
+    if not package and ("/" in name or name == "." or Path(name).is_dir()):
+        raise SpecError(f"{name!r} is a directory, which has a Dockerfile", hint=f"Run: atoll build {name}")
     images = images_here()
     wanted: str | Recipe = Recipe(name=name, suite=suite, packages=tuple(package)) if package else name
     _make(f"building {name}", lambda progress: images.build(wanted, progress))

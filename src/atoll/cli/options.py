@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -80,8 +81,9 @@ class SandboxFlags:
         typer.Option(
             "--volume",
             "-v",
-            metavar="HOST:PATH[:ro]",
-            help="Mount a directory or file of this machine, read-only with `:ro`; may be repeated.",
+            metavar="SOURCE:PATH[:ro]",
+            help="Mount a named volume, or a directory or file of this machine if SOURCE has a slash, read-only with"
+            " `:ro`; may be repeated.",
         ),
     ] = None
     work_dir: Annotated[
@@ -107,6 +109,23 @@ class SandboxFlags:
         float | None,
         typer.Option("--setup-timeout", metavar="SECONDS", help="How long all setup commands may take together."),
     ] = None
+    start: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--start",
+            metavar="COMMAND",
+            help="A command that runs from the creation on, and again when it ends; also as JSON; may be repeated.",
+        ),
+    ] = None
+    ready: Annotated[
+        str | None,
+        typer.Option(
+            "--ready",
+            metavar="CHECK",
+            help="Wait until this holds: a port, a port and a path such as 8080/health, a command; also as JSON.",
+        ),
+    ] = None
+    sudo: Annotated[bool, typer.Option("--sudo", help="Let the account `user` inside become root by sudo.")] = False
     undo: Annotated[
         bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
     ] = False
@@ -130,11 +149,14 @@ class SandboxFlags:
     def given(self) -> dict[str, Any]:
         """Return the options of `Sandbox` that were given as flags. Raises SpecError."""
         plain = {name: value for name in _PLAIN if (value := getattr(self, name)) not in (None, False)}
+        plain |= {} if self.sudo is None else {"sudo": self.sudo}
         lists: dict[str, Any] = {
             "env": dict(pair(text, "a variable") for text in self.env or ()),
             "labels": dict(pair(text, "a label") for text in self.labels or ()),
             "volumes": [_absolute(text) for text in self.volumes or ()],
             "setup": self.setup,
+            "start": [_json_or_text(text) for text in self.start or ()],
+            "ready": None if self.ready is None else _json_or_text(self.ready),
             "network": None if self.network is None else read_policy(self.network),
             "ports": named_ports(self.ports),
         }
@@ -143,10 +165,19 @@ class SandboxFlags:
 
 _PLAIN = (
     *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
-    "user",
-    *("lifetime", "setup_timeout", "undo", "name", "task_id"),
+    *("user", "lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
+
+
+def _json_or_text(text: str) -> object:
+    """Return the object that a flag describes in JSON, or its text. Raises SpecError."""
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{text[:80]!r} is not JSON: {error}") from None
 
 
 def flag_of(option: str) -> str:
@@ -234,6 +265,8 @@ def pair(text: str, what: str) -> tuple[str, str]:
 
 
 def _absolute(text: str) -> str:
-    """Make the host path of a volume absolute: on a command line it may be relative."""
+    """Make the host path of a volume absolute: on a command line it may be relative. A source without a slash is the
+    name of a volume."""
     host, colon, rest = text.partition(":")
-    return f"{Path(host).absolute()}{colon}{rest}" if colon and host else text
+    is_path = "/" in host or host in (".", "..")
+    return f"{Path(os.path.abspath(host))}{colon}{rest}" if colon and is_path else text

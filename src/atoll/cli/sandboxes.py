@@ -162,6 +162,7 @@ def keep_alive(
 
 
 async def _gc() -> None:
+    from atoll.builds import sweep
     from atoll.engines import leases, registry
     from atoll.engines.contract import GarbageCollecting
     from atoll.images import Images
@@ -173,6 +174,7 @@ async def _gc() -> None:
         engine = (await leases.acquire(name, settings)).engine
         if isinstance(engine, GarbageCollecting):
             with suppress(EngineUnavailableError):  # an engine that is unavailable has nothing to remove
+                removed += [f"{name}: sandbox {id} of a build" for id in await sweep(engine)]
                 removed += [f"{name}: {text}" for text in await engine.gc()]
     collected = await Images(settings.data_dir).gc()
     removed += [f"image {digest}" for digest in collected.digests]

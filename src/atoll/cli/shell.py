@@ -38,11 +38,12 @@ def shell(
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise SandboxError("`atoll shell` needs a terminal", hint="For scripts use: atoll run -- sh -c '...'")
     if sandbox_id is not None:
-        raise SystemExit(on_sandbox(sandbox_id, lambda sandbox: _until_stopped(_interact(sandbox))))
+        raise SystemExit(on_sandbox(sandbox_id, lambda sandbox: _until_stopped(interact(sandbox))))
     raise SystemExit(asyncio.run(_until_stopped(_shell(make_sandbox(wanted)))))
 
 
-async def _interact(sandbox: AsyncSandbox) -> int:
+async def interact(sandbox: AsyncSandbox) -> int:
+    """Connect this terminal to a new one in the sandbox, until it ends. Returns its exit code."""
     rows, columns = _size()
     variables = {"TERM": os.environ.get("TERM", "xterm-256color")}
     terminal = await sandbox.open_terminal(rows=rows, columns=columns, env=variables)
@@ -55,7 +56,7 @@ async def _interact(sandbox: AsyncSandbox) -> int:
 async def _shell(sandbox: AsyncSandbox) -> int:
     async with sandbox:
         print(f"sandbox {sandbox.id} on engine {sandbox.engine_name}; Ctrl-D or `exit` ends it", file=sys.stderr)
-        return await _interact(sandbox)
+        return await interact(sandbox)
 
 
 async def _until_stopped(work: Coroutine[Any, Any, int]) -> int:

@@ -6,9 +6,9 @@ that imports still point one way: engines know nothing of the law that they are 
 
 # Importing a module enters its checks into the list, in this order.
 from atoll.conformance import life_cycle  # isort: skip
-from atoll.conformance import exec, process_trees, background, shells, terminals  # isort: skip
+from atoll.conformance import exec, process_trees, background, start_commands, shells, terminals  # isort: skip
 from atoll.conformance import files, special_files, watches, copied_trees, port_connections  # isort: skip
-from atoll.conformance import isolation, controls, changed_limits, adoption, saved_states  # isort: skip
+from atoll.conformance import isolation, controls, changed_limits, adoption, saved_states, named_volumes  # isort: skip
 from atoll.conformance.bench import Bench
 from atoll.conformance.check import CHECKS, Check
 from atoll.conformance.runner import CheckResult, Outcome, run, run_one
@@ -18,6 +18,7 @@ _MODULES = (
     exec,
     process_trees,
     background,
+    start_commands,
     shells,
     terminals,
     files,
@@ -30,6 +31,7 @@ _MODULES = (
     changed_limits,
     adoption,
     saved_states,
+    named_volumes,
 )
 
 __all__ = ["CHECKS", "Bench", "Check", "CheckResult", "Outcome", "run", "run_one"]

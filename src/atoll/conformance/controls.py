@@ -23,6 +23,7 @@ _ASKED: dict[Capability, dict[str, Any]] = {
     Capability.DISK: {"limits": {"disk_bytes": "32m"}},
     Capability.INODES: {"limits": {"inodes": 200}},
     Capability.OPEN_FILES: {"limits": {"open_files": 100}},
+    Capability.NAMED_VOLUMES: {"volumes": [{"name": "data", "path": "/volume"}]},
     Capability.VOLUMES: {"volumes": [{"host": "/usr", "path": "/volume", "read_only": True}]},
 }
 

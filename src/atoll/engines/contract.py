@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_check
 
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.limit_events import LimitEvents
+from atoll.engines.named_volumes import NamedVolumes
 from atoll.errors import UnsupportedError
 from atoll.model import (
     Capability,
@@ -358,6 +359,7 @@ _DECLARED_BY: Mapping[type[Any], Capability] = {
     NetworkPolicies: Capability.NETWORK,
     Checkpointing: Capability.CHECKPOINTS,
     Building: Capability.CHECKPOINTS,
+    NamedVolumes: Capability.NAMED_VOLUMES,
 }
 """The protocols whose support depends on the machine, each with the capability that an engine then declares."""
 
@@ -395,6 +397,17 @@ async def building(engine: Engine) -> Building:
             hint="Engines 'native' and 'oci' can, as root and with btrfs-progs installed.",
         )
     return builder
+
+
+async def having_volumes(engine: Engine, where: str = "here") -> NamedVolumes:
+    """Return the engine, typed as `NamedVolumes`. Raises UnsupportedError if it has none."""
+    found = await supporting(engine, NamedVolumes)
+    if found is None:
+        raise UnsupportedError(
+            f"engine '{engine.name}' has no named volumes {where}",
+            hint="Engines 'native' and 'oci' have them, as root and with btrfs-progs installed, and engine 'docker'.",
+        )
+    return found
 
 
 @runtime_checkable

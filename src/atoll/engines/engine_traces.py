@@ -13,6 +13,7 @@ _CALLS = (
     *("create", "connect", "delete", "pause", "resume", "set_network", "set_limits", "ensure_image", "pull"),
     *("checkpoint", "delete_checkpoint", "rollback", "fork", "hibernate", "diff"),
     *("snapshot", "delete_snapshot", "export_snapshot", "import_snapshot", "expose_port", "port_link"),
+    *("create_volume", "copy_volume", "restore_volume", "remove_volume"),
 )
 """What is asked all the time, such as `inspect` and `limit_events`, would only hide these."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections import deque
 
 from atoll.buffers import reservation
 
-_SLACK = 4096
-_STEP_BYTES = 1 << 20
+_MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 4096, 1 << 20
 
 
 class Capture:
@@ -21,8 +21,8 @@ class Capture:
     def __init__(self, limit: int) -> None:
         self._head_limit = limit - limit // 2
         self._tail_limit = limit // 2
-        self._head = bytearray()
-        self._tail = bytearray()
+        self._head = _Pieces(_MAX_PIECE_BYTES)
+        self._tail = _Pieces(min(_MAX_PIECE_BYTES, max(limit // 8, min(limit // 2, _MIN_PIECE_BYTES), 1)))
         self._reservation = reservation.get()
         self.total = 0
         """How many bytes were written, kept or not."""
@@ -31,26 +31,20 @@ class Capture:
 
     def add(self, data: memoryview) -> None:
         self.total += len(data)
-        room = self._head_limit - len(self._head)
+        room = self._head_limit - self._head.size
         if room > 0:
             granted = self._granted(min(room, len(data)))
             if granted < min(room, len(data)):
-                self._head_limit, self._tail_limit = len(self._head) + granted, 0
-            self._head += data[:granted]
+                self._head_limit, self._tail_limit = self._head.size + granted, 0
+            self._head.add(data[:granted])
             data = data[granted:]
         if data and self._tail_limit:
-            more = min(len(data), self._tail_limit - len(self._tail))
+            more = min(len(data), self._tail_limit - self._tail.size)
             if more > 0 and (granted := self._granted(more)) < more:
-                self._tail_limit = len(self._tail) + granted
-            self._keep_last(data)
-
-    def _keep_last(self, data: memoryview) -> None:
-        if not self._tail_limit:
-            return
-        self._tail += data[-self._tail_limit :]
-        # Trim only occasionally, so that a flood of output does not copy each byte many times.
-        if len(self._tail) > self._tail_limit + max(self._tail_limit // 4, min(self._tail_limit, _SLACK)):
-            del self._tail[: -self._tail_limit]
+                self._tail_limit = self._tail.size + granted
+            if self._tail_limit:
+                self._tail.add(data[-self._tail_limit :])
+                self._tail.forget_beginning(self._tail_limit)
 
     def _granted(self, size: int) -> int:
         return size if self._reservation is None else self._reservation.take(size)
@@ -61,11 +55,11 @@ class Capture:
 
     @property
     def kept(self) -> int:
-        return len(self._head) + len(self._tail)
+        return self._head.size + self._tail.size
 
     @property
     def dropped(self) -> int:
-        return self.total - len(self._head) - min(len(self._tail), self._tail_limit)
+        return self.total - self._head.size - min(self._tail.size, self._tail_limit)
 
     @property
     def truncated(self) -> bool:
@@ -79,17 +73,45 @@ class Capture:
         whole = io.BytesIO()
         if self.missing:
             whole.write(_marker(self.missing))
-        _copy(self._head, whole)
+        self._head.copy(whole)
         if between := self.dropped - self.missing:
             whole.write(_marker(between))
-        _copy(memoryview(self._tail)[max(0, len(self._tail) - self._tail_limit) :], whole)
+        self._tail.copy(whole, self._tail_limit)
         return whole.getvalue()
 
 
-def _copy(data: bytearray | memoryview, whole: io.BytesIO) -> None:
-    with memoryview(data) as view:
-        for offset in range(0, len(view), _STEP_BYTES):
-            whole.write(view[offset : offset + _STEP_BYTES])
+class _Pieces:
+    """Bytes in pieces of a bounded size, so that adding to many bytes or forgetting them never moves the others."""
+
+    __slots__ = ("_most", "_pieces", "size")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pieces: deque[bytearray] = deque()
+        self.size = 0
+
+    def add(self, data: memoryview) -> None:
+        self.size += len(data)
+        while data:
+            if not self._pieces or len(self._pieces[-1]) >= self._most:
+                self._pieces.append(bytearray())
+            last = self._pieces[-1]
+            room = self._most - len(last)
+            last += data[:room]
+            data = data[room:]
+
+    def forget_beginning(self, limit: int) -> None:
+        """Drop what is not needed for the last `limit` bytes, as far as it is whole pieces."""
+        while self._pieces and self.size - len(self._pieces[0]) >= limit:
+            self.size -= len(self._pieces.popleft())
+
+    def copy(self, whole: io.BytesIO, limit: int | None = None) -> None:
+        """Write the bytes, or only the last `limit`, piece by piece."""
+        skipped = 0 if limit is None else max(0, self.size - limit)
+        for piece in self._pieces:
+            with memoryview(piece) as view:
+                whole.write(view[min(skipped, len(view)) :])
+            skipped = max(0, skipped - len(piece))
 
 
 def _marker(size: int) -> bytes:

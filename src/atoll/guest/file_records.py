@@ -14,6 +14,8 @@ RECORD = struct.Struct("<BBHHHIIIQq")
 """Kind, 0, length of path, length of target, 0, mode, uid, gid, size, mtime in ns; then path and target."""
 
 FILE, DIRECTORY, LINK, ERROR = b"fdl!"
+HARD_LINK = ord("h")
+"""One more name of a file that was sent before. Only builds send it."""
 
 Kind = Literal["file", "directory", "link", "fifo", "socket", "char_device", "block_device"]
 KINDS: dict[int, Kind] = {
@@ -70,9 +72,12 @@ class FileRecord(NamedTuple):
         )
 
 
-def encode_record(kind: int, path: bytes, mode: int, size: int, mtime_ns: int, target: bytes = b"") -> bytes:
-    """Encode a record of a tree to send. It has no owner, because the receiver becomes the owner of the files."""
-    return RECORD.pack(kind, 0, len(path), len(target), 0, mode, 0, 0, size, mtime_ns) + path + target
+def encode_record(
+    kind: int, path: bytes, mode: int, size: int, mtime_ns: int, target: bytes = b"", *, owner: tuple[int, int] = (0, 0)
+) -> bytes:
+    """Encode a record of a tree to send. Its owner counts only in copies with owners; otherwise the receiver becomes
+    the owner of the files."""
+    return RECORD.pack(kind, 0, len(path), len(target), 0, mode, *owner, size, mtime_ns) + path + target
 
 
 def parse_record(data: bytes | bytearray | memoryview, position: int) -> tuple[FileRecord, int] | None:

@@ -54,6 +54,8 @@ class Op(enum.IntEnum):
     PROCESSES = 12
     KILL = 13
     RELEASE = 14
+    RESTARTS = 15
+    SUDO = 16
     STAT = 20
     LIST = 21
     MKDIR = 22
@@ -93,6 +95,14 @@ class StartFlag(enum.IntFlag):
     STARTED = 16
     DETACH = 32
     FORGET = 64
+    CLEAN = 128
+    EXISTING = 256
+
+
+class RestartPolicy(enum.IntEnum):
+    NEVER = 0
+    ALWAYS = 1
+    ON_FAILURE = 2
 
 
 class Tag(enum.IntEnum):
@@ -149,6 +159,7 @@ class Tag(enum.IntEnum):
     OUTPUT_BYTES = 67
     CAPACITY = 68
     RUNNING = 69
+    RESTART = 70
 
 
 def encode_text(text: str | bytes) -> bytes:

@@ -81,7 +81,7 @@ class TreePacker:
     def _directory(self, fd: int, path: bytes) -> list[str]:
         """Send a directory and the files in it. Returns the names of its subdirectories."""
         status = os.fstat(fd)
-        self._put(encode_record(DIRECTORY, path, status.st_mode & _MODE, 0, status.st_mtime_ns))
+        self.put(encode_record(DIRECTORY, path, status.st_mode & _MODE, 0, status.st_mtime_ns))
         directories: list[str] = []
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -98,7 +98,7 @@ class TreePacker:
             elif entry.is_symlink():
                 target = os.fsencode(os.readlink(entry.name, dir_fd=parent))
                 mtime_ns = os.stat(entry.name, dir_fd=parent, follow_symlinks=False).st_mtime_ns
-                self._put(encode_record(LINK, path, 0o777, 0, mtime_ns, target))
+                self.put(encode_record(LINK, path, 0o777, 0, mtime_ns, target))
             else:
                 raise OSError(errno.EINVAL, "neither a file nor a directory nor a link")
         except OSError as error:
@@ -111,13 +111,22 @@ class TreePacker:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", name)
             size = status.st_size
-            self._put(encode_record(FILE, path, status.st_mode & _MODE, size, status.st_mtime_ns))
-            if size <= _SMALL:
-                self._small(fd, path, size)
-            else:
-                self._large(fd, path, size)
+            self.put(encode_record(FILE, path, status.st_mode & _MODE, size, status.st_mtime_ns))
+            self.put_content(fd, path, size)
         finally:
             os.close(fd)
+
+    def put_content(self, fd: int, path: bytes, size: int) -> None:
+        """Send the content of a file whose record was sent."""
+        if size <= _SMALL:
+            self._small(fd, path, size)
+        else:
+            self._large(fd, path, size)
+
+    def put_bytes(self, data: bytes) -> None:
+        """Send content that is in memory, of a file whose record was sent."""
+        self.flush()
+        self._bulk.send_data(memoryview(data))
 
     def _small(self, fd: int, path: bytes, size: int) -> None:
         """Send exactly `size` bytes, as announced. If the file has become shorter, the rest is sent as zeros and the
@@ -142,7 +151,8 @@ class TreePacker:
         if self._bulk.send_file(fd, size) < size:
             self._failures.add(os.fsdecode(path), errno.EIO)
 
-    def _put(self, record: bytes) -> None:
+    def put(self, record: bytes) -> None:
+        """Send a record. The content of a file has to follow."""
         self.items += 1
         if self._filled + len(record) > CHUNK:
             self.flush()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import dataclasses
+import enum
+import errno
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from atoll.errors import AgentUnreachableError, ProtocolError, SandboxError, SandboxResourceError
 from atoll.guest.capture import Capture
@@ -32,15 +35,27 @@ __all__ = [
     "ProcessExit",
     "ProcessInfo",
     "Processes",
+    "RestartInfo",
+    "RestartState",
     "StartRequest",
 ]
 
 _LISTED_HEAD = struct.Struct("<H")
 _LISTED_REST = struct.Struct("<QBQ")
+_RESTARTED = struct.Struct("<IBBH")
+_NO_CAUSE, _SIGNAL_BASE = 0, 128
 _MAX_LISTED = 8 << 20
 """Far more than the 4,096 processes that an agent keeps."""
 _SPARE = 1
 _KILL = 9
+Listed = TypeVar("Listed")
+
+
+class RestartState(enum.IntEnum):
+    ENDED = 0
+    RUNS = 1
+    WAITS = 2
+    """It has ended, and the agent starts it again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,18 @@ class ProcessInfo:
     pid: int
     running: bool
     age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestartInfo:
+    """A process that the agent starts again when it ends."""
+
+    id: bytes
+    restarts: int
+    """How often it was started again."""
+    state: RestartState
+    exit_code: int | None
+    """How it ended last, as a shell reports it; None: it has not ended yet."""
 
 
 class Processes:
@@ -163,8 +190,21 @@ class Processes:
 
     async def list(self) -> list[ProcessInfo]:
         """Return all processes that the agent knows, running or ended."""
+        return await self._listed(Op.PROCESSES, _parse_list)
+
+    async def restarts(self) -> dict[bytes, RestartInfo]:
+        """Return, by their ids, the processes that the agent starts again when they end. An agent of an older version
+        has none."""
+        try:
+            return {each.id: each for each in await self._listed(Op.RESTARTS, _parse_restarts)}
+        except OSError as error:
+            if error.errno == errno.ENOSYS:
+                return {}
+            raise
+
+    async def _listed(self, op: Op, parse: Callable[[bytes], Iterator[Listed]]) -> builtins.list[Listed]:
         inbox = Inbox()
-        inbox.open(await self._guest.connection(), Op.PROCESSES, b"")
+        inbox.open(await self._guest.connection(), op, b"")
         data = bytearray()
         try:
             with inbox.parsing():
@@ -172,7 +212,7 @@ class Processes:
                     data += piece[1]
                     if len(data) > _MAX_LISTED:
                         raise ProtocolError("the agent's list of processes does not end")
-                return [*_parse_list(bytes(data))]
+                return [*parse(bytes(data))]
         finally:
             inbox.close()
 
@@ -196,8 +236,8 @@ def _naming_the_limit() -> Iterator[None]:
 def _continuing(request: StartRequest) -> StartRequest:
     """Return the request with the variables by which the process continues the current trace. Its own have precedence.
 
-    A persistent shell, which has a status channel, outlives the trace and gets none."""
-    found = {} if request.status else variables()
+    What outlives the trace gets none: a persistent shell, which has a status channel, and what is restarted."""
+    found = {} if request.status or request.restart else variables()
     return dataclasses.replace(request, env={**found, **request.env}) if found else request
 
 
@@ -249,3 +289,19 @@ def _parse_list(data: bytes) -> Iterator[ProcessInfo]:
             yield ProcessInfo(id, pid, bool(running), age_ns / 1e9)
     except struct.error as error:
         raise ProtocolError("the agent's list of processes stops in the middle") from error
+
+
+def _parse_restarts(data: bytes) -> Iterator[RestartInfo]:
+    position = 0
+    try:
+        while position < len(data):
+            (length,) = _LISTED_HEAD.unpack_from(data, position)
+            position += _LISTED_HEAD.size
+            id = data[position : position + length]
+            restarts, state, cause, status = _RESTARTED.unpack_from(data, position + length)
+            position += length + _RESTARTED.size
+            signal = status & 0x7F
+            code = None if cause == _NO_CAUSE else _SIGNAL_BASE + signal if signal else status >> 8
+            yield RestartInfo(id, restarts, RestartState(state), code)
+    except (struct.error, ValueError) as error:
+        raise ProtocolError("the agent's list of restarts is malformed") from error

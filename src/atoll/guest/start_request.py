@@ -11,6 +11,7 @@ from atoll.guest.frames import (
     MAX_PATH,
     MAX_PAYLOAD,
     MAX_STRING,
+    RestartPolicy,
     StartFlag,
     Tag,
     encode_fields,
@@ -37,13 +38,19 @@ class StartRequest:
     status: bool = False
     """Whether file descriptor 9 of the process becomes channel 3."""
     detach: bool = False
+    clean: bool = False
+    """Whether the process gets none of the variables of the agent itself, only `env` and those of its user."""
     forget: bool = False
     """Whether the agent forgets the process once its end has been delivered."""
+    existing: bool = False
+    """Whether FileNotFoundError is raised if there is no file at the path of the program."""
     deadline_s: float | None = None
     grace_s: float | None = None
     rlimits: Sequence[tuple[int, int, int]] = ()
     """Triples of resource, soft limit and hard limit."""
     keep_bytes: int | None = None
+    restart: RestartPolicy = RestartPolicy.NEVER
+    """Whether the agent starts the process again when it ends."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.id) <= MAX_ID:
@@ -83,6 +90,8 @@ class StartRequest:
             fields += [(Tag.ROWS, self.pty[0]), (Tag.COLS, self.pty[1])]
         if self.keep_bytes is not None:
             fields.append((Tag.KEEP, self.keep_bytes))
+        if self.restart is not RestartPolicy.NEVER:
+            fields.append((Tag.RESTART, int(self.restart)))
         payload = encode_fields(fields)
         if len(payload) > MAX_PAYLOAD - 2:
             raise ValueError(f"the command and its environment are too long: {len(payload)} bytes")
@@ -100,8 +109,12 @@ class StartRequest:
             flags |= StartFlag.STATUS
         if self.detach:
             flags |= StartFlag.DETACH
+        if self.clean:
+            flags |= StartFlag.CLEAN
         if self.forget:
             flags |= StartFlag.FORGET
+        if self.existing:
+            flags |= StartFlag.EXISTING
         if started:
             flags |= StartFlag.STARTED
         return int(flags)

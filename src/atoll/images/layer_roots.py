@@ -81,8 +81,10 @@ class LayerRoots:
         return sum(self.own_bytes(each) for each in self.stack(digest))
 
     def with_all_below(self, digests: Iterable[str]) -> set[str]:
-        """Return these digests, as far as they exist, and those of all layers under them. Raises ImageError if it cannot
-        be read what lies under one, because the rest would otherwise be taken for unused."""
+        """Return these digests, as far as they exist, and those of all layers under them.
+
+        Raises ImageError if it cannot be read what lies under one, because the rest would then be taken for unused.
+        """
         found: set[str] = set()
         for digest in digests:
             current = digest

@@ -20,6 +20,9 @@ from atoll.manager.transitions import Transitions
 from atoll.model import Cause
 from atoll.settings import Settings
 from atoll.timer import Clock
+from atoll.workers import Shares
+
+_CHECKS, _CHECKS_OF_ONE = 8, 2
 
 
 class Operations(Protocol):
@@ -64,6 +67,8 @@ class ManagerContext:
     """Called with the id of a sandbox whenever a use of it begins."""
     tasks: Tasks = field(default_factory=Tasks)
     metrics: Metrics = field(default_factory=Metrics)
+    checks: Shares = field(default_factory=lambda: Shares(_CHECKS, _CHECKS_OF_ONE))
+    """Turns to check whether a new sandbox is ready."""
     closing: bool = False
 
     @property

@@ -54,6 +54,7 @@ class Health:
 
     async def _believe(self, member: Member, seen: Observation) -> None:
         transitions, before = self._context.transitions, member.record.state
+        member.on_disk = seen.on_disk if seen.state is State.PAUSED else member.on_disk
         if seen.state is State.MISSING:
             self._context.metrics.deaths[Cause.LOST] += 1
             await transitions.end(member, Cause.LOST, "it was removed by somebody else")

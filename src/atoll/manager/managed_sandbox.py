@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, Self
 
 from atoll.cancellation import finish
@@ -25,11 +25,12 @@ from atoll.manager.usage import (
     counted_stream,
     timed,
 )
-from atoll.model import Capability, Handle, SandboxDetails, SandboxSpec
+from atoll.model import Capability, Handle, SandboxDetails, SandboxSpec, StartCommand
 from atoll.model.checkpoint import Checkpoint
 from atoll.model.network_policy import NetworkPolicy, NetworkRules
-from atoll.sandbox import setup
+from atoll.sandbox import setup, start_up
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
+from atoll.sandbox.hooks import Hook, begin, run_hook
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox, lease_seconds
 from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess
 from atoll.sandbox.shell import AsyncShell
@@ -78,6 +79,9 @@ class Supervisor(Protocol):
 
     def is_wanted(self) -> bool:
         """Whether the sandbox's connection is in use, or must stay open for the next use."""
+
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        """Wait for this sandbox's turn to be checked, so that few are checked at a time."""
 
     def executed(self, seconds: float) -> None:
         """Report how long a command took."""
@@ -131,6 +135,23 @@ class ManagedSandbox(AsyncSandbox):
         SetupError."""
         await setup.set_up(self.access)
 
+    async def begin(self, hook: Hook) -> None:
+        """Prepare the sandbox, whose processes begin anew. This is not a use. Raises StartError."""
+        await begin(self.access, hook)
+
+    async def run_hook(self, hook: Hook) -> None:
+        """Run a hook of the image. This is not a use. Raises StartError."""
+        await run_hook(self.access, hook)
+
+    async def start_up(self) -> None:
+        """Start the sandbox's start commands and wait until it is ready. This is not a use. Raises StartError."""
+        await self._start_up()
+
+    async def start_for_spec(self, command: StartCommand) -> None:
+        """Start one more command in the way of start commands, unless there is one with its name."""
+        async with self.use():
+            await start_up.start(self.access, command)
+
     def is_connected(self) -> bool:
         """Whether the agent holds the other end of the connection right now. The kernel knows, so nothing is sent to
         the agent."""
@@ -143,6 +164,9 @@ class ManagedSandbox(AsyncSandbox):
             return True
         except OSError:
             return False
+
+    async def _start_up(self) -> None:
+        await start_up.start_up(self.access, self.supervisor.turn)
 
     async def give_work_dir(self, user: str) -> str | None:
         """Make this user the owner of the work directory. Returns None where the engine has no users. Raises
@@ -221,6 +245,7 @@ class ManagedSandbox(AsyncSandbox):
     connect_socket = counted(AsyncSandbox.connect_socket)
     exec = counted(timed(AsyncSandbox.exec))
     commands = counted(AsyncSandbox.commands)
+    start_commands = counted(AsyncSandbox.start_commands)
     read_file = counted(AsyncSandbox.read_file)
     read_bytes = counted(AsyncSandbox.read_bytes)
     read_stream = counted_stream(AsyncSandbox.read_stream)
@@ -256,8 +281,12 @@ class ManagedSandbox(AsyncSandbox):
 
     async def set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
         async with self.use():
-            await super().set_network(policy)
-            await self.supervisor.relinked(self.spec.network)
+            # Completed even if the caller is cancelled, so that the record always agrees with the engine.
+            await finish(self._set_network(policy))
+
+    async def _set_network(self, policy: str | Mapping[str, object] | NetworkRules) -> None:
+        await super().set_network(policy)
+        await self.supervisor.relinked(self.spec.network)
 
     async def set_limits(
         self,

@@ -56,6 +56,10 @@ class PoolSettings:
             )
         if any(not volume.read_only for volume in self.spec.volumes):
             raise SpecError("the spec of a pool must not have writable volumes", hint="Its sandboxes would share them.")
+        if self.spec.named_volumes:
+            raise SpecError(
+                "the spec of a pool must not have named volumes", hint="They belong to a user, and a spare has none."
+            )
         if self.parallel < 1 or self.size < 0 or (self.max_size is not None and self.max_size < self.size):
             raise SpecError("in a pool, size must be from 0 to max_size, and parallel at least 1")
 
@@ -130,8 +134,8 @@ class Pool:
         if not self._env.items() <= spec.env.items():
             return False
         mine = self.settings.spec
-        if mine.setup and (spec.env != mine.env or spec.network != mine.network):
-            return False  # its setup commands ran with the variables and the network of the pool
+        if (mine.setup or mine.start or mine.ready) and (spec.env != mine.env or spec.network != mine.network):
+            return False  # its setup and start commands ran with the variables and the network of the pool
         return spec == self.settings.spec or self._base == base(self._without_what_comes_later(spec))[0]
 
     def _without_what_comes_later(self, spec: SandboxSpec) -> SandboxSpec:

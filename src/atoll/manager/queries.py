@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from atoll.engines.checkpointing import Checkpointing
-from atoll.engines.contract import ImageSource, LimitDefaults, OnImageProgress, OwnDefaultImage, checkpointing
+from atoll.engines.contract import (
+    ImageSource,
+    LimitDefaults,
+    OnImageProgress,
+    OwnDefaultImage,
+    checkpointing,
+    having_volumes,
+)
+from atoll.engines.named_volumes import NamedVolumes
 from atoll.errors import ImageError, ImageNotFoundError, SandboxError, SandboxNotFoundError, SandboxTimeoutError
 from atoll.manager.context import ManagerContext
 from atoll.manager.journal_tables import Search
@@ -228,6 +236,10 @@ class Queries(abc.ABC):
     async def saved_states(self) -> Checkpointing:
         """Return the manager's engine if it can keep snapshots. Raises UnsupportedError otherwise."""
         return await checkpointing((await self._context()).engine)
+
+    async def named_volumes(self) -> NamedVolumes:
+        """Return the manager's engine if it has named volumes. Raises UnsupportedError otherwise."""
+        return await having_volumes((await self._context()).engine)
 
     async def default_limits(self, spec: SandboxSpec, *, engine: str | None = None) -> Limits:
         """Return the limits that a sandbox of this spec gets where the spec names none. Raises SandboxError if its

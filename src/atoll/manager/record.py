@@ -114,7 +114,16 @@ class Record(BaseModel):
     def remembered(self) -> Record:
         """Return the record to keep after the sandbox has ended, without what only a running one needs, which may be
         large."""
-        spec = self.spec.model_copy(update={"env": {}, "labels": {}, "volumes": (), "network": "none", "setup": ()})
+        none: dict[str, object] = {
+            "env": {},
+            "labels": {},
+            "volumes": (),
+            "network": "none",
+            "setup": (),
+            "start": (),
+            "ready": None,
+        }
+        spec = self.spec.model_copy(update=none)
         return self.model_copy(update={"spec": spec, "env": {}, "details": {}, "reason": self.reason[:_MAX_REASON]})
 
     def matches(

@@ -10,10 +10,11 @@
 | no entry, our label     | adopted: never deleted on doubt     |                                     |
 | no entry, no such label | left alone: it is somebody else's   |                                     |
 
-Later, `OrphanCollector` periodically removes what nobody owns any more. There are two kinds. The engine itself knows
+Later, `OrphanCollector` periodically removes what nobody owns any more. There are three kinds. The engine itself knows
 what was left behind by calls that were killed halfway. A sandbox of this manager that has ended according to the
 journal but still exists (because somebody started it again, or the engine was wrong) is found by comparison. A sandbox
-that is not in the journal at all is never deleted: the next start adopts it.
+that is not in the journal at all is never deleted: the next start adopts it. A sandbox of a build says which process
+builds; it is removed when that process has ended.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from atoll.manager.members import Member
 from atoll.manager.operations.delete import Deleter
 from atoll.manager.pool import Pools
 from atoll.manager.record import Operation, Record
-from atoll.manager.request import LIFETIME_LABEL, OWNER_LABEL
+from atoll.manager.request import LIFETIME_LABEL
 from atoll.manager.supervisor import MemberFactory
 from atoll.model import MANAGER_LABEL, NAME_LABEL, Cause, Handle, SandboxSpec, State
+from atoll.model.spec import OWNER_LABEL
 from atoll.sandbox.sandbox import MAX_LEASE_S
 
 _AT_ONCE = 32
@@ -256,6 +258,8 @@ class OrphanCollector:
         return removed
 
     async def _collect(self, engine: Engine) -> list[str]:
+        from atoll.builds.labels import is_left_by_a_build  # slow to import, and not needed for the start
+
         context = self._context
         removed: list[str] = []
         if isinstance(engine, GarbageCollecting):
@@ -267,6 +271,9 @@ class OrphanCollector:
                     engine.delete(handle), context.rules.delete_s, f"delete {handle.sandbox_id}"
                 )
                 removed.append(f"sandbox {handle.sandbox_id}")
+        for handle in [each for each in listed if is_left_by_a_build(each)][:_MAX_REMOVALS]:
+            await context.tasks.bounded(engine.delete(handle), context.rules.delete_s, f"delete {handle.sandbox_id}")
+            removed.append(f"sandbox {handle.sandbox_id} of a build")
         return removed
 
     def _may_be_orphaned(self, handle: Handle) -> bool:

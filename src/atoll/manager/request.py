@@ -11,13 +11,13 @@ from atoll.errors import SpecError
 from atoll.manager.context import ManagerContext
 from atoll.manager.record import OnIdle, Operation, Record, fingerprint
 from atoll.model import MANAGER_LABEL, NAME_LABEL, OWN_LABELS, SandboxSpec
+from atoll.model.spec import OWNER_LABEL, unnamed
 from atoll.model.spelling import renamed
 from atoll.sandbox.options import SpecOptions, checked_name, spec_of, volumes_of
 from atoll.sandbox.sandbox_access import new_sandbox_id
 
 _MAX_CHARACTERS = 512
-# With MANAGER_LABEL and NAME_LABEL, these labels describe a sandbox if the journal is lost.
-OWNER_LABEL = f"{OWN_LABELS}owner"
+# With MANAGER_LABEL, NAME_LABEL and OWNER_LABEL, this label describes a sandbox if the journal is lost.
 LIFETIME_LABEL = f"{OWN_LABELS}lifetime"
 
 
@@ -58,7 +58,7 @@ class SandboxOptions(SharedOptions, total=False):
 
 _MANAGED = ("owner", "timeout", "engine", "key", "idle_timeout", "on_idle", "services")
 """The options that do not describe the sandbox."""
-_WITH_CONFIG = ("labels", "env", "lifetime", "name", "task_id", "setup", "ports")
+_WITH_CONFIG = ("labels", "env", "lifetime", "name", "task_id", "setup", "start", "ready", "ports")
 """The options that add to a config. Others cannot be given beside one."""
 Config = SandboxSpec | SpecSource | Mapping[str, object] | None
 
@@ -111,7 +111,10 @@ class Request:
             )
             # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
             unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
-            body = self.spec.model_dump_json(exclude={"account", *unused})
+            unused |= {newer for newer in ("start", "ready", "sudo") if getattr(self.spec, newer) is None}
+            body = self.spec.model_dump_json(
+                exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)}
+            )
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod
@@ -243,13 +246,15 @@ def _extended(config: SandboxSpec | SpecSource | Mapping[str, object], given: Ma
         spec = config.spec() if isinstance(config, SpecSource) else spec_of(config)
     if not given:
         return spec
-    if "setup" in given and spec.setup:
-        raise SpecError("setup is given twice, by itself and in the config", hint="Give only one of them.")
+    for option in ("setup", "start", "ready"):
+        if option in given and getattr(spec, option):
+            raise SpecError(f"{option} is given twice, by itself and in the config", hint="Give only one of them.")
     added = spec_of(given)
     values = {field: getattr(spec, field) for field in SandboxSpec.model_fields}
     values["labels"] = {**spec.labels, **added.labels}
     values["env"] = {**spec.env, **added.env}
-    values["setup"] = added.setup or spec.setup
+    for option in ("setup", "start", "ready"):
+        values[option] = getattr(added, option) or getattr(spec, option)
     return SandboxSpec.of(**values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from contextlib import AbstractAsyncContextManager
 
 from atoll.engines.contract import Leasing
 from atoll.errors import SandboxGoneError, SandboxPausedError
@@ -120,6 +121,9 @@ class MemberSupervisor:
 
     def is_wanted(self) -> bool:
         return self.usage.active > 0 or self._member.waits_in_pool or self._member.creation is not None
+
+    def turn(self) -> AbstractAsyncContextManager[object]:
+        return self._context.checks.slot(self._member.record.owner or "")
 
     def executed(self, seconds: float) -> None:
         self._context.metrics.exec_s.add(seconds)

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from atoll.cancellation import finish
-from atoll.errors import ManagerClosedError, SandboxTimeoutError, SetupError
+from atoll.errors import ManagerClosedError, SandboxTimeoutError, SetupError, StartError
 
 T = TypeVar("T")
 _UNDO_S = 60.0
@@ -63,7 +63,7 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # What a user's own command wrote is not for the log.
-            said = type(error).__name__ if isinstance(error, SetupError) else repr(error)
+            said = type(error).__name__ if isinstance(error, SetupError | StartError) else repr(error)
             _log.debug("%s failed: %s", task.get_name(), said)
 
 

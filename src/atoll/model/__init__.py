@@ -20,6 +20,7 @@ from atoll.model.image_defaults import ImageDefaults, check_variables, default_u
 from atoll.model.result import ExecutionResult
 from atoll.model.spec import (
     DEFAULT_WORK_DIR,
+    MAX_BYTES,
     Limits,
     SandboxSpec,
     SetupCommands,
@@ -31,13 +32,17 @@ from atoll.model.spec import (
     absolute_path,
     parse_size,
 )
+from atoll.model.start_plan import BUILD_LABEL, StartPlan, start_plan
+from atoll.model.starting import ReadyCheck, StartCommand, StartCommands
 from atoll.model.state import Capability, Cause, ImageProgress, ListeningPort, Observation, State, Stats
 
 __all__ = [
+    "BUILD_LABEL",
     "DEFAULTS",
     "DEFAULT_WORK_DIR",
     "LEFT_OUT",
     "MANAGER_LABEL",
+    "MAX_BYTES",
     "NAME_LABEL",
     "OWN_LABELS",
     "Capability",
@@ -51,11 +56,15 @@ __all__ = [
     "ListedSandbox",
     "ListeningPort",
     "Observation",
+    "ReadyCheck",
     "SandboxDetails",
     "SandboxSpec",
     "SetupCommands",
     "SetupTime",
     "Size",
+    "StartCommand",
+    "StartCommands",
+    "StartPlan",
     "State",
     "Stats",
     "UndoRule",
@@ -68,4 +77,5 @@ __all__ = [
     "image_defaults",
     "parse_size",
     "resolved",
+    "start_plan",
 ]

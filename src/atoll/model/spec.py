@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
 from collections.abc import Mapping
@@ -12,7 +13,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from atoll.errors import SpecError
 from atoll.model import manus_names
 from atoll.model.network_policy import NetworkPolicy, parse_policy
+from atoll.model.starting import ReadyCheck, StartCommands
 
+OWNER_LABEL = "atoll.owner"
+"""The label that says which user of a manager a sandbox belongs to, and with it whose named volumes it has."""
+VOLUME_NAME_RULE = "use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or digit"
+_VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_CACHE_NAME = re.compile(r"@[0-9a-f]{40}")
+"""The caches of builds, which no user can name."""
 _ENV_NAME = re.compile(r"[^=\0\s]+")
 USER = re.compile(r"[^\s:\x00-\x1f\x7f]{1,128}(:[^\s:\x00-\x1f\x7f]{1,128})?")
 DEFAULT_WORK_DIR = "/workspace"
@@ -63,11 +71,13 @@ class Limits(BaseModel):
 
 
 class Volume(BaseModel):
-    """A directory or file of the host that the sandbox sees."""
+    """A named volume, or a directory or file of the host, that the sandbox sees. Either `name` or `host` is given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    host: str
-    """The path on the server's machine."""
+    host: str = ""
+    """The path on the server's machine, for a directory or file of that machine."""
+    name: str = ""
+    """The name of a named volume, which is made if there is none."""
     path: str
     """The path inside the sandbox."""
     read_only: bool = False
@@ -81,21 +91,66 @@ class Volume(BaseModel):
 
     @classmethod
     def parse(cls, text: str) -> Volume:
-        """Parse the form `HOST:PATH[:ro|rw]`, as on a command line. Raises SpecError."""
+        """Parse the form `NAME:PATH[:ro|rw]`, as on a command line. A source with a slash is a path of the host instead
+        of a name. Raises SpecError."""
         parts = text.split(":")
         if len(parts) == 2:
             parts.append("rw")
         if len(parts) != 3 or parts[2] not in ("ro", "rw") or not all(parts):
-            raise SpecError(f"{text!r} is not a volume", hint="Write HOST:PATH or HOST:PATH:ro.")
+            raise SpecError(
+                f"{text!r} is not a volume",
+                hint="Write NAME:PATH for a named volume or /HOST:PATH for a directory, perhaps with ':ro' behind it.",
+            )
+        if "/" not in parts[0] and not is_volume_name(parts[0]):
+            raise SpecError(
+                f"{parts[0][:80]!r} cannot be the name of a volume: {VOLUME_NAME_RULE}",
+                hint="A directory of this machine has a slash, as in './data'.",
+            )
         try:
-            return cls(host=parts[0], path=parts[1], read_only=parts[2] == "ro")
+            source = {"host": parts[0]} if "/" in parts[0] else {"name": parts[0]}
+            return cls(**source, path=parts[1], read_only=parts[2] == "ro")
         except ValidationError as error:
             raise SpecError(f"{text!r} is not a volume: {_first(error)}") from error
+
+    @classmethod
+    def cache(cls, identifier: str, path: str, *, read_only: bool = False) -> Volume:
+        """Return the volume of a build's cache of this id."""
+        return cls(name="@" + hashlib.sha256(identifier.encode()).hexdigest()[:40], path=path, read_only=read_only)
+
+    @property
+    def source(self) -> str:
+        """The name, or the path on the host."""
+        return self.name or self.host
 
     @field_validator("host", "path")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        return absolute_path(value)
+        return absolute_path(value) if value else value
+
+    @field_validator("name")
+    @classmethod
+    def _valid_name(cls, value: str) -> str:
+        if value and not (_VOLUME_NAME.fullmatch(value) or _CACHE_NAME.fullmatch(value)):
+            raise ValueError(f"{value[:80]!r} cannot be the name of a volume: {VOLUME_NAME_RULE}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Volume:
+        if bool(self.host) == bool(self.name) or not self.path:
+            raise ValueError("a volume has a path inside, and either a name or a host directory")
+        return self
+
+
+def unnamed(spec: SandboxSpec) -> dict[str, Any]:
+    """Return what a dump must leave out of a spec so that earlier versions, which had no named volumes, read it: the
+    empty names, in the words of `model_dump(exclude=…)`."""
+    found = {number: {"name"} for number, volume in enumerate(spec.volumes) if not volume.name}
+    return {"volumes": found} if found else {}
+
+
+def is_volume_name(name: str) -> bool:
+    """Return whether users may give a volume this name."""
+    return _VOLUME_NAME.fullmatch(name) is not None
 
 
 def absolute_path(value: str) -> str:
@@ -160,6 +215,14 @@ class SandboxSpec(BaseModel):
     """Command lines that are run in order before anybody gets the sandbox."""
     setup_timeout_s: SetupTime = 600.0
     """The timeout of all setup commands together."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that the agent starts again when they end. None: those of the
+    image."""
+    ready: ReadyCheck | None = None
+    """What has to hold before anybody gets the sandbox. None: what the image says, if `start` is None too."""
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`. None: what the image says, and otherwise it may not.
+    """
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""
@@ -171,7 +234,17 @@ class SandboxSpec(BaseModel):
 
     @property
     def has_writable_volume(self) -> bool:
-        return any(not volume.read_only for volume in self.volumes)
+        """Whether the sandbox may write to files of the host. In a named volume no file can do harm there."""
+        return any(volume.host and not volume.read_only for volume in self.volumes)
+
+    @property
+    def named_volumes(self) -> tuple[Volume, ...]:
+        return tuple(volume for volume in self.volumes if volume.name)
+
+    @property
+    def owner(self) -> str:
+        """The user of a manager that the sandbox belongs to. Empty: the user of this machine."""
+        return self.labels.get(OWNER_LABEL, "")
 
     def settled(self, made: SandboxSpec) -> SandboxSpec:
         """Return this spec with what the engine decided when it made the sandbox: the image if it has a default of its

@@ -19,6 +19,8 @@ class Capability(enum.StrEnum):
     INODES = "inodes"
     OPEN_FILES = "open_files"
     VOLUMES = "volumes"
+    NAMED_VOLUMES = "named_volumes"
+    """Directories of a user that outlive sandboxes can be mounted by name."""
     IMAGES = "images"
     PAUSE = "pause"
     CHECKPOINTS = "checkpoints"
@@ -69,6 +71,8 @@ class Observation:
     reason: str = ""
     wakes: bool = False
     """Whether the sandbox is paused and any use of it resumes it."""
+    on_disk: bool = False
+    """Whether the sandbox is paused and its memory is on disk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from atoll.sandbox.execution import (
 from atoll.sandbox.sandbox_access import SandboxAccess
 from atoll.sandbox.saved_state_methods import UndoHistory
 from atoll.sandbox.shell import AsyncShell
+from atoll.sandbox.start_up import StartState, states
 from atoll.sandbox.terminal import AsyncTerminal
 from atoll.tracing import span
 
@@ -107,6 +108,11 @@ class CommandMethods:
         """Return the ids of all commands that are running or whose output is kept."""
         self.access.handle()
         return [info.id.decode(errors="replace") for info in await self.access.guest.processes.list()]
+
+    async def start_commands(self) -> list[StartState]:
+        """Return the start commands of the sandbox's spec: whether they run, and how often they were restarted."""
+        self.access.handle()
+        return await states(self.access)
 
     async def run_command(self, command: str, timeout: float | None = None, *, shell: str = "default") -> str:
         """Type a command into a persistent shell and return its output, stdout and stderr in order.

@@ -37,7 +37,8 @@ class SpecOptions(SandboxNames, total=False):
     env: Mapping[str, str] | None
     """Environment variables of all commands."""
     volumes: Mapping[str, str] | Sequence[str] | None
-    """Directories of the host: `{"/host": "/inside:ro"}` or `["/host:/inside:ro"]`."""
+    """Named volumes and directories of the host: `{"data": "/data"}`, `{"/host": "/inside:ro"}` or
+    `["data:/data", "/host:/inside:ro"]`. A source with a slash is a directory of the host."""
     work_dir: str | None
     """The directory where commands and relative paths start. The default is that of the image, or `/workspace`."""
     user: str | None
@@ -51,6 +52,14 @@ class SpecOptions(SandboxNames, total=False):
     """Command lines that run before anybody gets the sandbox."""
     setup_timeout: float | None
     """How long all setup commands may take together."""
+    start: Sequence[object] | None
+    """Commands that run from the creation on, and again when they end: command lines, lists of arguments, or objects as
+    of `StartCommand`."""
+    ready: object
+    """What has to hold before anybody gets the sandbox: a port, a port and a path such as `"8080/health"`, a command,
+    or an object as of `ReadyCheck`."""
+    sudo: bool | None
+    """Whether the account `user` inside may become root by `sudo`."""
     undo: bool | Undo | UndoRule | None
     """Whether, how often and before which commands to save the state, so that commands can be undone."""
     task_id: str | None

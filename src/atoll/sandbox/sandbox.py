@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,14 @@ from atoll.errors import EngineUnavailableError, SandboxNotFoundError, SpecError
 from atoll.model import NAME_LABEL, Observation, SandboxDetails, SandboxSpec, Stats, UndoRule, manus_names
 from atoll.model.checkpoint import Checkpoint, Undo
 from atoll.model.network_policy import NetworkRules
-from atoll.sandbox import naming
+from atoll.sandbox import naming, start_up
 from atoll.sandbox import setup as setup_commands
 from atoll.sandbox.class_methods import ClassMethods
 from atoll.sandbox.command_methods import CommandMethods
 from atoll.sandbox.execution import valid_timeout_s
 from atoll.sandbox.export import Export
 from atoll.sandbox.file_methods import FileMethods
+from atoll.sandbox.hooks import begin, hook_of_new
 from atoll.sandbox.limit_methods import LimitMethods
 from atoll.sandbox.network_methods import NetworkMethods
 from atoll.sandbox.on_class import on_class_too
@@ -75,6 +77,9 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         lifetime: float | None = None,
         setup: Sequence[str] | None = None,
         setup_timeout: float | None = None,
+        start: Sequence[object] | None = None,
+        ready: object = None,
+        sudo: bool | None = None,
         undo: bool | Undo | UndoRule = False,
         name: str | None = None,
         task_id: str | None = None,
@@ -85,10 +90,11 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
     ) -> None:
         """Describe a sandbox, without creating it yet. All times are in seconds.
 
-        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus example,
-        where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a keyword, `timeout` is
-        how long a command may take, and `lifetime` how long the sandbox may exist. `setup` holds command lines that run
-        before `create` returns. `atoll.sandbox.options.SpecOptions` explains each option.
+        `spec` may be a `SandboxSpec`, a mapping as in a request to a server, or a mapping as in the Manus
+        example, where `timeout` is the lifetime of the sandbox; it takes the place of the options. As a
+        keyword, `timeout` is how long a command may take, and `lifetime` how long the sandbox may exist.
+        `setup` holds command lines that run before `create` returns, `start` commands that run from then on,
+        and `ready` is what `create` waits for. `atoll.sandbox.options.SpecOptions` explains each option.
         """
         options: dict[str, object] = {
             "image": image,
@@ -108,6 +114,9 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             "lifetime": lifetime,
             "setup": setup,
             "setup_timeout": setup_timeout,
+            "start": start,
+            "ready": ready,
+            "sudo": sudo,
             "undo": None if isinstance(undo, Undo) and undo.risky is not None else undo or None,
             "name": name,
             "task_id": task_id,
@@ -150,8 +159,8 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
     @on_class_too
     @traced("sandbox.create")
     async def create(self) -> Self:
-        """Create the sandbox, wait until its agent answers, and run its setup commands. A failure leaves nothing
-        behind.
+        """Create the sandbox, run its setup commands, start its start commands and wait until it is ready. A failure
+        leaves nothing behind.
 
         On the class, `create` takes the options of a sandbox: `await AsyncSandbox.create(image="host")`.
         """
@@ -165,7 +174,9 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             self.access.spec = self.spec.settled(handle.spec)
             await self.access.guest.connection()
             await self._expose_named()
+            await begin(self.access, hook_of_new(self.spec.image))
             await setup_commands.set_up(self.access)
+            await self._start_up()
         except BaseException:
             await finish(self.cleanup())
             raise
@@ -283,6 +294,12 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         )
         for twin, handle in zip(twins, handles, strict=True):
             twin.access.made(handle)
+        try:
+            await asyncio.gather(*(_forked(twin.access) for twin in twins))
+        except BaseException:
+            for twin in twins:
+                await finish(twin.cleanup())
+            raise
         return twins
 
     async def __aenter__(self) -> Self:
@@ -304,6 +321,11 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         if isinstance(engine, PortExposing):
             for name, port in self._named_ports.items():
                 await engine.expose_port(self.access.handle(), name, port)
+
+
+async def _forked(access: SandboxAccess) -> None:
+    await begin(access, "forked")
+    await start_up.start_up(access)
 
 
 def _undo_of(spec: SandboxSpec) -> Undo | None:

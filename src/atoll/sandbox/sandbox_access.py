@@ -30,7 +30,7 @@ from atoll.guest.connection import Connection
 from atoll.guest.files import Files
 from atoll.guest.guest import Guest
 from atoll.guest.processes import FollowedProcess
-from atoll.model import Cause, Handle, Observation, SandboxSpec, State, default_user
+from atoll.model import Cause, Handle, Observation, SandboxSpec, StartPlan, State, default_user, start_plan
 from atoll.model.network_policy import NetworkPolicy
 from atoll.sandbox import naming
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
@@ -148,6 +148,10 @@ class SandboxAccess:
         if self.deleted:
             raise SandboxGoneError(f"sandbox {self.sandbox_id} was cleaned up", cause=Cause.USER, hint=_MAKE_ANOTHER)
         return self._handle
+
+    def start_plan(self) -> StartPlan:
+        """Return what the sandbox starts, according to its spec and its image. Raises SpecError."""
+        return start_plan(self.spec, self.handle().image_defaults.labels)
 
     def created_before(self) -> SandboxError:
         """Return the error for creating the sandbox once more."""

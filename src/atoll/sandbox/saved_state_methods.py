@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from atoll.engines.contract import Pausable, supporting
-from atoll.errors import CheckpointNotFoundError, UnsupportedError
+from atoll.errors import CheckpointNotFoundError, StartError, UnsupportedError
 from atoll.model.checkpoint import Change, Checkpoint, Snapshot, Undo
-from atoll.sandbox import setup
+from atoll.sandbox import setup, start_up
 from atoll.sandbox.execution import CommandLine
+from atoll.sandbox.hooks import begin, run_hook
 from atoll.sandbox.sandbox_access import SandboxAccess
 
 _MADE_BY = "before: "
@@ -94,7 +96,11 @@ class SavedStateMethods:
 
     async def resume(self) -> None:
         """Let a paused sandbox continue. May be repeated."""
-        await (await self._pausable()).resume(self.access.handle())
+        pausable, handle = await self._pausable(), self.access.handle()
+        seen = await (await self.access.engine()).inspect(handle)
+        await pausable.resume(handle)
+        if seen.on_disk:
+            await run_hook(self.access, "restored")
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return all checkpoints of this sandbox, oldest first. Their `parent` fields form a tree."""
@@ -116,13 +122,17 @@ class SavedStateMethods:
         return list(await (await self.access.checkpointing()).diff(self.access.handle(), id_of(old), later, text=text))
 
     async def rollback(self, checkpoint: Checkpoint | str) -> None:
-        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id."""
-        await self._go_back(id_of(checkpoint))
+        """Put the sandbox back into the state of a checkpoint. Processes end; the sandbox keeps its id, and its start
+        commands run again."""
+        async with self._going_back(id_of(checkpoint)):
+            await self._start_up()
 
     async def restart(self) -> None:
-        """Put the sandbox back into the state right after its creation. Its setup commands run again."""
-        await self._go_back(None)
-        await setup.set_up(self.access)
+        """Put the sandbox back into the state right after its creation. Its setup and start commands
+        run again."""
+        async with self._going_back(None):
+            await setup.set_up(self.access)
+            await self._start_up()
 
     async def undo(self, steps: int = 1) -> Checkpoint:
         """Undo the last commands: go back to the checkpoint made before them. Needs `undo=True`, which makes those."""
@@ -165,12 +175,25 @@ class SavedStateMethods:
             raise UnsupportedError(f"engine '{engine.name}' cannot pause a sandbox here")
         return pausable
 
-    async def _go_back(self, checkpoint_id: str | None) -> None:
+    async def _start_up(self) -> None:
+        """Start the start commands and wait until the sandbox is ready."""
+        await start_up.start_up(self.access)
+
+    @contextlib.asynccontextmanager
+    async def _going_back(self, checkpoint_id: str | None) -> AsyncIterator[None]:
+        """Go back to a state, run the hook, and then what the block does. The sandbox goes on if the hook fails, and
+        the block runs all the same."""
         engine, handle = await self.access.checkpointing(), self.access.handle()
         self._undo.changed()
         await self.access.let_go()
         await engine.rollback(handle, checkpoint_id)
         await self.access.guest.renewed()
+        try:
+            await begin(self.access, "rolled-back")
+        except StartError:
+            yield
+            raise
+        yield
 
 
 def id_of(checkpoint: Checkpoint | str) -> str:

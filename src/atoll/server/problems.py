@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from atoll.errors import (
     AgentError,
+    BuildError,
     CheckpointNotFoundError,
     ConflictError,
     EngineError,
@@ -39,10 +40,12 @@ from atoll.errors import (
     SignatureError,
     SnapshotNotFoundError,
     SpecError,
+    StartError,
     StateError,
     StoredImageNotFoundError,
     StoreError,
     UserNotFoundError,
+    VolumeNotFoundError,
     WebhookNotFoundError,
 )
 from atoll.guest.sandbox_paths import PartialCopyError
@@ -60,6 +63,7 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (CheckpointNotFoundError, 404),
     (SnapshotNotFoundError, 404),
     (StoredImageNotFoundError, 404),
+    (VolumeNotFoundError, 404),
     (SandboxSpecNotFoundError, 404),
     (UserNotFoundError, 404),
     (KeyNotFoundError, 404),
@@ -70,6 +74,8 @@ _STATUS: tuple[tuple[type[SandboxError], int], ...] = (
     (SandboxGoneError, 410),
     (SpecError, 422),
     (SetupError, 422),
+    (BuildError, 422),
+    (StartError, 422),
     (ImageError, 422),
     (LimitReachedError, 429),
     (RateLimitedError, 429),
@@ -136,9 +142,17 @@ class Problem(BaseModel):
     hint: str | None = None
     """What to do about it."""
     cause: str | None = None
-    """Why the sandbox ended."""
+    """Why the sandbox, or the command of a failed build step, ended."""
     output: str | None = None
-    """The end of the output of the setup command that failed."""
+    """The end of the output of the setup command, the start commands or the build step that failed."""
+    step: int | None = None
+    """The number of the build step that failed."""
+    place: str | None = None
+    """FILE:LINE of the instruction that failed."""
+    instruction: str | None = None
+    """The instruction that failed."""
+    exit_code: int | None = None
+    """The exit code of the build step that failed."""
     request_id: str | None = None
     """The id of the request, by which the server's log can be searched."""
     errors: list[dict[str, Any]] | None = None
@@ -159,6 +173,11 @@ def problem(status: int, code: str, detail: str, **more: object) -> Problem:
     return Problem.model_validate({**said, "request_id": request_context.request_id(), **more})
 
 
+def _of_step(error: BuildError) -> dict[str, object]:
+    named = {"place": error.place or None, "instruction": error.instruction or None}
+    return {"step": error.step or None, "exit_code": error.exit_code, **named}
+
+
 def of(error: BaseException) -> Problem:
     """Return the problem for an error that leaves a route or ends a stream that has begun."""
     if isinstance(error, Refusal):
@@ -166,13 +185,14 @@ def of(error: BaseException) -> Problem:
     if isinstance(error, SandboxError):
         error = _of_this_server(error)
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-        cause = error.cause if isinstance(error, SandboxGoneError) else None
+        cause = error.cause if isinstance(error, SandboxGoneError | BuildError) else None
         # What a user's own command wrote is not for the log.
-        has_output = isinstance(error, SetupError | SandboxGoneError)
+        has_output = isinstance(error, SetupError | StartError | SandboxGoneError | BuildError)
         reason = without_paths(error.reason) if has_output else _discreet(error.reason)
         hint = error.hint and _discreet(error.hint)
-        output = error.output if isinstance(error, SetupError) else None
-        return problem(status, error.code, reason, hint=hint, cause=str(cause) if cause else None, output=output)
+        output = error.output if isinstance(error, SetupError | StartError | BuildError) else None
+        said = {"hint": hint, "cause": str(cause) if cause else None, "output": output}
+        return problem(status, error.code, reason, **said, **(_of_step(error) if isinstance(error, BuildError) else {}))
     if isinstance(error, PartialCopyError):
         return problem(409, "partial_copy", str(error))
     if isinstance(error, OSError):

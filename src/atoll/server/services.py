@@ -33,6 +33,7 @@ from atoll.service.quotas import LimitCeilings
 from atoll.service.runtime_view import origin_of
 from atoll.service.runtimes import RuntimeService
 from atoll.service.session_keys import SessionKeys
+from atoll.service.volumes import VolumeService
 from atoll.settings import Settings, owned_directory
 from atoll.store import Store
 from atoll.waiting import EventSignal
@@ -130,6 +131,12 @@ async def services(
             public_url=settings.public_url or listens_on,
             ports_domain=settings.ports_domain,
             max_snapshots=settings.max_snapshots,
+            volumes=VolumeService(
+                manager,
+                installation.resources.volumes,
+                most=settings.max_volumes,
+                most_bytes=settings.volume_bytes(None if settings.engine == "remote" else installation.resources),
+            ),
             exposed_url_pattern=settings.exposed_url_pattern,
             relays_telemetry=settings.otlp_endpoint is not None,
         )

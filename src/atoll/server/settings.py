@@ -106,6 +106,13 @@ class ServerSettings(BaseSettings):
     max_image_bytes: Annotated[Size, Field(ge=0)] = Field(
         32 << 30, description="The most space that the images of each such user may take, without those of everybody."
     )
+    max_volumes: Annotated[int, Field(ge=0)] = Field(
+        100, description="The most named volumes of each user who has no quota of their own."
+    )
+    max_volume_bytes: Annotated[Size, Field(ge=1 << 20)] | None = Field(
+        None,
+        description="The most bytes that the volumes of each such user may hold; default: four times the default size.",
+    )
     max_specs: Annotated[int, Field(ge=0)] = Field(
         100, description="The most specs of each user who has no quota of their own."
     )
@@ -265,6 +272,12 @@ class ServerSettings(BaseSettings):
             disk_bytes=None if disk is None else 4 * disk,
         )
         return most.over(machine)
+
+    def volume_bytes(self, resources: Resources | None) -> int | None:
+        """Return how much the volumes of a user without a quota of their own may hold. `resources` as in `ceilings`."""
+        if self.max_volume_bytes is not None or resources is None:
+            return self.max_volume_bytes
+        return 4 * resources.volumes.default_bytes
 
     @property
     def transfers(self) -> Path:

@@ -12,7 +12,7 @@ from atoll.cancellation import finish
 from atoll.errors import SandboxError, SpecError
 from atoll.images.access import pulling_with
 from atoll.manager import SandboxManager, fork_key
-from atoll.model import effective_limits
+from atoll.model import StartCommand, effective_limits
 from atoll.model.manus_names import TASK_LABEL
 from atoll.service import exposed_ports, startup
 from atoll.service.callback_messages import CALLBACK_LABEL, Callbacks
@@ -26,6 +26,7 @@ from atoll.service.sandbox_telemetry import SandboxTelemetry
 from atoll.service.sandbox_view import IN_PLACE, SPEC_LABEL, SandboxView, refuse_own_labels
 from atoll.service.snapshots import SnapshotService
 from atoll.service.specs import Recipe, SandboxSpecService
+from atoll.service.volumes import VolumeService
 from atoll.tracing import traced
 
 _SPEC_COMMAND = "spec-command"
@@ -56,6 +57,7 @@ class SandboxCreation:
         manager: SandboxManager,
         specs: SandboxSpecService,
         snapshots: SnapshotService,
+        volumes: VolumeService,
         lookup: SandboxLookup,
         view: SandboxView,
         callbacks: Callbacks,
@@ -66,6 +68,7 @@ class SandboxCreation:
         self._manager = manager
         self._specs = specs
         self._snapshots = snapshots
+        self._volumes = volumes
         self._lookup = lookup
         self._view = view
         self._callbacks = callbacks
@@ -112,8 +115,9 @@ class SandboxCreation:
         made: list[str] = []
         async with self._kept_if_told(made, told=key is not None):
             key = key or f"once-{secrets.token_hex(16)}"
-            with pulling_with(access):
-                made.append(await self._create(caller, wanted, settings, labels, key))
+            async with self._volumes.made_for(caller, settings):
+                with pulling_with(access):
+                    made.append(await self._create(caller, wanted, settings, labels, key))
             await self._equip(made[0])
             command = recipe.command if workload.command is None else workload.command
             if command is not None:
@@ -216,8 +220,8 @@ class SandboxCreation:
         sandbox = await self._manager.get_sandbox(sandbox_id)
         user = await sandbox.give_work_dir(workload.user) if workload.user is not None else None
         env = workload.variables(sandbox_id)
-        # Because of its fixed id the command runs only once, however often the request is repeated.
-        await (await sandbox.start(command, command_id=_SPEC_COMMAND, user=user, env=env)).detach()
+        # Because of its fixed name the command runs only once, however often the request is repeated.
+        await sandbox.start_for_spec(StartCommand.once(_SPEC_COMMAND, command, user=user, env=dict(env)))
         await self._manager.watch_command(sandbox_id, _SPEC_COMMAND)
 
     async def _shown(self, caller: Caller, sandbox_id: str) -> SandboxInfo:

@@ -13,6 +13,7 @@ from atoll.manager import Event, ManagedSandbox, Record, SandboxManager
 from atoll.manager.metrics import counter
 from atoll.model import State
 from atoll.model.state import SandboxStatus
+from atoll.resources import VolumeSizes
 from atoll.service import exposed_ports, startup
 from atoll.service.callback_messages import Callbacks
 from atoll.service.caller import Caller
@@ -31,6 +32,7 @@ from atoll.service.sandbox_view import SandboxView
 from atoll.service.session_keys import SessionKeys
 from atoll.service.snapshots import SnapshotService, shown_image
 from atoll.service.specs import SandboxSpecService
+from atoll.service.volumes import VolumeService
 from atoll.tracing import traced
 from atoll.workers import in_portions
 
@@ -53,6 +55,7 @@ class SandboxService:
         *,
         public_url: str = "",
         max_snapshots: int = 100,
+        volumes: VolumeService | None = None,
         ports_domain: str = "localhost",
         exposed_url_pattern: str | None = None,
         relays_telemetry: bool = False,
@@ -61,6 +64,7 @@ class SandboxService:
         self.specs = specs
         urls = exposed_ports.PortUrls(public_url, ports_domain, exposed_url_pattern)
         self.snapshots = SnapshotService(manager, most=max_snapshots)
+        self.volumes = volumes or VolumeService(manager, VolumeSizes())
         self.callbacks = Callbacks(manager, session_keys, identities, public_url)
         self.telemetry = SandboxTelemetry(self.callbacks, public_url, is_on=relays_telemetry)
         self.startups = startup.Startups(manager)
@@ -74,6 +78,7 @@ class SandboxService:
             manager,
             specs,
             self.snapshots,
+            self.volumes,
             lookup,
             self.view,
             self.callbacks,

@@ -234,8 +234,11 @@ class SandboxSpecService:
 
     def check(self, caller: Caller, settings: SandboxSettings) -> None:
         """Raise ForbiddenError for settings that only administrators may use."""
-        if settings.volumes and not caller.is_admin:
-            raise ForbiddenError("only administrators may mount directories of the server's machine")
+        if any(volume.host for volume in settings.volumes) and not caller.is_admin:
+            raise ForbiddenError(
+                "only administrators may mount directories of the server's machine",
+                hint="Mount a volume by its name, without a slash: 'data:/data'.",
+            )
         if settings.image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
             raise ForbiddenError(
                 f"only administrators may use files of the server's machine as images: {settings.image[:80]!r}"

@@ -13,9 +13,8 @@ import logging
 import time
 
 from atoll import buffers, tracing
-from atoll.errors import SandboxError, SandboxGoneError, SandboxNotFoundError
-from atoll.guest.guest import Guest
-from atoll.guest.port_streams import http_status
+from atoll.errors import SandboxError
+from atoll.guest.readiness import CHECK_S, asked, refusal
 from atoll.manager import Record, SandboxManager
 from atoll.model import State
 from atoll.model.state import STATUS_OF, SandboxStatus
@@ -29,7 +28,6 @@ HEALTH_LABELS = (HEALTH_LABEL, _RESULT_LABEL)
 HEALTH = "health"
 """The kind of events about health checks."""
 _HEALTHY = "healthy"
-_CHECK_S = 2.0
 _FIRST_PAUSE_S, _PAUSE_S, _LATE_PAUSE_S = 0.1, 1.0, 30.0
 _GIVE_UP_S = 3600.0
 _AT_ONCE, _OF_ONE = 8, 2
@@ -129,20 +127,9 @@ class Startups:
         """Return None if the sandbox is healthy, otherwise why it is not, or an empty text if that is unknown."""
         async with self._slots.slot(record.owner or ""):
             try:
-                status = await self._manager.observe(record.id, lambda guest: _asked(guest, port, path), _CHECK_S)
-            except TimeoutError:  # also a SandboxTimeoutError
-                return f"no answer within {_CHECK_S:g} s"
-            except OSError as error:
-                return (error.strerror or "no connection").lower()
-            except SandboxNotFoundError:
-                raise
-            except SandboxGoneError:
-                return ""  # it has just been paused, or has ended
-            except SandboxError:
-                return "the sandbox does not answer"
-        if status is None:
-            return "the answer is not HTTP"
-        return None if 200 <= status < 300 else f"it answered {status}"
+                return refusal(await self._manager.observe(record.id, lambda guest: asked(guest, port, path), CHECK_S))
+            except (OSError, SandboxError) as error:
+                return refusal(error)
 
     async def _decide(self, record: Record, result: str) -> None:
         """Store and report the result if it differs from the last one."""
@@ -154,11 +141,6 @@ class Startups:
             reason = "its health check succeeded" if result == _HEALTHY else result
             await self._manager.report(record.id, HEALTH, [(reason, json.dumps({"status": status}))])
         self._changed.notify()
-
-
-async def _asked(guest: Guest, port: int, path: str) -> int | None:
-    async with await guest.ports.connect(port=port) as stream:
-        return await http_status(stream, port, path)
 
 
 def _parse(label: str) -> tuple[int, float, str]:

@@ -155,6 +155,20 @@ def limit_account(pool: Path, account: int, referenced_bytes: int) -> None:
         fcntl.ioctl(fd, _QGROUP_LIMIT, arguments)
 
 
+def limit_subvolume(path: Path, referenced_bytes: int) -> None:
+    with _directory(path) as fd:
+        arguments = struct.pack("QQQQQQ", subvolume_id(path), _LIMIT_REFERENCED, referenced_bytes, 0, 0, 0)
+        fcntl.ioctl(fd, _QGROUP_LIMIT, arguments)
+
+
+def counts_shared_data_once(path: Path) -> bool:
+    """Return whether data that subvolumes share counts only for the one that wrote it, as simple quotas do."""
+    try:
+        return (_quotas(path) / "mode").read_text().strip() == "squota"
+    except OSError:
+        return False
+
+
 def free_soon(pool: Path) -> None:
     """Ask the kernel to free the space of removed subvolumes now, without waiting for it."""
     with _directory(pool) as fd, suppress(OSError):

@@ -23,6 +23,7 @@ from atoll.errors import EngineError
 from atoll.storage import btrfs
 from atoll.storage.layers import Layer, Layers, PlainLayers, checked, make_parts, names_in
 from atoll.storage.storage_pool import StoragePool, can_make_pool, existing
+from atoll.storage.volume_folder import ACCOUNTS
 
 _NEARLY_FULL = 0.98
 _ROOM_TO_START = 4 << 20
@@ -203,7 +204,7 @@ class BtrfsLayers:
             names = [name for name in hidden if name.endswith(_ACCOUNT)]
             named = {self._account(directory, name[1 : -len(_ACCOUNT)]) for name in names}
             for number in there:
-                if number not in named:
+                if number not in named and number < ACCOUNTS:  # the others belong to volumes
                     btrfs.remove_account(directory, number)
 
     def is_full(self, layer_id: str) -> bool:

@@ -82,15 +82,15 @@ class StoragePool:
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Provide the directory of the layers. It stays mounted while the context holds the lock."""
-        with self._lock(exclusive=False):
-            if self.directory.is_dir():
-                yield self.directory
-                return
-        with self._lock(exclusive=True) as lock:
-            if not self.directory.is_dir():
-                self._make(lock)
-            yield self.directory
+        """Provide the directory of the layers. It stays mounted while the context holds the lock. May be nested."""
+        while True:
+            with self._lock(exclusive=False):
+                if self.directory.is_dir():
+                    yield self.directory
+                    return
+            with self._lock(exclusive=True) as lock:
+                if not self.directory.is_dir():
+                    self._make(lock)
 
     @contextmanager
     def _lock(self, *, exclusive: bool, wait: bool = True) -> Iterator[int]:

@@ -38,6 +38,10 @@ class Quotas(BaseModel):
     """The most images."""
     max_image_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
     """The most space of all images together. Images of everybody do not count."""
+    max_volumes: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most named volumes."""
+    max_volume_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    """The most bytes that all named volumes together may hold."""
     max_specs: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """The most specs."""
     max_keys: Annotated[int, Field(ge=0, le=1_000_000)] | None = None

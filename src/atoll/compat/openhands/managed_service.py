@@ -34,7 +34,7 @@ from atoll.engines.contract import Engine
 from atoll.errors import SandboxError, SandboxNotFoundError, SpecError
 from atoll.manager import Record, SandboxManager
 from atoll.manager.managed_sandbox import ManagedSandbox
-from atoll.model import SandboxSpec, State
+from atoll.model import SandboxSpec, StartCommand, State
 from atoll.model.network_policy import NetworkPolicy
 from atoll.settings import Settings
 
@@ -253,7 +253,7 @@ class ManagedSandboxService(SandboxService):
                 said = (done.stderr or done.stdout)[-2000:]
                 raise SandboxError(f"Failed to start sandbox: runtime_extra_deps failed: {said}")
         if found.command is not None:
-            await (await sandbox.start(found.command, command_id=_COMMAND, user=user)).detach()
+            await sandbox.start_for_spec(StartCommand.once(_COMMAND, found.command, user=user))
             await manager.watch_command(made, _COMMAND)
 
     async def _record(self, sandbox_id: str) -> Record | None:

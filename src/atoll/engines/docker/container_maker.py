@@ -143,7 +143,7 @@ def _refusal(spec: SandboxSpec, error: RefusedError) -> SandboxError:
     if error.status == 409 and "already in use" in said:
         return SpecError("there is already a sandbox of that name")
     for volume in spec.volumes:
-        if volume.host in said:
+        if volume.host and volume.host in said:
             return SpecError(f"the volume '{volume.host}' cannot be used: {said}")
     if "storage-opt" in said.lower() or "storage opt" in said.lower():
         return UnsupportedError(

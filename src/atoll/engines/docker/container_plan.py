@@ -21,6 +21,7 @@ namespace where the Docker engine has one (`userns-remap`, rootless). Atoll adds
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import posixpath
@@ -35,7 +36,7 @@ from atoll.engines.docker.api.image_pull import Image
 from atoll.engines.docker.connect import agent_volume
 from atoll.engines.enforcement import limit_details
 from atoll.engines.host.confinement.masks import masked_paths
-from atoll.engines.host.confinement.seccomp import Match, Rule, profile
+from atoll.engines.host.confinement.seccomp import Match, Rule, SetId, profile
 from atoll.engines.host.environment import clean_environment
 from atoll.errors import SpecError
 from atoll.model import EffectiveLimits, Limits, SandboxSpec, Volume
@@ -49,6 +50,7 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_S
 INSTALLATION, SANDBOX, SPEC, CREATED = "atoll.installation", "atoll.sandbox_id", "atoll.spec", "atoll.created_at"
 GIVEN, LEFT_OUT = "atoll.default_limits", "atoll.limits_left_out"
 LEVEL = "atoll.isolation"
+VOLUME, VOLUME_OWNER = "atoll.volume", "atoll.volume_owner"
 IMAGE = "atoll.image"
 """The label with the `ImageDefaults` in JSON."""
 _ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
@@ -90,6 +92,8 @@ def check(spec: SandboxSpec, private: list[str]) -> None:
     if len(set(targets)) != len(targets):
         raise SpecError("two volumes have the same path in the sandbox")
     for volume in spec.volumes:
+        if volume.name:
+            continue
         source = os.path.realpath(volume.host)
         for path in private:
             if _is_inside(source, path) or _is_inside(path, source):
@@ -151,7 +155,7 @@ def container(
             LEVEL: isolation_of(facts.runtime(spec)),
             **(labels or {}),
         },
-        "HostConfig": _host_config(spec, facts, agent, trusted, image)
+        "HostConfig": _host_config(who, spec, facts, agent, trusted, image)
         | ({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
     }
 
@@ -174,7 +178,7 @@ def details_of(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _host_config(
-    spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, trusted: Path | None, image: Image
+    who: Identity, spec: SandboxSpec, facts: Facts, agent: agent_volume.Agent, trusted: Path | None, image: Image
 ) -> dict[str, Any]:
     limits = spec.limits
     config: dict[str, Any] = {
@@ -188,10 +192,10 @@ def _host_config(
         "CapAdd": list(CAPABILITIES),
         "SecurityOpt": [
             "no-new-privileges:true",
-            f"seccomp={seccomp_option(facts.architecture, refuses_set_id=spec.has_writable_volume)}",
+            f"seccomp={seccomp_option(facts.architecture, _set_id(spec))}",
         ],
         "MaskedPaths": list(masked_paths(facts.processors)),
-        "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *map(_mount, spec.volumes)],
+        "Mounts": [_agent_mount(agent), *_trusted_mount(trusted), *_mounts(who, spec)],
         "Tmpfs": {agent_volume.RUN: "rw,noexec,nosuid,nodev,size=64k,mode=0700"},
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         "LogConfig": _LOG,
@@ -215,6 +219,12 @@ def limit_options(limits: Limits) -> dict[str, Any]:
     return found
 
 
+def _set_id(spec: SandboxSpec) -> SetId:
+    """Where the sandbox may write to a directory of the host, a file that becomes set-uid could be one of the host's. A
+    named volume is in a directory of the Docker engine, which only root can enter."""
+    return "refused" if spec.has_writable_volume else "contained" if spec.volumes else "allowed"
+
+
 def _agent_mount(agent: agent_volume.Agent) -> dict[str, Any]:
     return {
         "Type": "volume",
@@ -227,6 +237,31 @@ def _agent_mount(agent: agent_volume.Agent) -> dict[str, Any]:
 
 def _trusted_mount(path: Path | None) -> list[dict[str, Any]]:
     return [{"Type": "bind", "Source": str(path), "Target": BUNDLE, "ReadOnly": True}] if path is not None else []
+
+
+def volume_id(installation: str, owner: str, name: str) -> str:
+    """Return the name that a named volume has in the Docker engine."""
+    whose = hashlib.sha256(owner.encode()).hexdigest()[:16]
+    return f"atoll-{installation[:8]}-{whose}-{name.replace('@', '_')}"
+
+
+def volume_labels(installation: str, owner: str, name: str) -> dict[str, str]:
+    return {INSTALLATION: installation, VOLUME: name, VOLUME_OWNER: owner}
+
+
+def _mounts(who: Identity, spec: SandboxSpec) -> list[dict[str, Any]]:
+    return [_named(who, spec.owner, volume) if volume.name else _mount(volume) for volume in spec.volumes]
+
+
+def _named(who: Identity, owner: str, volume: Volume) -> dict[str, Any]:
+    """Return the mount of a named volume, which the Docker engine makes if it is missing."""
+    return {
+        "Type": "volume",
+        "Source": volume_id(who.installation, owner, volume.name),
+        "Target": volume.path,
+        "ReadOnly": volume.read_only,
+        "VolumeOptions": {"NoCopy": True, "Labels": volume_labels(who.installation, owner, volume.name)},
+    }
 
 
 def _mount(volume: Volume) -> dict[str, Any]:
@@ -253,13 +288,12 @@ def _is_inside(path: str, directory: str) -> bool:
 
 
 @functools.cache
-def seccomp_option(architecture: str, *, refuses_set_id: bool = False) -> str:
+def seccomp_option(architecture: str, set_id: SetId = "allowed") -> str:
     """Return our seccomp profile in the format of the Docker API, which is nearly that of an OCI bundle.
 
-    `architecture` is the name that `uname -m` prints. With `refuses_set_id` no file can become set-uid: it could be a
-    file of the host.
+    `architecture` is the name that `uname -m` prints.
     """
-    chosen = profile("refused" if refuses_set_id else "allowed")
+    chosen = profile(set_id)
     return json.dumps(
         {
             "defaultAction": "SCMP_ACT_ERRNO",

@@ -26,6 +26,7 @@ from atoll.engines.docker.connect import agent_volume
 from atoll.engines.docker.connect.agent_streams import NotVisibleError, Target
 from atoll.engines.docker.container_maker import maker_label
 from atoll.engines.docker.container_plan import Identity
+from atoll.engines.docker.container_volumes import DockerVolumes
 from atoll.engines.docker.docker_limits import DockerLimits, changeable
 from atoll.engines.docker.states import commits
 from atoll.engines.docker.states.docker_rollback import NEXT, ORIGIN
@@ -75,8 +76,8 @@ _UNKNOWN = EngineDescription(
 
 
 @traced_engine
-class DockerEngine(DockerLimits):
-    """An `Engine`, `Pausable`, `NetworkPolicies`, `Resizable` and `Checkpointing` over the Docker API.
+class DockerEngine(DockerLimits, DockerVolumes):
+    """An `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `Checkpointing` and `NamedVolumes` over the Docker API.
 
     `where` is the address of the Docker engine; by default it is found as the `docker` program finds it. With
     `direct=False` agents are reached only through the API, as always when the containers' processes are not visible

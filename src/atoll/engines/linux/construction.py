@@ -166,6 +166,8 @@ class _Birth:
 def check_volumes(spec: SandboxSpec) -> None:
     """Raise SpecError for a volume that does not exist, or that the launcher would refuse."""
     for volume in spec.volumes:
+        if volume.name:
+            continue
         if not os.path.exists(volume.host):
             raise SpecError(f"the volume's directory '{volume.host}' does not exist on this machine")
         if (real := os.path.realpath(volume.host)) != os.path.normpath(volume.host):

@@ -47,6 +47,7 @@ from atoll.engines.linux.states.state_storage import StateStorage
 from atoll.engines.linux.states.step_names import STEP
 from atoll.engines.linux.states.steps import Steps
 from atoll.engines.linux.teardown import Teardown
+from atoll.engines.linux.volume_operations import VolumeOperations
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
 from atoll.images import Images
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
@@ -63,10 +64,10 @@ _DELETE_S = 30.0
 _PAUSE_S = 10.0
 
 
-class LinuxEngine(BuildOperations, CheckpointOperations):
+class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
     """Implements `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `ImageSource`, `LimitDefaults`, `Balancing`,
-    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Building` and `Checkpointing`. A subclass adds a name and
-    launchers."""
+    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Building`, `Checkpointing` and `NamedVolumes`. A subclass
+    adds a name and launchers."""
 
     name: str
     unsupported: Mapping[Capability, str] = MappingProxyType({})
@@ -245,9 +246,12 @@ class LinuxEngine(BuildOperations, CheckpointOperations):
 
     async def limit_events(self, handle: Handle, *, killed: bool = False) -> LimitEvents:
         events = self.layout.group(handle.sandbox_id).events()
-        if handle.limits().limits.disk_bytes is None:
-            return events
-        return dataclasses.replace(events, disk_full=self.layout.layers.is_full(handle.sandbox_id))
+        limited = handle.limits().limits.disk_bytes is not None
+        full = (limited and self.layout.layers.is_full(handle.sandbox_id)) or any(
+            not volume.read_only and self.layout.volumes.is_full(handle.spec.owner, volume.name)
+            for volume in handle.spec.named_volumes
+        )
+        return dataclasses.replace(events, disk_full=True) if full else events
 
     async def set_limits(self, handle: Handle, limits: Limits) -> Handle:
         await self._observer.need_existing(handle.sandbox_id)

@@ -28,7 +28,7 @@ from atoll.network import client as network
 from atoll.network.authority import BUNDLE, VARIABLES, trusted
 from atoll.network.client import RESOLV_CONF, Gateway
 from atoll.settings import Settings
-from atoll.storage import Layers, open_layers
+from atoll.storage import Layers, Volumes, open_layers
 
 STARTING = ".starting-"
 _BY_CONTROLLER = {
@@ -50,6 +50,7 @@ class SandboxLayout:
         self.group_lock = GroupLock.of(settings)
         self.ids = IdRanges(self.data / "ids", self._claims("ids"))
         self.layers: Layers = layers or open_layers(settings.data_dir)
+        self.volumes = Volumes(settings.data_dir, settings.resources.volumes, self.records.exists)
         self.images = Images(
             settings.data_dir,
             registry_mirrors=settings.registry_mirrors,
@@ -67,7 +68,7 @@ class SandboxLayout:
         if network.problem() is None:
             found.add(Capability.NETWORK)
         if self.layers.enforces_disk:
-            found.add(Capability.DISK)
+            found |= {Capability.DISK, Capability.NAMED_VOLUMES}
         if self.layers.can_save:
             found |= {Capability.CHECKPOINTS, Capability.SAVED_MEMORY}
         return frozenset(found)
@@ -246,6 +247,7 @@ class SandboxLayout:
         """Remove drafts of files whose writer died."""
         self.records.sweep()
         self.layers.sweep()
+        self.volumes.sweep()
         for name in ("host", "host-copies", "programs", "trusted"):
             durable.remove_abandoned(self.data / name, tree.remove)
 

@@ -72,7 +72,13 @@ class MaterialStore:
 def plan_for(
     layout: SandboxLayout, record: Record, materials: Materials, facts: HostFacts, ids: IdRange, argv: tuple[str, ...]
 ) -> Plan:
-    """Return the plan of this sandbox, with the limits in force and the files that its network needs."""
+    """Return the plan of this sandbox, with the limits in force and the files that its network needs. Its named volumes
+    are made if they are missing, and belong to its users from now on. Blocks."""
+    spec = record.spec
+    named = {
+        volume.name: layout.volumes.use(spec.owner, volume.name, record.sandbox_id, read_only=volume.read_only)
+        for volume in spec.named_volumes
+    }
     files = layout.network_files(record.sandbox_id, record.spec, materials.root)
     return make_plan(
         record.limited_spec(),
@@ -83,6 +89,7 @@ def plan_for(
         argv=argv,
         env=materials.env,
         files=files,
+        named=named,
     )
 
 

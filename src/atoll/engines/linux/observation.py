@@ -54,7 +54,7 @@ class Observer:
                     return Observation(State.STOPPED, Cause.LOST, "its record is missing or damaged")
                 return Observation(State.MISSING, Cause.USER, "it has been deleted or never existed")
             if record.asleep and record.ended is None:
-                return Observation(State.PAUSED, None, "its memory is on the disk")
+                return Observation(State.PAUSED, None, "its memory is on the disk", on_disk=True)
             record = await self._restoration.completed(record)
             if record.ended is None and (record.restoring is not None or record.is_being_made()):
                 return Observation(State.STARTING)

@@ -150,7 +150,11 @@ class Teardown:
 
     def _remove(self, sandbox_id: str) -> None:
         self._remove_running_parts(sandbox_id)
+        record = self._layout.records.read(sandbox_id)
         try:
+            if record is not None:
+                for volume in record.spec.named_volumes:
+                    self._layout.volumes.release(record.spec.owner, volume.name, sandbox_id)
             self._layout.forget_network(sandbox_id)
             self._layout.layers.delete_layer(sandbox_id)
             self._storage.delete_all(sandbox_id)

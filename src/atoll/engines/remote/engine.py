@@ -31,6 +31,7 @@ from atoll.engines.remote.remote_states import (
     labels_of,
     listed,
 )
+from atoll.engines.remote.remote_volumes import RemoteVolumes, name_there
 from atoll.engines.remote.rest_client import Server, seconds_since_1970
 from atoll.engines.remote.tunnel import Tunnels
 from atoll.errors import (
@@ -56,6 +57,7 @@ from atoll.model import (
     manus_names,
 )
 from atoll.model.network_policy import NetworkPolicy
+from atoll.model.spec import unnamed
 from atoll.model.state import Availability
 from atoll.network.refusals import Refusal
 from atoll.settings import Settings
@@ -66,7 +68,7 @@ _UNDO_S = 60.0
 
 
 @traced_engine
-class RemoteEngine(RemoteStates):
+class RemoteEngine(RemoteStates, RemoteVolumes):
     name = "remote"
     sets_up: Literal[True] = True
 
@@ -310,12 +312,19 @@ class RemoteEngine(RemoteStates):
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _post(self, sandbox_id: str, spec: SandboxSpec) -> dict[str, Any]:
-        settings = spec.model_dump(mode="json", exclude={"labels", "account"})
+        settings = spec.model_dump(mode="json", exclude={"labels": True, "account": True, **unnamed(spec)})
+        for volume in settings["volumes"]:
+            if volume.get("name"):
+                volume["name"] = name_there(volume["name"], spec.owner)
         patience_s = self._start_timeout
         if spec.setup:
             patience_s += spec.setup_timeout_s
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
+        for newer in ("start", "ready", "sudo"):
+            if getattr(spec, newer) is None:
+                del settings[newer]
+        patience_s += spec.ready.timeout_s if spec.ready else 0.0
         for option in ("work_dir", "user"):  # servers of earlier versions know no default of the image
             if settings[option] is None:
                 del settings[option]

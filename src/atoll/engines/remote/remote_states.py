@@ -70,13 +70,16 @@ class RemoteStates(abc.ABC):
         await self._server.call("DELETE", await self._saved(handle, checkpoint_id))
 
     async def rollback(self, handle: Handle, checkpoint_id: str | None) -> None:
+        ready_s = handle.spec.ready.timeout_s if handle.spec.ready else 0.0  # the server waits for that too
         if checkpoint_id is None:
             # Its setup commands run again, and the server waits for them.
-            seconds = self._start_timeout + handle.spec.setup_timeout_s if handle.spec.setup else None
+            setup_s = handle.spec.setup_timeout_s if handle.spec.setup else 0.0
+            seconds = self._start_timeout + setup_s + ready_s if setup_s or ready_s else None
             path = f"/sandboxes/{await self._remote_id(handle)}/restart"
             await self._server.call("POST", path, timeout_s=seconds)
         else:
-            await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback")
+            seconds = self._start_timeout + ready_s if ready_s else None
+            await self._server.call("POST", f"{await self._saved(handle, checkpoint_id)}/rollback", timeout_s=seconds)
 
     async def diff(self, handle: Handle, old: str, new: str | None, *, text: bool) -> Sequence[Change]:
         query = {"text": "true" if text else "false"} | ({} if new is None else {"to": new})

@@ -17,6 +17,7 @@ import httpx
 
 from atoll import durable, errors, tracing, workers
 from atoll.errors import (
+    BuildError,
     EngineError,
     EngineUnavailableError,
     NotAuthenticatedError,
@@ -26,6 +27,7 @@ from atoll.errors import (
     SandboxTimeoutError,
     SetupError,
     SpecError,
+    StartError,
 )
 
 _FIRST_PAUSE_S = 0.1
@@ -75,13 +77,29 @@ def _error(status: int, code: str, reason: str, hint: str | None, told: Mapping[
         return NotAuthenticatedError(f"the server refused the credential: {reason}", hint=hint)
     if kind is SandboxGoneError:
         return SandboxGoneError(reason, cause=str(told.get("cause", "unknown"))[:40], hint=hint)
-    if kind is SetupError:
-        return SetupError(reason, hint=hint, output=str(told.get("output") or "")[:_MAX_OUTPUT])
+    if kind is SetupError or kind is StartError:
+        return kind(reason, hint=hint, output=str(told.get("output") or "")[:_MAX_OUTPUT])
+    if kind is BuildError:
+        return _build_error(reason, hint, told)
     if kind is not None:
         return kind(reason, hint=hint)
     if status == 422:
         return SpecError(reason, hint=hint)
     return EngineError(reason or f"the server answered {status}", hint=hint)
+
+
+def _build_error(reason: str, hint: str | None, told: Mapping[str, Any]) -> BuildError:
+    step, code = told.get("step"), told.get("exit_code")
+    return BuildError(
+        reason,
+        hint=hint,
+        step=step if isinstance(step, int) else 0,
+        place=str(told.get("place") or "")[:_LONGEST],
+        instruction=str(told.get("instruction") or "")[:_LONGEST],
+        exit_code=code if isinstance(code, int) else None,
+        cause=str(told.get("cause") or "")[:40],
+        output=str(told.get("output") or "")[:_MAX_OUTPUT],
+    )
 
 
 def seconds_since_1970(time: str | float) -> float:

@@ -29,6 +29,7 @@ from atoll.manager.schedule import Schedule
 from atoll.manager.supervisor import MemberFactory
 from atoll.model import Capability, Cause, Handle, Limits, State
 from atoll.sandbox import setup
+from atoll.sandbox.hooks import HOOK_S, Hook, hook_of_new
 from atoll.tracing import span, traced
 from atoll.workers import Shares
 
@@ -187,7 +188,9 @@ class Creator:
             if member.record.state is State.STARTING:
                 async with self._starting.slot(member.record.owner or ""):
                     handle = await self._in_engine(member)
+                await self.begin(member, hook_of_new(member.record.spec.image))
                 await self._set_up(member)  # outside the slot: one user's setup may take long while others wait
+                await self.start_up(member)
                 await self._ready(member, handle)
             else:
                 with span("manager.claim_spare", sandbox_id=member.id):
@@ -214,7 +217,9 @@ class Creator:
     async def _in_engine(self, member: Member) -> Handle:
         context = self._context
         engine, spec = context.engine_of(member), member.record.spec
-        seconds = context.rules.create_s + (spec.setup_timeout_s if spec.setup and isinstance(engine, SetsUp) else 0.0)
+        seconds = context.rules.create_s
+        if isinstance(engine, SetsUp):
+            seconds += (spec.setup_timeout_s if spec.setup else 0.0) + (spec.ready.timeout_s if spec.ready else 0.0)
         handle = await context.tasks.bounded(engine.create(member.id, spec), seconds, f"create {member.id}")
         await self.hear_from(member, handle)
         return handle
@@ -224,11 +229,23 @@ class Creator:
         member.sandbox.adopt(handle)
         await self._context.tasks.bounded(member.sandbox.answer(), _ANSWER_S, f"hear from {member.id}")
 
+    async def begin(self, member: Member, hook: Hook) -> None:
+        """Prepare a new sandbox and run the hook, if its image has it."""
+        work = member.sandbox.begin(hook)
+        await self._context.tasks.bounded(work, HOOK_S + _ANSWER_S, f"run a hook of {member.id}")
+
     async def _set_up(self, member: Member) -> None:
         spec = member.sandbox.spec  # with what the engine decided about it
         if setup.is_needed(spec):
             work = member.sandbox.set_up()
             await self._context.tasks.bounded(work, spec.setup_timeout_s + _ANSWER_S, f"set up {member.id}")
+
+    async def start_up(self, member: Member) -> None:
+        """Start the start commands of a new sandbox and wait until it is ready."""
+        plan = member.sandbox.access.start_plan()
+        if plan.is_needed:
+            seconds = _ANSWER_S * 2 + plan.ready_s
+            await self._context.tasks.bounded(member.sandbox.start_up(), seconds, f"start up {member.id}")
 
     async def _ready(self, member: Member, handle: Handle) -> None:
         context = self._context

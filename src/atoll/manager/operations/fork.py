@@ -129,5 +129,7 @@ class Forker:
 
     async def _complete(self, member: Member, handle: Handle) -> None:
         await self._creator.hear_from(member, handle)
+        await self._creator.begin(member, "forked")
+        await self._creator.start_up(member)
         found = {"details": handle.details, "spec": handle.spec, **self._context.expiry(member.record.lifetime_s)}
         await self._context.transitions.change(member, State.RUNNING, update=found)

@@ -8,14 +8,15 @@ from collections.abc import Awaitable, Callable
 from atoll.cancellation import finish
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Pausable, checkpointing
-from atoll.errors import SandboxError, SandboxGoneError, UnsupportedError
+from atoll.errors import SandboxError, SandboxGoneError, StartError, UnsupportedError
 from atoll.manager.capacity import Capacity
 from atoll.manager.context import ManagerContext
 from atoll.manager.health import Health
 from atoll.manager.members import Member
 from atoll.manager.record import Operation, PausedBy
 from atoll.manager.tasks import outcome
-from atoll.model import Capability, Handle, State
+from atoll.model import Capability, Cause, Handle, State
+from atoll.sandbox.hooks import HOOK_S
 from atoll.tracing import span
 
 _PAUSE_S = 30.0
@@ -75,7 +76,7 @@ class Pauser:
                 await self._capacity.make_room(member.record.owner, waking=True)
                 continue  # another caller may have resumed it meanwhile, or taken the room
             written = self._context.transitions.change(member, act=Operation.RESUME)
-            work = self._carry_out(member, State.RUNNING, written, engine.resume)
+            work = self._carry_out(member, State.RUNNING, written, self._resuming(member, engine), _PAUSE_S + HOOK_S)
             await outcome(self._context.tasks.spawn(work, f"resume {member.id}"))
             member.usage.touch()
 
@@ -84,6 +85,20 @@ class Pauser:
         engine = self._engine(member)
         work = self._carry_out(member, State.PAUSED, self._write_down(member, by), engine.pause, by=by)
         return self._context.tasks.spawn(work, f"pause {member.id}")
+
+    def _resuming(self, member: Member, engine: Pausable) -> _Work:
+        """Return what resumes a sandbox and, if its memory was on the disk, runs the hook of its image."""
+
+        async def resume(handle: Handle) -> None:
+            tasks, was_on_disk = self._context.tasks, member.on_disk
+            await tasks.bounded(engine.resume(handle), _PAUSE_S, f"resume {member.id}")
+            if was_on_disk:
+                try:
+                    await member.sandbox.run_hook("restored")
+                except StartError as error:  # the sandbox goes on
+                    self._context.transitions.note(member, Cause.EXIT, error.reason)
+
+        return resume
 
     def _write_down(self, member: Member, by: PausedBy | None) -> asyncio.Future[None]:
         """Write down that the sandbox is about to be paused, and by whom. If this process fails or dies, the sandbox

@@ -16,7 +16,8 @@ from atoll.server.problems import Refusal, respond
 from atoll.service import RateLimitedError
 
 _UPLOADS = re.compile(
-    r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|commands/[^/]+/stdin$|ports/.*)|snapshots/[^/]+/content$)"
+    r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|commands/[^/]+/stdin$|ports/.*)|snapshots/[^/]+/content$"
+    r"|volumes/[^/]+/tree$)"
 )
 _SMALL = 64 << 10
 """How much of a body is read before its sender is identified."""

@@ -20,6 +20,7 @@ from atoll.server.routes import (
     specs,
     telemetry,
     users,
+    volumes,
     webhooks,
 )
 
@@ -31,6 +32,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     checkpoints.router,
     snapshots.router,
     snapshots.of_sandbox,
+    volumes.router,
     health.router,
     specs.router,
     images.router,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -112,6 +112,12 @@ class CommandEntry(BaseModel):
 
     id: str
     """The id of the command."""
+    state: Literal["running", "restarting", "ended", "missing"] | None = None
+    """How a start command is. Null for other commands."""
+    restarts: int | None = None
+    """How often a start command was started again. Null for other commands."""
+    exit_code: int | None = None
+    """How a start command ended last. Null if it has not ended yet, and for other commands."""
 
 
 class CommandPage(BaseModel):

@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse, Response
 from atoll.errors import SandboxTimeoutError
 from atoll.manager import Event
 from atoll.model import ExecutionResult
+from atoll.sandbox.start_up import StartState
 from atoll.server.connections import large_results
 from atoll.server.connections.large_results import Encoding
 from atoll.server.connections.streaming import EventStream, while_connected
@@ -151,9 +152,16 @@ async def commands(
     caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, page_id: PageId = None, limit: Limit = 100
 ) -> CommandPage:
     """Return the commands that are running or whose output is kept, sorted by id, one page at a time."""
-    ids = await (await services.sandboxes.sandbox(caller, sandbox_id)).commands()
-    found, more = page(ids, lambda id: (0.0, id), page_id, limit)
-    return CommandPage(items=[CommandEntry(id=id) for id in found], next_page_id=more)
+    sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
+    started = {each.name: each for each in await sandbox.start_commands()}
+    found, more = page({*await sandbox.commands(), *started}, lambda id: (0.0, id), page_id, limit)
+    return CommandPage(items=[_entry(id, started.get(id)) for id in found], next_page_id=more)
+
+
+def _entry(id: str, started: StartState | None) -> CommandEntry:
+    if started is None:
+        return CommandEntry(id=id)
+    return CommandEntry(id=id, state=started.state, restarts=started.restarts, exit_code=started.exit_code)
 
 
 @router.get(

@@ -36,8 +36,8 @@ FilePath = Annotated[
 ]
 Mode = Annotated[str | None, Query(pattern="^[0-7]{3,4}$", description="The permissions of the file, in octal.")]
 _RANGE = re.compile(r"^bytes=(\d{0,18})-(\d{0,18})$")
-_TAR = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
-_TAR_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {**_TAR, **BINARY}}}
+TAR = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
+TAR_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {**TAR, **BINARY}}}
 
 
 class FileEntry(BaseModel):
@@ -130,7 +130,7 @@ async def read(
     if partial:
         headers |= {"Content-Range": f"bytes {start}-{stop - 1}/{info.size}", "Content-Length": str(stop - start)}
     assert isinstance(pieces, AsyncGenerator)
-    content = _content(services, first, pieces)
+    content = content_of(services, first, pieces)
     return Download(content, 206 if partial else 200, headers=headers, media_type="application/octet-stream")
 
 
@@ -148,7 +148,7 @@ async def write(
     with span("service.write_file", user_id=caller.user_id) as current:
         sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
         current.set(sandbox_id=sandbox.id)
-        await sandbox.write_stream(path, _body(request), mode=int(mode, 8) if mode is not None else None)
+        await sandbox.write_stream(path, body_of(request), mode=int(mode, 8) if mode is not None else None)
         return _entry(await sandbox.stat(path))
 
 
@@ -158,7 +158,7 @@ async def append(
 ) -> FileEntry:
     """Append the body of the request to a file. The file is created if it does not exist."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    await sandbox.write_stream(path, _body(request), append=True)
+    await sandbox.write_stream(path, body_of(request), append=True)
     return _entry(await sandbox.stat(path))
 
 
@@ -167,7 +167,7 @@ async def append(
     operation_id="download_tree",
     summary="Download a directory",
     response_class=Download,
-    responses={200: {"description": "An archive.", "content": _TAR}},
+    responses={200: {"description": "An archive.", "content": TAR}},
 )
 async def download(
     caller: SandboxReadScope, services: AppServices, sandbox_id: SandboxId, request: Request, path: FilePath = "."
@@ -177,16 +177,16 @@ async def download(
     archive = await while_connected(
         request, pack(services.transfers, sandbox, path, services.settings.max_upload_bytes)
     )
-    return Download(_content(services, b"", archive), media_type="application/x-tar")
+    return Download(content_of(services, b"", archive), media_type="application/x-tar")
 
 
-@router.put("/tree", operation_id="upload_tree", summary="Upload a directory", openapi_extra=_TAR_BODY, status_code=204)
+@router.put("/tree", operation_id="upload_tree", summary="Upload a directory", openapi_extra=TAR_BODY, status_code=204)
 async def upload(
     caller: SandboxUseScope, services: AppServices, sandbox_id: SandboxId, request: Request, path: FilePath = "."
 ) -> None:
     """Unpack a tar archive into a directory. The directory is created if it does not exist."""
     sandbox = await services.sandboxes.sandbox(caller, sandbox_id)
-    await unpack(services.transfers, sandbox, path, _body(request), services.settings.max_upload_bytes)
+    await unpack(services.transfers, sandbox, path, body_of(request), services.settings.max_upload_bytes)
 
 
 @router.get("", operation_id="list_files", summary="List a directory", response_model=FilePage)
@@ -287,7 +287,7 @@ async def _end(watching: AsyncWatch) -> None:
     await watching.aclose()
 
 
-async def _content(
+async def content_of(
     services: Services, first: bytes, pieces: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(pieces):
@@ -297,7 +297,7 @@ async def _content(
                 yield piece
 
 
-async def _body(request: Request) -> AsyncIterator[bytes]:
+async def body_of(request: Request) -> AsyncIterator[bytes]:
     async for piece in request.stream():
         if piece:
             yield piece

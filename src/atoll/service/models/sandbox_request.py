@@ -9,7 +9,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
-from atoll.model import Limits, SandboxSpec, SetupCommands, SetupTime, UndoSetting, Volume, manus_names
+from atoll.model import (
+    Limits,
+    ReadyCheck,
+    SandboxSpec,
+    SetupCommands,
+    SetupTime,
+    StartCommands,
+    UndoSetting,
+    Volume,
+    manus_names,
+)
 from atoll.model.network_policy import NetworkPolicy, parse_policy, with_secrets, without_secrets
 from atoll.model.spelling import before
 from atoll.service.models.exposed_port import ExposedPort, HealthCheck
@@ -57,13 +67,21 @@ class SandboxSettings(BaseModel):
     """What the sandbox may reach: `none`, `all` or rules. Only administrators may open private address ranges, because
     the server's own network is one."""
     volumes: Annotated[list[Volume], Field(max_length=64)] = Field(default_factory=list)
-    """Directories of the server's machine to mount. Only administrators may request them."""
+    """Named volumes of the caller, by `name`, and directories of the server's machine, by `host`. A named volume that
+    does not exist is made. Only administrators may request directories."""
     undo: UndoSetting = None
     """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
     setup: SetupCommands = ()
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
     setup_timeout_s: SetupTime = 600.0
     """How many seconds all setup commands may take together."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that are started again when they end. Default: those of the image."""
+    ready: ReadyCheck | None = None
+    """What has to hold before the sandbox is handed out: a command succeeds, a port listens or a path answers. If it
+    does not hold in time, no sandbox is made."""
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`. Default: what the image says."""
 
     @model_validator(mode="before")
     @classmethod
@@ -124,13 +142,21 @@ class SandboxOptions(LimitOptions):
     network: Any = None
     """What the sandbox may reach: `none`, `all` or rules."""
     volumes: list[Volume] | None = None
-    """Directories of the server's machine to mount. Only administrators may request them."""
+    """Named volumes of the caller, by `name`, and directories of the server's machine, by `host`. A named volume that
+    does not exist is made. Only administrators may request directories."""
     undo: UndoSetting = None
     """Saves a checkpoint before each command that the server runs, so that commands can be undone."""
     setup: list[str] | None = None
     """Command lines that run in order before the sandbox is handed out. If one fails, no sandbox is made."""
     setup_timeout: float | None = None
     """How many seconds all setup commands may take together."""
+    start: StartCommands | None = None
+    """Commands that run from the creation on, and that are started again when they end."""
+    ready: ReadyCheck | None = None
+    """What has to hold before the sandbox is handed out: a port, a port and a path such as `8080/health`, or a command.
+    """
+    sudo: bool | None = None
+    """Whether the account `user` inside may become root by `sudo`."""
     ports: dict[str, int] | None = None
     """Ports to expose, by name: a short form of `exposed_ports`."""
 

@@ -20,6 +20,7 @@ _ALWAYS = frozenset(
     {
         Capability.OPEN_FILES,
         Capability.VOLUMES,
+        Capability.NAMED_VOLUMES,
         Capability.IMAGES,
         Capability.PAUSE,
         Capability.CHECKPOINTS,

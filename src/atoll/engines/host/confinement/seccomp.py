@@ -76,8 +76,9 @@ class Profile:
     """If None, calls that no rule matches are allowed, also on foreign architectures."""
 
 
-SetId = Literal["allowed", "supervised", "refused"]
-"""What happens to calls that set the set-uid or set-gid bit of a file. *Supervised*: they work on the sandbox's own
+SetId = Literal["allowed", "contained", "supervised", "refused"]
+"""What happens to calls that set the set-uid or set-gid bit of a file. *Allowed*: the sandbox has no volume.
+*Contained*: it may write to no volume that others on the host can reach. *Supervised*: they work on the sandbox's own
 files, and work without these bits on a volume (`native/launcher/runtime/supervisor.c`). *Refused*: they fail with
 EPERM, where the two cannot be told apart."""
 
@@ -110,7 +111,7 @@ _FANCY_PROTOCOLS = (33, 132, 136, 256, 262)
 
 def _device_free_mknod(set_id: SetId) -> list[Rule]:
     kinds = (0, stat.S_IFREG, stat.S_IFIFO, stat.S_IFSOCK)
-    forbidden = stat.S_IFMT(0o177777) | (0 if set_id == "allowed" else SET_ID)
+    forbidden = stat.S_IFMT(0o177777) | (0 if set_id in ("allowed", "contained") else SET_ID)
     return [
         Rule((name,), (Match(index, kind, forbidden),))
         for name, index in (("mknod", 1), ("mknodat", 2))
@@ -146,6 +147,33 @@ def _set_id_rules(set_id: SetId) -> list[Rule]:
     return rules
 
 
+_BTRFS, _TERMINAL = 0x9400, TIOCSTI & 0xFFF0
+_TELLING = 0xC000
+"""The two bits in which `_BTRFS` and `_TERMINAL` differ."""
+
+
+def _ioctls_beside_volumes() -> list[Rule]:
+    """Allow all requests except TIOCSTI, TIOCLINUX and those of btrfs.
+
+    A directory of btrfs that is mounted directly would allow anybody inside to make subvolumes, which its limit does
+    not count and nobody could remove, and to flush the disk of the host. Programs then copy instead of sharing blocks.
+    The two bits that tell the two families apart make the rules disjoint.
+    """
+
+    def unlike(family: int, bit: int) -> Match:
+        """Match what is like a family in the two bits, and differs from it in this bit."""
+        return Match(1, family & _TELLING | ~family & 1 << bit, _TELLING | 1 << bit)
+
+    allowed = [
+        *(Match(1, value, _TELLING) for value in (0, _TELLING)),
+        *(unlike(_BTRFS, bit) for bit in range(8, 14)),
+        *(unlike(_TERMINAL, bit) for bit in (*range(4, 14), *range(16, 32))),
+        *(Match(1, _TERMINAL + low) for low in range(16) if _TERMINAL + low not in (TIOCSTI, TIOCLINUX)),
+    ]
+    refused = Rule(("ioctl",), (Match(1, _BTRFS, 0xFF00),), error=errno.ENOTTY)
+    return [*(Rule(("ioctl",), (match,)) for match in allowed), refused]
+
+
 def _ioctls_but(*refused: int) -> list[Rule]:
     """Allow all requests except these, which differ only in their lowest four bits.
 
@@ -166,7 +194,8 @@ def default_profile() -> Profile:
 @functools.cache
 def profile(set_id: SetId) -> Profile:
     refused = tuple(sorted(syscalls.ANSWER_NOT_IMPLEMENTED))
-    about_modes = frozenset((*_MODES, *_OPENS, _HIDDEN_MODE)) if set_id != "allowed" else frozenset()
+    may_set = set_id in ("allowed", "contained")
+    about_modes = frozenset((*_MODES, *_OPENS, _HIDDEN_MODE)) if not may_set else frozenset()
     misleading = _LANDLOCK if set_id == "supervised" else ()
     return Profile(
         (
@@ -176,7 +205,7 @@ def profile(set_id: SetId) -> Profile:
             *(Rule(("personality",), (Match(0, value),)) for value in PERSONALITIES),
             *_sockets(),
             *_device_free_mknod(set_id),
-            *_ioctls_but(TIOCSTI, TIOCLINUX),
+            *(_ioctls_but(TIOCSTI, TIOCLINUX) if set_id == "allowed" else _ioctls_beside_volumes()),
             *(_set_id_rules(set_id) if about_modes else ()),
         )
     )

@@ -184,10 +184,12 @@ def _facts() -> HostFacts:
 
 
 def _filter(wanted: Profile, machine: str) -> bytes:
-    # Comparing profiles by value takes longer than assembling a filter, so only these two are cached, by identity.
-    if wanted is profile("allowed"):
-        return _known_filter("allowed", machine)
-    return _known_filter("supervised", machine) if wanted is profile("supervised") else bpf.assemble(wanted, machine)
+    # Comparing profiles by value takes longer than assembling a filter, so only these are cached, by identity.
+    known: tuple[SetId, ...] = ("allowed", "contained", "supervised")
+    for set_id in known:
+        if wanted is profile(set_id):
+            return _known_filter(set_id, machine)
+    return bpf.assemble(wanted, machine)
 
 
 @functools.cache

@@ -18,8 +18,9 @@ its root user seems to have. Each of these walls holds without the others:
   package manager changes owners and modes), SETUID, SETGID (`su`, dropping rights), KILL (ending the process of another
   user inside).
 * **Seccomp**: the system call filter, see `seccomp.py`. **No new privileges**: set-uid files have no effect.
-* **Writable volumes**: root inside acts as their owner on disk, who is never the host's root, and no set-id bit can be
-  set there.
+* **Named volumes**: their files have the ids that they have inside, and are reachable only for the host's root.
+* **Writable directories of the host**: root inside acts as their owner on disk, who is never the host's root, and no
+  set-id bit can be set there.
 * **Masked paths**: files that reveal properties of the machine in `/proc` and `/sys`.
 """
 
@@ -27,8 +28,10 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from atoll.engines.host.cgroups.group_limits import VIRTUAL_KERNEL_THREADS, CgroupLimits
@@ -224,6 +227,7 @@ own, so they would be writable."""
 
 _NAMESPACE = uuid.UUID("4f6b2a52-8a55-4d1e-9a3c-3f1f3f0a7c11")
 
+_NO_VOLUMES: Mapping[str, Path] = MappingProxyType({})
 SAFE: tuple[Flag, ...] = ("nosuid", "nodev", "noexec")
 
 
@@ -237,11 +241,13 @@ def make_plan(
     argv: tuple[str, ...],
     env: dict[str, str] | None = None,
     files: tuple[Bind, ...] = (),
+    named: Mapping[str, Path] = _NO_VOLUMES,
 ) -> Plan:
     """Compute the plan of a sandbox.
 
-    `env` are the variables of the image; those of the spec take precedence. `files` are mounts that Atoll adds. Raises
-    SpecError for a volume that would cover /proc, /sys or another part of the isolation.
+    `env` are the variables of the image; those of the spec take precedence. `files` are mounts that Atoll adds, `named`
+    are the directories of the named volumes. Raises SpecError for a volume that would cover /proc, /sys or another part
+    of the isolation.
     """
     limits = spec.limits
     ours = {"HOSTNAME": spec.hostname}
@@ -251,12 +257,12 @@ def make_plan(
         machine=facts.machine,
         root=root,
         ids=ids,
-        mounts=(*_standard_mounts(), *files, *_volumes(spec)),
+        mounts=(*_standard_mounts(), *files, *_volumes(spec, named)),
         directories=(_work_dir(spec), Directory("/tmp", 0o1777), Directory("/root", 0o700)),  # noqa: S108
         namespaces=frozenset(("user", "mount", "pid", "ipc", "uts", "net", "cgroup")),
         host_owned=frozenset(("ipc", "uts", "net")),
         capabilities=CAPABILITIES,
-        seccomp=profile("supervised" if spec.has_writable_volume else "allowed"),
+        seccomp=profile("supervised" if spec.has_writable_volume else "contained" if spec.volumes else "allowed"),
         masked_paths=masks.masked_paths(facts.cpus),
         shadows=(*SHADOWS, _boot_id(sandbox_id)),
         cgroup=CgroupLimits.of(limits),
@@ -352,7 +358,7 @@ def _boot_id(sandbox_id: str) -> Shadow:
     return Shadow("/proc/sys/kernel/random/boot_id", f"{uuid.uuid5(_NAMESPACE, sandbox_id)}\n")
 
 
-def _volumes(spec: SandboxSpec) -> list[Bind]:
+def _volumes(spec: SandboxSpec, named: Mapping[str, Path]) -> list[Bind]:
     binds = []
     for volume in spec.volumes:
         top = volume.path.split("/")[1]
@@ -360,11 +366,11 @@ def _volumes(spec: SandboxSpec) -> list[Bind]:
             raise SpecError(f"a volume cannot be mounted on '{volume.path}'", hint="Choose a directory such as /data.")
         binds.append(
             Bind(
-                volume.host,
+                str(named[volume.name]) if volume.name else volume.host,
                 volume.path,
                 ("ro", "nosuid", "nodev") if volume.read_only else ("nosuid", "nodev"),
                 through_links=False,
-                as_owner=not volume.read_only,
+                as_owner=bool(volume.host) and not volume.read_only,
             )
         )
     return sorted(binds, key=lambda bind: bind.target)

@@ -37,6 +37,8 @@ _RECENT_S = 3600.0
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STUBS = (
     b"root",
+    b"run",
+    b"tmp",
     b"etc/resolv.conf",
     b"etc/ssl/certs/ca-certificates.crt",
     b"etc/ssl/certs",

@@ -1,0 +1,2 @@
+FROM atoll-corpus/busybox:1
+COPY . /all/
