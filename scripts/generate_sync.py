@@ -1,4 +1,4 @@
-"""Writes src/atoll/_sync.py: the synchronous classes, generated from the asynchronous ones.
+"""Writes src/atoll/_sync.py and _sync_image.py: the synchronous classes, generated from the asynchronous ones.
 
 Every public method gets a twin with the same name, arguments and text that runs the original through the portal. So the
 two cannot diverge. With --check nothing is written, and a difference is an error.
@@ -24,9 +24,12 @@ SOURCES = {
     "src/atoll/sandbox/sandbox.py": {"AsyncSandbox": "Sandbox"},
     "src/atoll/sandbox/volumes.py": {"AsyncVolumes": "Volumes"},
 }
+OF_IMAGES = {"src/atoll/builds/image.py": {"AsyncImage": "Image"}}
+"""In a file of their own, because few programs need them and importing them takes time."""
+TARGETS = {TARGET: SOURCES, TARGET.with_name("_sync_image.py"): OF_IMAGES}
 PARTS = "src/atoll/sandbox/*_methods.py"
 """The files with the base classes of `AsyncSandbox`."""
-CLASSES = {old: new for names in SOURCES.values() for old, new in names.items()}
+CLASSES = {old: new for names in (SOURCES | OF_IMAGES).values() for old, new in names.items()}
 INTERNAL = {"access", "is_kept", "listen"}
 """Public members that are for the rest of Atoll, not for users."""
 DUNDERS = {
@@ -61,6 +64,7 @@ from atoll.model import SandboxDetails, SandboxSpec, Stats, UndoRule
 from atoll.model.network_policy import NetworkRules
 from atoll.network.refusals import Refusal
 from atoll.sandbox.on_class import on_class_too_sync
+from atoll.sandbox.options import NamedImage
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
@@ -71,6 +75,11 @@ from atoll.sandbox.terminal import AsyncTerminal
 from atoll.sandbox.volumes import AsyncVolumes
 from atoll.model.volume import VolumeInfo
 '''
+HEADER_OF_IMAGES = """
+from atoll.builds.image import DEFAULT_BUILD_S, AsyncImage
+from atoll.builds.request import OnBuildEvent
+from atoll.images import ImageConfig
+"""
 WRAPPER = """
     def __init__(self, original: {old}, portal: Portal) -> None:
         self._async = original
@@ -140,12 +149,14 @@ def method(function: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
         head = f"\n    @on_class_too_sync{head}"
     if is_decorated(function, "classmethod"):
         call = f"portal().call({owner}.{function.name}({passed}))"
+        if returned == "builtins.list[Self]":
+            call = f"[cls(each, portal()) for each in {call}]"
         if returned != "Self":
             return f"\n    @classmethod{head}        {'' if returned == 'None' else 'return '}{call}\n"
         return (
             f"\n    @classmethod\n    def {name}({parameters}) -> {returned}:\n{text}"
-            f"        sandbox = cls.__new__(cls)\n        sandbox._async = {call}\n"
-            "        sandbox._portal = portal()\n        return sandbox\n"
+            f"        made = cls.__new__(cls)\n        made._async = {call}\n"
+            "        made._portal = portal()\n        return made\n"
         )
     call = f"self._async.{function.name}({passed})"
     if name == "__next__":
@@ -230,18 +241,19 @@ def bases(node: ast.ClassDef) -> list[ast.ClassDef]:
     return [found[base.id] for base in node.bases if isinstance(base, ast.Name)]
 
 
-def generate() -> str:
-    text = HEADER
-    for source, names in SOURCES.items():
+def generate(target: Path) -> str:
+    sources = TARGETS[target]
+    text = HEADER + (HEADER_OF_IMAGES if sources is OF_IMAGES else "")
+    for source, names in sources.items():
         tree = ast.parse((ROOT / source).read_text())
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name in names:
                 text += twin(node, names[node.name])
-    return formatted(TARGET, text, "I,F401")
+    return formatted(target, text, "I,F401")
 
 
 def main() -> int:
-    return write_or_check(TARGET, generate())
+    return max(write_or_check(target, generate(target)) for target in TARGETS)
 
 
 if __name__ == "__main__":

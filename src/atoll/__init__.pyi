@@ -1,6 +1,9 @@
 """The public names for type checkers. Generated from __init__.py by scripts/generate_exports.py."""
 
 from atoll._sync import Command, Forward, PortStream, Sandbox, Shell, Terminal, Volumes, Watch
+from atoll._sync_image import Image
+from atoll.builds.image import AsyncImage
+from atoll.builds.request import BuildEvent
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
@@ -15,6 +18,7 @@ from atoll.errors import (
     EngineNotFoundError,
     EngineUnavailableError,
     ForbiddenError,
+    ImageBuildNotFoundError,
     ImageError,
     ImageNotFoundError,
     ImageUnreachableError,
@@ -50,6 +54,7 @@ from atoll.errors import (
 from atoll.guest.file_watch import AsyncWatch
 from atoll.guest.files import FileEvent, FileEventKind, FileInfo
 from atoll.guest.port_streams import AsyncPortStream
+from atoll.images import ImageConfig
 from atoll.manager import (
     CommandEnd,
     Event,
@@ -125,6 +130,7 @@ __all__ = [
     "AsyncCommand",
     "AsyncDockerizedTerminal",
     "AsyncForward",
+    "AsyncImage",
     "AsyncPortStream",
     "AsyncSandbox",
     "AsyncShell",
@@ -133,6 +139,7 @@ __all__ = [
     "AsyncWatch",
     "BaseSandboxClient",
     "BuildError",
+    "BuildEvent",
     "Capability",
     "Cause",
     "Ceilings",
@@ -162,6 +169,9 @@ __all__ = [
     "ForbiddenError",
     "Forward",
     "Handle",
+    "Image",
+    "ImageBuildNotFoundError",
+    "ImageConfig",
     "ImageError",
     "ImageNotFoundError",
     "ImageUnreachableError",

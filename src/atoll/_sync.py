@@ -31,6 +31,7 @@ from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand, Output
 from atoll.sandbox.execution import CommandLine
 from atoll.sandbox.export import Export
 from atoll.sandbox.on_class import on_class_too_sync
+from atoll.sandbox.options import NamedImage
 from atoll.sandbox.port_forward import AsyncForward
 from atoll.sandbox.portal import Portal, portal
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox
@@ -279,7 +280,7 @@ class Sandbox:
         engine: str | Engine = "auto",
         server: str | None = None,
         api_key: str | None = None,
-        image: str | None = None,
+        image: str | NamedImage | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
@@ -287,6 +288,7 @@ class Sandbox:
         disk: str | int | None = None,
         inodes: int | None = None,
         open_files: int | None = None,
+        shm: str | int | None = None,
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
@@ -329,6 +331,7 @@ class Sandbox:
             disk=disk,
             inodes=inodes,
             open_files=open_files,
+            shm=shm,
             env=env,
             volumes=volumes,
             work_dir=work_dir,
@@ -401,14 +404,14 @@ class Sandbox:
 
         `auto` looks at every engine of this machine.
         """
-        sandbox = cls.__new__(cls)
-        sandbox._async = portal().call(
+        made = cls.__new__(cls)
+        made._async = portal().call(
             AsyncSandbox.attach(
                 sandbox_id, engine=engine, server=server, api_key=api_key, timeout=timeout, settings=settings
             )
         )
-        sandbox._portal = portal()
-        return sandbox
+        made._portal = portal()
+        return made
 
     def cleanup(self) -> None:
         """Delete the sandbox and everything in it. May be repeated."""

@@ -33,6 +33,7 @@ SandboxError                         anything that went wrong with a sandbox
 ├── NotAuthenticatedError            the server wants a credential, or a valid one
 ├── ForbiddenError                   the credential does not allow it
 ├── RateLimitedError                 too many requests: wait `retry_after_s`
+├── ImageBuildNotFoundError          the server has no such build of an image, or it is not yours
 ├── SandboxSpecNotFoundError         there is no such spec in the server's catalogue, or it is not yours
 ├── UserNotFoundError                the server has no such user
 ├── KeyNotFoundError                 there is no such key, or it is not yours
@@ -269,6 +270,10 @@ class RateLimitedError(SandboxError):
 
 class SandboxSpecNotFoundError(SandboxError):
     code = "sandbox_spec_not_found"
+
+
+class ImageBuildNotFoundError(SandboxError):
+    code = "image_build_not_found"
 
 
 class UserNotFoundError(SandboxError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -58,8 +59,8 @@ class Ours:
             target=case.target,
         )
         try:
-            image = (await self.builder.build(request)).image
-            return Built(self.tree(image.reference), config_of(image.config))
+            built = (await self.builder.build(request)).image
+            return Built(self.tree(built.reference), config_of(built.config))
         finally:
             shutil.rmtree(context)
 
@@ -77,7 +78,7 @@ class Ours:
 @contextlib.asynccontextmanager
 async def our_builder() -> AsyncIterator[Ours]:
     images = Path(os.environ.get("ATOLL_TEST_IMAGES") or "/var/tmp/atoll-test-images")
-    subprocess.run([str(_SCRIPT), "images", str(images)], check=True, capture_output=True)
+    await asyncio.to_thread(subprocess.run, [str(_SCRIPT), "images", str(images)], check=True, capture_output=True)
     folder = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
     folder.chmod(0o755)
     ours = Ours(folder, images)

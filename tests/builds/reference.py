@@ -45,7 +45,8 @@ mount -t tmpfs tmpfs run
 mkdir shared
 mount --bind "$DATA/shared" shared
 exec chroot . dockerd --data-root /shared/data --exec-root /shared/exec --pidfile /run/docker.pid \
-    --host unix:///shared/docker.sock --cgroup-parent "$GROUP" --bridge none --iptables=false --ip6tables=false --ip-masq=false
+    --host unix:///shared/docker.sock --cgroup-parent "$GROUP" \
+    --bridge none --iptables=false --ip6tables=false --ip-masq=false
 """
 
 
@@ -90,7 +91,7 @@ def _run(command: Sequence[str], *, timeout_s: float = 900, **options: Any) -> b
     done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, **options)
     if done.returncode:
         raise ReferenceError(f"{' '.join(command[:3])} failed: {done.stderr.decode(errors='replace')[-2000:]}")
-    return done.stdout
+    return bytes(done.stdout)
 
 
 @contextlib.contextmanager

@@ -201,6 +201,7 @@ class Mirrors:
     files: Mapping[str, bytes]
     secrets: tuple[str, ...] = ("password",)
     rules: tuple[Rule, ...] = (Rule(domain="mirror.test"),)
+    notes: tuple[str, ...] = ()
 
 
 async def test_configuration_of_mirrors_is_there_only_for_commands(workshop: Workshop) -> None:
@@ -210,6 +211,23 @@ async def test_configuration_of_mirrors_is_there_only_for_commands(workshop: Wor
     assert workshop.output == "there:***@\nnewother"
     assert await workshop.look(built, "ls /etc/new 2>/dev/null; grep -c staff /etc/group; stat -c %g /x") == "1\n50\n"
     assert "INDEX" not in built.image.config.env
+
+
+@pytest.mark.parametrize("setting", ["", "false", "true", "mirror.test"])
+async def test_the_setting_decides_about_mirrors(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    asked: list[object] = []
+
+    def of_machine(choice: object, *, suite: str) -> Mirrors:
+        asked.append(choice)
+        return Mirrors({"INDEX": "there"}, {})
+
+    monkeypatch.setattr("atoll.builds.mirrors.Mirrors.of_machine", of_machine)
+    monkeypatch.setenv("ATOLL_BUILD_MIRRORS", setting)
+    await workshop.build("RUN echo index: $INDEX", no_cache=True)
+    expected = {"true": [True], "mirror.test": [("mirror.test",)]}.get(setting, [])
+    assert (asked, workshop.output) == (expected, "index: there\n" if expected else "index:\n")
 
 
 # --- COPY and ADD -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ def checked(text: str, target: str = "", **args: str) -> Checked:
     return check(parse(text.encode()), target=target, args=args)
 
 
-STAGES = "FROM a AS one\nFROM b AS two\nCOPY --from=one x y\nFROM one AS three\nFROM c\nRUN --mount=from=two,target=/x y\n"
+STAGES = (
+    "FROM a AS one\nFROM b AS two\nCOPY --from=one x y\nFROM one AS three\nFROM c\nRUN --mount=from=two,target=/x y\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_an_argument_that_nothing_uses_is_a_warning() -> None:
         ("FROM a\nADD https://example.invalid/x /x", 2, "policy", "--network"),
         ("FROM a\nADD git@example.invalid:x.git /x", 2, "repository", "Clone"),
         ("FROM a\nENV A=${B:=c}", 2, "':='", "${NAME:-DEFAULT}"),
-        ("FROM a\nLABEL a=\"b", 2, "double quotes", "quote"),
+        ('FROM a\nLABEL a="b', 2, "double quotes", "quote"),
         ("FROM a\nCOPY <<E /x\n${\nE", 2, "here-document 'E'", "<<'E'"),
         ("ARG A=${\nFROM a", 1, "'}'", "substitution"),
     ],
@@ -68,7 +70,8 @@ def test_a_mistake_is_explained_before_anything_runs(text: str, line: int, reaso
         checked(text)
     assert error.value.reason.startswith(f"Dockerfile:{line}: ")
     assert reason in error.value.reason
-    assert error.value.hint is not None and hint in error.value.hint
+    assert error.value.hint is not None
+    assert hint in error.value.hint
 
 
 def test_an_unknown_target_is_explained() -> None:

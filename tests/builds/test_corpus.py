@@ -47,7 +47,7 @@ _LINKED = {"copy-hard-links": ("made/b", "made/sub/c"), "links-across-steps": ("
 
 DIFFERENCES = (
     Difference(
-        "A named pipe is left out of an image, as devices and sockets are: nothing in an image of ours is a special file.",
+        "A named pipe is left out of an image, as devices and sockets are: no image has special files.",
         _is_pipe,
     ),
     Difference(
@@ -55,8 +55,8 @@ DIFFERENCES = (
         _is_mount_point,
     ),
     Difference(
-        "A file with several names stays one file when a later step writes to it. Docker's overlay copies the name that "
-        "is written to, so that the others keep the old content.",
+        "A file with several names stays one file when a later step writes to it. Docker's overlay copies the name "
+        "that is written to, so that the others keep the old content.",
         _is_of_links,
     ),
 )
@@ -82,8 +82,8 @@ def differing(case: Case, docker: dict[str, Any], ours: dict[str, Any]) -> tuple
         there, here = (side["files"].get(path, "as in the base") for side in (docker, ours))
         if there == here:
             continue
-        known = (None if each == "as in the base" else each for each in (there, here))
-        reasons = {each for each in DIFFERENCES if each.applies(case, path, *known)} if case.base != DEBIAN else set()
+        known = [None if each == "as in the base" else each for each in (there, here)]
+        reasons = {each for each in DIFFERENCES if each.applies(case, path, *known)}
         met |= reasons
         if not reasons:
             found[path] = (there, here)

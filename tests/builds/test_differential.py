@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import sys
 from typing import Any
 
 import pytest
@@ -35,8 +35,14 @@ from atoll.errors import DockerfileError
 from builds.corpus import Case, cases
 from needs import not_applicable
 
-if sys.platform == "linux":
-    dockerfile = pytest.importorskip("dockerfile", reason="there are wheels for x86-64 only")
+dockerfile: Any = importlib.import_module("dockerfile") if importlib.util.find_spec("dockerfile") else None
+
+
+@pytest.fixture(autouse=True)
+def package() -> None:
+    if dockerfile is None:
+        not_applicable("PyPI has the package for x86-64 only")
+
 
 Plain = tuple[str, int, int, tuple[str, ...], tuple[str, ...]]
 """Keyword, first and last line, words, and the contents of here-documents."""
@@ -47,6 +53,11 @@ _MEANING = re.compile(
     "|only strings|something else in it|--[a-z-]+ is '"
 )
 """Refusals that BuildKit has as well, but in a later step than its parser, or that are only ours."""
+
+
+_KNOWN = re.compile(r"--[^\n]*é|<<-?[ \t]|\][ \t]*[^\s]")
+"""What is read differently on purpose. BuildKit takes characters of flags apart into bytes. The version in the package
+knows no white space between `<<` and a name, and ignores whatever follows a JSON array; later versions do not."""
 
 
 def theirs(text: str) -> list[Plain] | None:
@@ -143,7 +154,8 @@ def compare(text: str) -> None:
     try:
         found = ours(text)
     except DockerfileError as error:
-        assert expected is None or _MEANING.search(error.reason), f"BuildKit reads it: {error.reason}"
+        if expected is not None and not _MEANING.search(error.reason):
+            pytest.fail(f"BuildKit reads it: {error.reason}")
         return
     assert found == expected
 
@@ -151,8 +163,6 @@ def compare(text: str) -> None:
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_a_dockerfile_of_the_corpus_is_read_as_buildkit_reads_it(case: Case) -> None:
     text = (case.folder / case.file).read_bytes().decode()
-    if "#syntax" in text.replace(" ", "") and "\N{ZERO WIDTH NO-BREAK SPACE}" in text:
-        not_applicable("the package does not know a byte order mark before a directive")
     assert ours(text) == theirs(text)
 
 
@@ -183,13 +193,12 @@ _FILES = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_FILES)
 @example('FROM a\nRUN <<E <<"F" cat\n1\nE\n2\nF\n')
 @example("FROM a\nRUN echo \\\n\n# c\n b\\\n")
 def test_any_dockerfile_is_read_as_buildkit_reads_it(text: str) -> None:
-    # Its parser reads flags byte by byte, and so takes other characters apart.
-    assume(not re.search(r"--[^\n]*é", text))
+    assume(not _KNOWN.search(text))
     compare(text)
 
 
@@ -197,5 +206,5 @@ def test_any_dockerfile_is_read_as_buildkit_reads_it(text: str) -> None:
 @settings(max_examples=50_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_FILES)
 def test_fifty_thousand_dockerfiles_are_read_as_buildkit_reads_them(text: str) -> None:
-    assume(not re.search(r"--[^\n]*é", text))
+    assume(not _KNOWN.search(text))
     compare(text)

@@ -37,7 +37,10 @@ def test_stages_and_arguments_are_told_apart() -> None:
     read = parse(b"# syntax=docker/dockerfile:1\nARG A=1 B\nFROM x:$A AS One\nRUN a\nfrom one\nENV b=c\n")
     assert read.syntax == "docker/dockerfile:1"
     assert [argument.names for argument in read.arguments] == [(("A", "1"), ("B", None))]
-    assert [(stage.base, stage.name, len(stage.instructions)) for stage in read.stages] == [("x:$A", "one", 1), ("one", "", 1)]
+    assert [(stage.base, stage.name, len(stage.instructions)) for stage in read.stages] == [
+        ("x:$A", "one", 1),
+        ("one", "", 1),
+    ]
 
 
 def test_an_instruction_knows_its_lines() -> None:
@@ -102,7 +105,7 @@ def test_mounts_of_run() -> None:
 
 
 def test_env_has_two_forms() -> None:
-    pairs, one = only("ENV a=b c=\"d e\" f=g\\ h"), only("ENV a b  c")
+    pairs, one = only('ENV a=b c="d e" f=g\\ h'), only("ENV a b  c")
     assert isinstance(pairs, Env) and pairs.variables == (("a", "b"), ("c", '"d e"'), ("f", "g\\ h"))
     assert isinstance(one, Env) and one.variables == (("a", "b  c"),)
 

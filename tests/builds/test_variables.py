@@ -71,10 +71,10 @@ def test_a_variable_may_be_required() -> None:
 
 def test_what_doubles_each_time_is_stopped() -> None:
     value = "x"
+    while len(value) < MAX_WORD_CHARS:
+        value = expand("$v$v", {"v": value})
     with pytest.raises(SubstitutionError, match="more than"):
-        for _ in range(100):
-            value = expand("$v$v", {"v": value})
-    assert len(value) <= MAX_WORD_CHARS
+        expand("$v$v", {"v": value})
 
 
 @pytest.mark.parametrize(

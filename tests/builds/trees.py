@@ -9,7 +9,7 @@ import stat
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 SET_ID_BITS = 0o6000
 _OF_THE_RUNTIME = (".dockerenv", "dev", "proc", "sys", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab")
@@ -53,7 +53,7 @@ def of_tar(archive: tarfile.TarFile) -> Tree:
         elif member.isreg():
             content = archive.extractfile(member)
             assert content is not None
-            entry |= {"kind": "file", "content": _content(iter(lambda source=content: source.read(1 << 20), b""))}
+            entry |= {"kind": "file", "content": _content(content)}
         else:
             continue
         tree[name] = entry
@@ -78,7 +78,7 @@ def of_directory(descriptor: int) -> Tree:
             entry |= {"mode": "0777", "target": os.readlink(base, dir_fd=at)}
         elif entry["kind"] == "file":
             with open(os.open(base, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=at), "rb") as content:
-                entry["content"] = _content(iter(lambda source=content: source.read(1 << 20), b""))
+                entry["content"] = _content(content)
         if status.st_nlink > 1 and entry["kind"] == "file":
             names.setdefault((status.st_dev, status.st_ino), []).append(name)
         tree[name] = entry
@@ -117,12 +117,12 @@ def _mode(mode: int) -> str:
     return f"{mode & ~SET_ID_BITS:04o}"
 
 
-def _content(chunks: Iterator[bytes]) -> str:
+def _content(file: IO[bytes]) -> str:
     """Return a short text itself, and the digest of anything else."""
     digest = hashlib.sha256()
     first = b""
     size = 0
-    for chunk in chunks:
+    while chunk := file.read(1 << 20):
         digest.update(chunk)
         first = first or chunk
         size += len(chunk)

@@ -8,6 +8,7 @@ refused is fine; whoever is hostile tries the next.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -227,6 +229,46 @@ def records(user: Hostile) -> None:
     user.at_once(8, abuse)
 
 
+_BUILDS = (
+    "f() { f | f & }; while :; do f; busybox sleep 0.1; done",
+    "while :; do busybox head -c 1000000000 /dev/zero > /f; busybox rm -f /f; done",
+    "while :; do echo a flood of a log; done",
+    "while :; do :; done",
+    "busybox sleep 1000",
+    "exit 1",
+)
+"""What the steps of builds do. busybox comes with the context."""
+
+
+def builds(user: Hostile) -> None:
+    """Builds whose steps fork, fill disks, write without end or never end; most of their clients are gone."""
+    program = Path("/usr/bin/busybox").read_bytes()
+
+    def build(number: int) -> None:
+        command = json.dumps(["/bin/busybox", "sh", "-c", _BUILDS[random.randrange(len(_BUILDS))]])
+        dockerfile = f"FROM scratch\nCOPY busybox /bin/busybox\nENV N={random.getrandbits(60)}\nRUN {command}\n"
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for name, data in (("Dockerfile", dockerfile.encode()), ("busybox", program)):
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(data), 0o755
+                archive.addfile(member, io.BytesIO(data))
+        options = {"limits": user.limits or {}, "timeout_s": 30}
+        parts = {"options": (None, json.dumps(options)), "context": ("c", packed.getvalue())}
+        made = user.call("POST", "/images/builds", files=parts)
+        if made is None:
+            return
+        path = f"/images/builds/{made.json()['id']}"
+        if number % 3 == 0:
+            user.vanish("GET", f"{path}/logs", wait_s=1.0)
+        elif number % 3 == 1:
+            user.call("GET", f"{path}/logs", params={"follow": False})
+        else:
+            user.call("DELETE", path)
+
+    user.at_once(16, build)
+
+
 def _bomb(command: str) -> Callable[[Hostile], None]:
     def explode(user: Hostile) -> None:
         paths = [path for path in (user.sandbox() for _ in range(SANDBOXES)) if path is not None]
@@ -288,6 +330,7 @@ ABUSES: dict[str, Callable[[Hostile], None]] = {
     "sparse trees": sparse_trees,
     "directories": directories,
     "records": records,
+    "builds": builds,
     "fork bomb": _bomb("f() { f | f & }; while :; do f; sleep 0.1; done"),
     "memory bomb": _bomb("while :; do head -c 4g /dev/zero | tail -c 4g | wc -c; done"),
     "disk bomb": _bomb("while :; do head -c 1g /dev/zero > f; rm -f f; done"),

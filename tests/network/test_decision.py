@@ -351,7 +351,7 @@ def test_udp_is_closed_unless_a_rule_opens_it(policy: Any) -> None:
         {"rules": [{}]},
         {"rules": [{"domain": "a.test", "port": 0}]},
         {"rules": [{"domain": "a.test", "port": "9-8"}]},
-        {"rules": [{"cidr": "1.0.0.0/8", "protocol": "web"}]},
+        {"rules": [{"action": "deny", "cidr": "1.0.0.0/8", "protocol": "web"}]},
         {"rules": [{"domain": "a.test", "ports": [True]}]},
         {"unknown": 1},
         {"network_enabled": "false"},
@@ -371,3 +371,14 @@ def test_a_spec_with_a_policy_survives_being_written_down() -> None:
     )
     assert SandboxSpec.model_validate_json(spec.model_dump_json()) == spec
     assert SandboxSpec.model_validate_json('{"network": "none"}').network == "none"
+
+
+def test_a_web_rule_for_a_range_lets_allowed_names_lead_there_and_opens_nothing_else() -> None:
+    found = judge({"rules": [{"domain": "a.test"}, {"cidr": "10.1.2.3/32", "ports": [443], "protocol": "web"}]})
+    inside, beside = ip_address("10.1.2.3"), ip_address("10.1.2.4")
+    assert found.answer(inside, 443)
+    assert not found.answer(beside, 443)
+    assert not found.address(inside, 443, "tcp")
+    assert not found.address(inside, 443, "udp")
+    assert not found.name("b.test", 443, "web")
+    assert not judge({"rules": [{"domain": "a.test"}]}).answer(inside, 443)

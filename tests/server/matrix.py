@@ -106,6 +106,15 @@ MATRIX = (
     Line("POST", "/volumes/{name}/restore", "manage", body={"source": "w"}),
     Line("GET", "/volumes/{name}/tree", "manage"),
     Line("PUT", "/volumes/{name}/tree", "manage"),
+    # images
+    Line("POST", "/images/builds", "manage"),
+    Line("GET", "/images/builds", "read"),
+    Line("GET", "/images/builds/{build_id}", "read"),
+    Line("DELETE", "/images/builds/{build_id}", "manage"),
+    Line("GET", "/images/builds/{build_id}/logs", "read"),
+    Line("POST", "/images/push", "use", body={"name": "no-such"}),
+    Line("GET", "/images/content", "use"),
+    Line("PUT", "/images/content", "manage"),
     # network and ports
     Line("GET", f"{IN}/network", "read", True),
     Line("GET", f"{IN}/limits", "read", True),

@@ -29,6 +29,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "disk": ("2g", "2g"),
     "inodes": (5000, 5000),
     "open_files": (99, 99),
+    "shm": ("1g", "1g"),
     "env": ({"A": "b=c"}, ["A=b=c"]),
     "volumes": (["/srv:/data:ro"], ["/srv:/data:ro"]),
     "work_dir": ("/srv/work", "/srv/work"),

@@ -27,6 +27,9 @@ class Progress:
     detail: str
     done_bytes: int = 0
     total_bytes: int | None = None
+    step: int = 0
+    """Of a build: the number of the step in progress, from 1 on."""
+    steps: int = 0
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from atoll import workers
 from atoll.archive.work import Progress, Work
-from atoll.builds.request import BuildEvent, OnBuildEvent
+from atoll.builds.request import BuildEvent, NameBase, OnBuildEvent
 from atoll.builds.steps import key_of
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, supporting
@@ -37,11 +37,19 @@ class Base:
 
 
 class Bases:
-    def __init__(self, engine: Engine, images: Images, on_event: OnBuildEvent, owner: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        images: Images,
+        on_event: OnBuildEvent,
+        owner: str,
+        name_base: NameBase | None = None,
+    ) -> None:
         self._engine = engine
         self._images = images
         self._on_event = on_event
         self._owner = owner
+        self._name_base = name_base
         self._known: dict[str, Base] = {}
 
     async def find(self, name: str) -> Base:
@@ -53,6 +61,8 @@ class Bases:
         return self._known[name]
 
     async def _find(self, name: str) -> Base:
+        if self._name_base is not None:
+            name = await self._name_base(name)
         if name == "host":
             raise BuildError(
                 "the image 'host' is a view of this machine's own programs, and no image can be made from it",

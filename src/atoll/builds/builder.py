@@ -8,6 +8,7 @@ image, is complete or not there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import os
@@ -24,16 +25,18 @@ from atoll.builds.dockerfile.checks import check
 from atoll.builds.dockerfile.ignore import IgnoreRules
 from atoll.builds.dockerfile.instructions import Dockerfile, Stage
 from atoll.builds.dockerfile.parser import parse
+from atoll.builds.known_digests import KnownDigests
 from atoll.builds.labels import sweep
 from atoll.builds.mounted import CACHE_BYTES, needs_volumes, volumes_of
 from atoll.builds.planning import Planner
-from atoll.builds.renewals import Renewals
+from atoll.builds.renewals import Renewals, remove_unused
 from atoll.builds.reporting import Reporter
 from atoll.builds.request import BuildRequest, BuiltImage, OnBuildEvent
 from atoll.builds.site import Site
 from atoll.builds.source_tree import SourceTree
 from atoll.builds.stages import Stages
 from atoll.builds.steps import MakeDirectory, RunCommand, StagePlan, Step, key_of
+from atoll.builds.supplies import supplies_for
 from atoll.cancellation import finish
 from atoll.engines.contract import Building, Engine, building
 from atoll.errors import BuildError, SandboxError, SpecError
@@ -50,6 +53,7 @@ _RECENT_S = 3600.0
 _MAX_DOCKERFILE = 4 << 20
 _MAX_IGNORE = 1 << 20
 _DEFAULT = "Dockerfile"
+_RENEWALS, _DIGESTS = "renewals", "digests"
 _GRACE_S = 10.0
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -61,7 +65,7 @@ class Builder:
         self._engine = engine
         self._images = images
         self._settings = settings
-        self._renewals = Renewals(builds_of(settings.data_dir) / "renewals")
+        self._renewals = Renewals(builds_of(settings.data_dir) / _RENEWALS)
 
     @traced("image.build")
     async def build(self, request: BuildRequest, on_event: OnBuildEvent | None = None) -> BuiltImage:
@@ -71,8 +75,7 @@ class Builder:
         able = await building(self._engine)
         name = self._checked_name(request.name)
         await self._clean_up()
-        hidden = [each.encode() for each in request.mirrors.secrets] if request.mirrors is not None else []
-        reporter = Reporter(on_event, [*request.secrets.values(), *hidden])
+        reporter = Reporter(on_event, request.secrets.values())
         try:
             async with self._in_time(request):
                 image = await self._build(request, name, able, reporter)
@@ -87,13 +90,14 @@ class Builder:
             checked = check(dockerfile, args=request.args, target=request.target)
             for warning in checked.warnings:
                 reporter.warn(warning)
-            bases = Bases(self._engine, self._images, reporter.emit, request.owner)
+            bases = Bases(self._engine, self._images, reporter.emit, request.owner, request.name_base)
             planner = Planner(request, dockerfile, checked, context, bases, self._renewals)
             plans = await planner.plan()
             target = plans[-1]
             _need_a_step(target, planner, checked.stages[-1].stage)
             for note in context.notes:
                 reporter.warn(note)
+            request = dataclasses.replace(request, mirrors=await supplies_for(request, plans, reporter))
             reporter.plan(sum(len(plan.steps) for plan in plans))
             site = Site(
                 self._engine,
@@ -138,7 +142,8 @@ class Builder:
         """Remove what builds left that were killed."""
         await sweep(self._engine)
         await workers.run(workers.ENGINE, sweep_drafts, drafts_of(self._settings.data_dir))
-        await workers.run(workers.ENGINE, self._renewals.sweep)
+        for name in (_RENEWALS, _DIGESTS):
+            await workers.run(workers.ENGINE, remove_unused, builds_of(self._settings.data_dir) / name)
 
     async def _prune(self, able: Building, plans: list[StagePlan], owner: str) -> None:
         """Remove the steps and caches that were used longest ago, if there are too many."""
@@ -181,8 +186,14 @@ class Builder:
         try:
             text, path = await workers.run(workers.ENGINE, _dockerfile, root, request.dockerfile)
             rules = await workers.run(workers.ENGINE, _rules, root, path)
-            tree = SourceTree(root, "the context", rules=rules, check=check_stopped)
-            yield await workers.run(workers.ENGINE, parse, text, path), tree
+            known = KnownDigests(builds_of(self._settings.data_dir) / _DIGESTS / key_of(request.owner)[:32])
+            await workers.run(workers.ENGINE, known.load)
+            tree = SourceTree(root, "the context", rules=rules, known=known, check=check_stopped)
+            try:
+                yield await workers.run(workers.ENGINE, parse, text, path), tree
+            finally:
+                with contextlib.suppress(OSError):  # the files are read again then
+                    await finish(workers.run(workers.ENGINE, known.save))
         finally:
             stopped.set()
             os.close(root)

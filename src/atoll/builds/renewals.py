@@ -40,15 +40,16 @@ class Renewals:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         durable.write(self._path(key), salt, sync=True)
 
-    def sweep(self) -> None:
-        """Remove what nobody has asked for in 90 days."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._directory.iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_mtime < time.time() - _KEPT_S:
-                        path.unlink()
-
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
             raise ValueError(f"{key[:80]!r} is not the key of a step")
         return self._directory / key
+
+
+def remove_unused(directory: Path) -> None:
+    """Remove the files of a directory that were not used in 90 days."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - _KEPT_S:
+                    path.unlink()

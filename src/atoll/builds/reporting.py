@@ -26,7 +26,13 @@ class Reporter:
         self._on_event = on_event
         self.steps = 0
         self.carried_out = 0
-        self._secrets = tuple({part for each in secrets for part in (each, each.strip()) if len(part) >= _LEAST_SECRET})
+        self._secrets: tuple[bytes, ...] = ()
+        self.hide(secrets)
+
+    def hide(self, secrets: Iterable[bytes]) -> None:
+        """Hide these in the output of commands that start from now on."""
+        found = {part for each in secrets for part in (each, each.strip()) if len(part) >= _LEAST_SECRET}
+        self._secrets = tuple({*self._secrets, *found})
 
     def emit(self, event: BuildEvent) -> None:
         if self._on_event is not None:

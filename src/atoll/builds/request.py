@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -31,6 +31,11 @@ class Supplies(Protocol):
     @property
     def rules(self) -> Sequence[Rule]:
         """What RUN steps may reach in addition to the build's own policy."""
+
+
+NameBase = Callable[[str], Awaitable[str]]
+"""Returns the name that an image of FROM or `--from` has on this machine, and raises SandboxError for one that whoever
+asked for the build may not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class BuildRequest:
     """How long the whole build may take."""
     step_timeout_s: float | None = None
     """How long one RUN may take. None: as long as the build."""
+    name_base: NameBase | None = None
+    """Called with the name of each base. None: they are used as they are."""
     keep_failed: bool = False
     """Whether the sandbox of a failed step is kept, for a shell. `BuildError.sandbox_id` names it; delete it."""
 

@@ -72,6 +72,7 @@ async def _command(
         cwd=action.work_dir,
         user=user,
         clean=True,
+        forget=True,
         deadline_s=timeout_s if math.isfinite(timeout_s) else None,
     )
     output = site.reporter.output_of(step)
@@ -85,9 +86,8 @@ async def _command(
     if not result.success:
         raise failure(result, last)
     # Whatever the command has left running would write into the next step.
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         await sandbox.access.guest.processes.kill(id.encode())
-    await sandbox.access.guest.processes.release(id.encode())
 
 
 def _environment(site: Site, action: RunCommand) -> dict[str, str]:

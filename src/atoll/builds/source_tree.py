@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from atoll.archive.root import open_in_root
 from atoll.builds.dockerfile import globs
 from atoll.builds.dockerfile.ignore import IgnoreRules
+from atoll.builds.known_digests import FileVersion, KnownDigests, now_ns
 from atoll.errors import BuildError
 from atoll.guest.file_records import DIRECTORY, FILE, HARD_LINK, LINK
 from atoll.printable import printable
@@ -82,6 +83,8 @@ class SourceTree:
     """Whether files keep their owners. Those of a context belong to root."""
     rules: IgnoreRules | None = None
     limits: TreeLimits = field(default_factory=TreeLimits)
+    known: KnownDigests | None = None
+    """The digests of files that earlier builds read."""
     check: Callable[[], None] = lambda: None
     """Called often; raises if the work was cancelled."""
     notes: list[str] = field(default_factory=list)
@@ -90,7 +93,7 @@ class SourceTree:
     """The first names of files with several, in the source that is read."""
     _entries: int = 0
     _bytes: int = 0
-    _digests: dict[tuple[int, int, int, int], bytes] = field(default_factory=dict)
+    _digests: dict[FileVersion, bytes] = field(default_factory=dict)
 
     def select(self, pattern: str, exclude: IgnoreRules | None = None) -> list[Source]:
         """Return what a source of COPY stands for, sorted by name. Raises BuildError if it stands for nothing."""
@@ -118,21 +121,33 @@ class SourceTree:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or _identity(info) != entry.identity or info.st_size != entry.size:
             os.close(fd)
-            raise BuildError(f"{_shown(entry.path)} in {self.name} was changed during the build", hint="Build again.")
+            raise self._changed(entry)
         return fd
 
+    def _changed(self, entry: Entry) -> BuildError:
+        return BuildError(f"{_shown(entry.path)} in {self.name} was changed during the build", hint="Build again.")
+
     def _content_digest(self, entry: Entry) -> bytes:
-        key = (*entry.identity, entry.size)
-        known = self._digests.get(key)
+        version = FileVersion(*entry.identity, entry.mtime_ns, entry.size)
+        known = self._digests.get(version)
+        if known is None and self.known is not None:
+            known = self.known.of(version)
         if known is None:
-            digest = hashlib.sha256()
-            fd = self.open(entry)
-            with os.fdopen(fd, "rb", buffering=0) as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-                    self.check()
-            known = self._digests[key] = digest.digest()
+            known = self._digests[version] = self._read_digest(entry, version)
         return known
+
+    def _read_digest(self, entry: Entry, version: FileVersion) -> bytes:
+        digest = hashlib.sha256()
+        began = now_ns()
+        with os.fdopen(self.open(entry), "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                self.check()
+            if _identity(os.fstat(file.fileno())) != entry.identity:
+                raise self._changed(entry)
+        if self.known is not None:
+            self.known.add(version, digest.digest(), began)
+        return digest.digest()
 
     def _source(self, path: str, exclude: IgnoreRules | None) -> Source | None:
         """Return what a path stands for, or None if it is left out."""

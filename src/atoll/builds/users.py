@@ -8,6 +8,7 @@ from atoll.guest.files import Files
 from atoll.guest.put_items import Owner
 
 _MAX_BYTES = 1 << 20
+_PASSWD = "/etc/passwd"
 _MAX_ID = 65_535
 """The highest id that exists in a sandbox."""
 
@@ -27,7 +28,9 @@ async def user_of_commands(files: Files, text: str) -> str:
     if not user and not colon:
         return "0"
     if not colon or not group:
-        return user or "0"
+        known = not user.isdecimal() or any(len(each) > 2 and each[2] == user for each in await _lines(files, _PASSWD))
+        # A number without an account has the group of root, as in Docker.
+        return (user or "0") if known else f"{_id(user)}:0"
     uid = _id(user) if user.isdecimal() else (await _user(files, user))[0]
     gid = _id(group) if group.isdecimal() else await _group(files, group)
     return f"{uid}:{gid}"
@@ -38,10 +41,10 @@ async def _user(files: Files, name: str) -> Owner:
         return 0, 0
     if name.isascii() and name.isdecimal():
         return _id(name), _id(name)
-    for fields in await _lines(files, "/etc/passwd"):
+    for fields in await _lines(files, _PASSWD):
         if fields[0] == name and len(fields) >= 4 and fields[2].isdecimal() and fields[3].isdecimal():
             return _id(fields[2]), _id(fields[3])
-    raise _unknown("user", name, "/etc/passwd")
+    raise _unknown("user", name, _PASSWD)
 
 
 async def _group(files: Files, name: str) -> int:

@@ -16,7 +16,7 @@ from atoll.cli.network import read_policy
 from atoll.cli.options import pair
 from atoll.cli.run import stopped_by_signals
 from atoll.cli.shell import interact
-from atoll.cli.target import JsonOption, server_url, size
+from atoll.cli.target import JsonOption, open_server, server_url, size
 from atoll.errors import BuildError, SpecError
 from atoll.printable import printable, printable_lines
 
@@ -104,15 +104,33 @@ def build(
 
 
 async def _build(request: BuildRequest, engine_name: str, progress: BuildProgress) -> BuiltImage | None:
+    if server_url() is not None:
+        if engine_name not in ("auto", "remote"):
+            raise SpecError(f"give either a server or the engine {engine_name!r}, not both")
+        return await _build_there(request, progress)
+    from atoll.builds.mirrors import VARIABLE, parse, supplied
     from atoll.engines import leases
     from atoll.settings import Settings
 
     settings = Settings.load()
+    request = await supplied(request, parse(os.environ.get(VARIABLE, "")) or False)
     lease = await leases.acquire(engine_name, settings)
     try:
         return await _build_here(request, lease.engine, settings, progress)
     finally:
         leases.release(lease)
+
+
+async def _build_there(request: BuildRequest, progress: BuildProgress) -> BuiltImage:
+    """Build on the server. A signal that ends this command cancels the build there as well."""
+    from atoll.builds.remote_build import build_on_server
+
+    async with open_server() as engine:
+        try:
+            return await build_on_server(engine.server, request, progress.add)
+        except BuildError as error:
+            progress.show_end_of(error)
+            raise
 
 
 async def _build_here(
@@ -168,10 +186,12 @@ def _refuse_names(directory: Path) -> None:
     if directory.is_dir():
         return
     from atoll.images import Images
+    from atoll.images.reference import ENVIRONMENTS
     from atoll.settings import Settings
 
     text = str(directory)
-    if text in Images(Settings.load().data_dir).recipes.all() or text.startswith(("debian:", "recipe:")):
+    names = {*ENVIRONMENTS, *Images(Settings.load().data_dir).recipes.all()}
+    if text in names or text.startswith(("debian:", "recipe:")):
         raise SpecError(
             f"{text!r} is no directory, but an image that is built by name", hint=f"Run: atoll image build {text}"
         )

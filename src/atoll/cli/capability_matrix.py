@@ -18,6 +18,7 @@ ROWS: dict[str, Capability | Callable[[EngineLevel], bool]] = {
     "disk limit": Capability.DISK,
     "inode limit": Capability.INODES,
     "open files limit": Capability.OPEN_FILES,
+    "size of /dev/shm": Capability.SHM,
     "change limits": lambda level: bool(level.changeable_limits),
     "network policies": Capability.NETWORK,
     "images": Capability.IMAGES,

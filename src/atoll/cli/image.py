@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from atoll.cli.stored_images import Reference, images_here, inspect, list_images, prune, pull_on_server, rm
-from atoll.cli.target import server_url, size
-from atoll.errors import SpecError
-from atoll.images import Image, ProgressCallback, Recipe
-from atoll.images import Progress as Step
+from atoll.cli.image_contents import bill_of_materials, contents_of, versions
+from atoll.cli.image_progress import ImageBar
+from atoll.cli.stored_images import (
+    OwnerOption,
+    Reference,
+    details,
+    images_here,
+    list_images,
+    prune,
+    pull_on_server,
+    rm,
+    show_on_server,
+)
+from atoll.cli.target import print_json, server_url, size
+from atoll.errors import SpecError, UnsupportedError
+from atoll.images import Image, Kind, ProgressCallback, Recipe
 
 T = TypeVar("T")
 
 app = typer.Typer(help="Root file systems that sandboxes start from.", no_args_is_help=True, rich_markup_mode=None)
 app.command("ls")(list_images)
-app.command()(inspect)
 app.command()(rm)
 app.command()(prune)
 PlainHttpOption = Annotated[list[str] | None, typer.Option(help="Allow a registry without TLS.")]
@@ -82,16 +90,25 @@ def load(
 
 @app.command()
 def build(
-    name: Annotated[str, typer.Argument(help="debian:SUITE, a recipe's name, or a new name with --package.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="code, computer, browser, debian:SUITE, a recipe's name, or a new name with --package."),
+    ],
     suite: Annotated[str, typer.Option(help="The Debian suite of a new recipe.")] = "bookworm",
     package: Annotated[
         list[str] | None, typer.Option("--package", "-p", help="A package to install; makes a new recipe.")
     ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Build an environment again that is there already or in the cache.")
+    ] = False,
 ) -> None:
-    """Build an image from Debian packages."""
+    """Build a ready-made environment, or an image from Debian packages."""
     if not package and ("/" in name or name == "." or Path(name).is_dir()):
         raise SpecError(f"{name!r} is a directory, which has a Dockerfile", hint=f"Run: atoll build {name}")
     images = images_here()
+    if not package and not no_cache and images.parse(name).kind is Kind.ENVIRONMENT:
+        _make(f"building {name}", lambda progress: images.ensure(name, progress))
+        return
     wanted: str | Recipe = Recipe(name=name, suite=suite, packages=tuple(package)) if package else name
     _make(f"building {name}", lambda progress: images.build(wanted, progress))
 
@@ -104,6 +121,34 @@ def import_image(
     """Make an image from a tar file."""
     images = images_here()
     _make(f"importing {file}", lambda progress: images.import_tar(file, name, progress))
+
+
+@app.command()
+def inspect(
+    reference: Reference,
+    sbom: Annotated[
+        str, typer.Option("--sbom", metavar="FORM", help="Print a bill of materials: spdx or cyclonedx.")
+    ] = "",
+    owner: OwnerOption = None,
+) -> None:
+    """Show an image as JSON: its digest, its layers and configuration, and the versions of what is in it."""
+    if server_url() is None:
+        print_json(asyncio.run(_bill(reference, sbom) if sbom else _details(reference, owner or "")))
+    elif sbom:
+        raise UnsupportedError("a server makes no bills of materials", hint="Ask on the server's machine.")
+    else:
+        show_on_server(reference, owner)
+
+
+async def _bill(reference: str, form: str) -> dict[str, Any]:
+    images = images_here()
+    return await bill_of_materials(images, await images.get(reference), form)
+
+
+async def _details(reference: str, owner: str) -> dict[str, Any]:
+    images = images_here()
+    image, shown = await details(images, reference, owner)
+    return shown | ({"versions": versions(await contents_of(images, image))} if image.layers else {})
 
 
 @app.command()
@@ -124,17 +169,8 @@ def _make(title: str, work: Callable[[ProgressCallback], Awaitable[Image]]) -> N
 
 
 def _with_bar(title: str, work: Callable[[ProgressCallback], Awaitable[T]]) -> T:
-    console = Console(stderr=True, highlight=False)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task(title, total=None)
+    async def run() -> T:
+        return await work(bar.advance)
 
-        async def run() -> T:
-            return await work(lambda step: _advance(bars, bar, title, step))
-
+    with ImageBar(title) as bar:
         return asyncio.run(run())
-
-
-def _advance(bars: Progress, bar: TaskID, title: str, step: Step) -> None:
-    detail = step.detail if len(step.detail) <= 48 else step.detail[:47] + "…"
-    bars.update(bar, description=f"{title}: {step.stage} {detail}", completed=step.done_bytes, total=step.total_bytes)

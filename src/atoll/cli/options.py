@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -16,6 +16,7 @@ import typer
 from atoll.cli.network import read_policy
 from atoll.cli.ports import named_ports
 from atoll.errors import SpecError
+from atoll.model.spelling import NONE
 
 if TYPE_CHECKING:
     from atoll.sandbox.sandbox import AsyncSandbox
@@ -75,6 +76,7 @@ class SandboxFlags:
     open_files: Annotated[
         int | None, typer.Option("--open-files", help=f"The limit of open files of each process; {_DEFAULT}")
     ] = None
+    shm: Annotated[str | None, typer.Option("--shm", help="The size of /dev/shm, for example 1g; default: 64m.")] = None
     env: EnvOption = None
     volumes: Annotated[
         list[str] | None,
@@ -125,7 +127,9 @@ class SandboxFlags:
             help="Wait until this holds: a port, a port and a path such as 8080/health, a command; also as JSON.",
         ),
     ] = None
-    sudo: Annotated[bool, typer.Option("--sudo", help="Let the account `user` inside become root by sudo.")] = False
+    sudo: Annotated[
+        bool | None, typer.Option("--sudo/--no-sudo", help="Let the account `user` inside become root by sudo.")
+    ] = None
     undo: Annotated[
         bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
     ] = False
@@ -164,7 +168,7 @@ class SandboxFlags:
 
 
 _PLAIN = (
-    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "work_dir", "hostname"),
+    *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "shm", "work_dir", "hostname"),
     *("user", "lifetime", "setup_timeout", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
@@ -237,14 +241,16 @@ def with_sandbox_flags(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_sandbox(wanted: SandboxFlags) -> AsyncSandbox:
-    """Return the sandbox that the flags describe, which does not exist yet. Raises SpecError."""
+def make_sandbox(wanted: SandboxFlags, described: Mapping[str, Any] = NONE) -> AsyncSandbox:
+    """Return the sandbox that the flags and options describe, which does not exist yet. Flags come first. Raises
+    SpecError."""
     from atoll.sandbox.sandbox import AsyncSandbox
 
     given, engine = wanted.given(), wanted.engine or "auto"
-    if wanted.file is None:
+    if wanted.file is not None:
+        described = {**described, **read_spec_file(wanted.file)}
+    if not described:
         return AsyncSandbox(engine=engine, **given)
-    described = read_spec_file(wanted.file)
     ports = given.pop("ports", None)
     return AsyncSandbox({**described, **given} if given else described, engine=engine, ports=ports)
 

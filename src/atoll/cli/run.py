@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.image_progress import fetch_image
 from atoll.cli.options import EnvOption, SandboxFlags, make_sandbox, pair, with_sandbox_flags
 from atoll.cli.target import SandboxArgument, attached
 
@@ -72,6 +73,7 @@ async def _run(sandbox: AsyncSandbox, given: list[str] | None, timeout: float | 
     received: list[int] = []
     with stopped_by_signals(task, received):
         try:
+            await fetch_image(sandbox)
             async with sandbox:
                 command = given or await _command_of_image(sandbox)
                 running = await sandbox.start(command, timeout=math.inf if timeout is None else timeout, stdin=True)

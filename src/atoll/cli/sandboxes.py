@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.image_progress import fetch_image
 from atoll.cli.options import SandboxFlags, make_sandbox, pair, refuse_together, with_sandbox_flags
 from atoll.cli.target import (
     JsonOption,
@@ -29,6 +30,7 @@ from atoll.cli.target import (
     show,
 )
 from atoll.errors import EngineUnavailableError
+from atoll.model.named_specs import options_of
 
 if TYPE_CHECKING:
     from atoll.model import ListedSandbox
@@ -39,11 +41,14 @@ if TYPE_CHECKING:
 @with_sandbox_flags
 def create(
     wanted: SandboxFlags,
-    spec: Annotated[str | None, typer.Option(help="Make the sandbox from this spec of the server's catalogue.")] = None,
+    spec: Annotated[
+        str | None, typer.Option(help="Make the sandbox from this spec of the server's catalogue, or from `manus`.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a sandbox that stays until it is removed, and print its id."""
-    id = asyncio.run(_create(wanted) if spec is None else _create_from(spec, wanted))
+    here = spec is None or server_url() is None
+    id = asyncio.run(_create(wanted, spec) if here else _create_from(str(spec), wanted))
     if as_json:
         print_json({"id": id})
     else:
@@ -54,8 +59,10 @@ _BESIDE_SPEC = ("env", "lifetime", "name", "task_id", "labels", "ports")
 """The options that add to a spec of the catalogue."""
 
 
-async def _create(wanted: SandboxFlags) -> str:
-    sandbox = await make_sandbox(wanted).create()
+async def _create(wanted: SandboxFlags, spec: str | None) -> str:
+    sandbox = make_sandbox(wanted, {} if spec is None else options_of(spec))
+    await fetch_image(sandbox)
+    await sandbox.create()
     id = sandbox.access.listed_id()
     await sandbox.detach()
     return id

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.image_progress import fetch_image
 from atoll.cli.options import SandboxFlags, make_sandbox, refuse_together, with_sandbox_flags
 from atoll.cli.run import stopped_by_signals
 from atoll.cli.target import on_sandbox
@@ -54,6 +55,7 @@ async def interact(sandbox: AsyncSandbox) -> int:
 
 
 async def _shell(sandbox: AsyncSandbox) -> int:
+    await fetch_image(sandbox)
     async with sandbox:
         print(f"sandbox {sandbox.id} on engine {sandbox.engine_name}; Ctrl-D or `exit` ends it", file=sys.stderr)
         return await interact(sandbox)

@@ -23,6 +23,7 @@ _ASKED: dict[Capability, dict[str, Any]] = {
     Capability.DISK: {"limits": {"disk_bytes": "32m"}},
     Capability.INODES: {"limits": {"inodes": 200}},
     Capability.OPEN_FILES: {"limits": {"open_files": 100}},
+    Capability.SHM: {"limits": {"shm_bytes": "8m"}},
     Capability.NAMED_VOLUMES: {"volumes": [{"name": "data", "path": "/volume"}]},
     Capability.VOLUMES: {"volumes": [{"host": "/usr", "path": "/volume", "read_only": True}]},
 }
@@ -152,6 +153,18 @@ async def a_small_number_of_open_files_is_survived(bench: Bench) -> None:
         for outcome in outcomes:
             must(not isinstance(outcome, BaseException) or isinstance(outcome, OSError), f"one ended with {outcome!r}")
         must_equal((await sandbox.exec("echo ok", timeout=10)).stdout, "ok\n", "the sandbox afterwards")
+
+
+@check(needs={Capability.SHM})
+async def the_size_of_shared_memory_is_that_of_the_spec(bench: Bench) -> None:
+    """It takes as much as was asked for, and not more."""
+    for megabytes in (8, 96):
+        async with bench.sandbox(limits={"shm_bytes": f"{megabytes}m"}) as sandbox:
+            less, more = megabytes - 4, megabytes + 4
+            fitting = await sandbox.exec(f"head -c {less}m /dev/zero >/dev/shm/file", timeout=30)
+            must(fitting.success, f"{less} MiB do not fit into {megabytes}")
+            exceeding = await sandbox.exec(f"head -c {more}m /dev/zero >/dev/shm/file", timeout=30)
+            must(not exceeding.success, f"{more} MiB were written where {megabytes} fit")
 
 
 @check(needs={Capability.VOLUMES})

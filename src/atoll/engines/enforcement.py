@@ -84,6 +84,7 @@ def refuse_unsupported(
         Capability.DISK: limits.disk_bytes,
         Capability.INODES: limits.inodes,
         Capability.OPEN_FILES: limits.open_files,
+        Capability.SHM: limits.shm_bytes,
         Capability.VOLUMES: [volume for volume in spec.volumes if volume.host] or None,
         Capability.NAMED_VOLUMES: spec.named_volumes or None,
         Capability.CHECKPOINTS: spec.undo,

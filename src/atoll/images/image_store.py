@@ -102,6 +102,11 @@ class Store:
         With `below`, the draft is a layer above the image of that digest. A stack that would get too deep is flattened
         down to its lowest layer. Raises ImageNotFoundError if there is no image `below`.
         """
+        self.add_layer(draft, work, below=below, image=image)
+        return self.get(image.reference, image.owner)
+
+    def add_layer(self, draft: Draft, work: Work, *, below: str = "", image: Image | None = None) -> str:
+        """As `commit`, but without an image the layer has no name yet, and `gc` may remove it. Returns the digest."""
         below = self._prepared(draft, below, work)
         measured = self._roots.measured(draft.rootfs, below, work)
         name, description = self._roots.description(measured, below)
@@ -119,8 +124,9 @@ class Store:
             if not target.exists():
                 draft.rootfs.parent.rename(target)
                 durable.sync_directory(self._roots.directory)
-            self._name(image, measured.digest)
-        return self.get(image.reference, image.owner)
+            if image is not None:
+                self._name(image, measured.digest)
+        return measured.digest
 
     def name(self, image: Image, digest: str, work: Work) -> Image:
         """Give a stored image one more name, with a configuration of its own. Raises ImageNotFoundError."""

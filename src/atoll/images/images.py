@@ -16,9 +16,9 @@ from atoll import workers
 from atoll.archive.archive_limits import ImageLimits
 from atoll.archive.tree import Measure
 from atoll.archive.work import Progress, ProgressCallback, Work, WorkCancelledError
-from atoll.cancellation import finish_or_stop
+from atoll.cancellation import finish, finish_or_stop
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
-from atoll.images import access, oci_archive, tree_view, usage
+from atoll.images import access, environments, oci_archive, tree_view, usage
 from atoll.images.blobs import BLOB_CACHE_BYTES, Blobs
 from atoll.images.image import HOST, Collected, Image
 from atoll.images.image_store import Store
@@ -29,6 +29,7 @@ from atoll.images.recipes import Recipe, Recipes
 from atoll.images.reference import Kind, Reference, debian_suite, parse, parse_name
 from atoll.images.registry_client import RegistryClient
 from atoll.images.usage import ImageUsage, Pruned
+from atoll.settings import Settings
 from atoll.tracing import span
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SHORT_S = 60.0
+_BUILD_S = 7200.0
+"""How long to wait for another process that builds the same environment."""
+_BUILT = "Use debian:SUITE, the name of a recipe or of an environment; `atoll build DIR` builds a Dockerfile."
 
 
 class Images:
@@ -51,14 +55,18 @@ class Images:
         *,
         limits: ImageLimits | None = None,
         plain_http_registries: Collection[str] = (),
+        settings: Settings | None = None,
         registry_mirrors: Collection[str] = (),
         blob_cache_bytes: int = BLOB_CACHE_BYTES,
     ) -> None:
         """`registry_mirrors` are asked before the registry of an image, and `blob_cache_bytes` is how much the layers
-        that are kept for later pulls may take."""
+        that are kept for later pulls may take. `settings` are those of the sandboxes in which environments are built;
+        without them, the settings of this user are used, with this data directory."""
         directory = Path(data_dir).absolute() / "images"
         self.store = Store(directory)
         self.recipes = Recipes(directory / "recipes")
+        self.settings = settings
+        self.data_dir = directory.parent
         self._limits = limits or ImageLimits()
         self._plain_http_registries = frozenset(plain_http_registries)
         self._mirrors = parse_mirrors(registry_mirrors)
@@ -102,8 +110,8 @@ class Images:
             await workers.run(workers.ENGINE, self.recipes.add, recipe)
             recipe = f"{Kind.RECIPE}:{recipe.name}"
         parsed = self.parse(recipe)
-        if parsed.kind not in (Kind.DEBIAN, Kind.RECIPE):
-            raise SpecError(f"{recipe!r} is not built here", hint="Use debian:SUITE or the name of a recipe.")
+        if parsed.kind not in (Kind.DEBIAN, Kind.RECIPE, Kind.ENVIRONMENT):
+            raise SpecError(f"{recipe!r} is not built here", hint=_BUILT)
         return await self._make(parsed, progress, refresh=True)
 
     async def import_tar(self, path: Path | str, name: str = "", progress: ProgressCallback | None = None) -> Image:
@@ -294,6 +302,8 @@ class Images:
     ) -> Image:
         if reference.kind is Kind.HOST:
             return HOST
+        if reference.kind is Kind.ENVIRONMENT and archive is None:
+            return await self._environment(reference.name, progress, refresh=refresh)
         maker = self._maker()
         source = archive or reference
         if not refresh:
@@ -307,6 +317,41 @@ class Images:
                 return await self._run(
                     lambda work: maker.make(reference, source, work, refresh=refresh), progress, kind=None
                 )
+
+    async def _environment(self, name: str, progress: ProgressCallback | None, *, refresh: bool) -> Image:
+        """Return the image of an environment. Of all callers and processes that want it, one builds it.
+
+        No slot for work on images is held meanwhile, because the build itself needs some.
+        """
+        maker = environments.maker()
+        if not refresh and (image := await self._current(name, maker.digest(name))) is not None:
+            return image
+        lock = self._locks.setdefault((id(asyncio.get_running_loop()), name), asyncio.Lock())
+        async with lock, self._alone(name, progress):
+            if not refresh and (image := await self._current(name, maker.digest(name))) is not None:
+                return image
+            # Environments are Atoll's own, so whoever wants one first makes it as the operator, for everybody.
+            with span("image.make", image=Kind.ENVIRONMENT), access.pulling_with(access.OPERATOR):
+                return await maker.make(self, name, progress, refresh=refresh)
+
+    async def _current(self, name: str, source: str) -> Image | None:
+        image = await workers.run(workers.ENGINE, self.store.find, name)
+        return image if image is not None and image.source == source else None
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, name: str, progress: ProgressCallback | None) -> AsyncIterator[None]:
+        """Hold the lock for making an environment, among all processes."""
+
+        def taken(work: Work) -> contextlib.AbstractContextManager[None]:
+            lock = self.store.making(name, work)
+            lock.__enter__()
+            return lock
+
+        lock = await self._run(taken, progress, _BUILD_S)
+        try:
+            yield
+        finally:
+            await finish(workers.run(workers.ENGINE, lock.__exit__, None, None, None))
 
     def _maker(self) -> ImageMaker:
         from atoll.images.maker import ImageMaker  # not needed for `host`, and slow to import

@@ -3,6 +3,7 @@
     host                                 this machine's own /usr, the default
     debian:SUITE, also debian:12-slim    a minimal Debian, built here
     recipe:NAME, or NAME of a recipe     a Debian with a list of packages, built here
+    code, computer, browser              a ready-made environment, built here from a Dockerfile of Atoll
     [REGISTRY/]REPOSITORY[:TAG][@sha256:DIGEST]    an OCI image; the default registry is docker.io
     tar:/PATH                            a root file system, or a saved image, in a tar archive
     docker:NAME                          an image of the local Docker engine
@@ -24,12 +25,17 @@ from atoll.errors import ImageNotFoundError, SpecError
 from atoll.model import absolute_path
 
 DEFAULT_REGISTRY = "docker.io"
+ENVIRONMENTS = ("code", "computer", "browser")
+"""The names of the ready-made environments. A user's recipe of the same name comes first, as for built-in recipes."""
 SUITES = ("bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable")
 
 _DEBIAN_NAMES = {"11": "bullseye", "12": "bookworm", "13": "trixie", "14": "forky", "latest": "stable"}
 _DEBIAN_TAG = re.compile(r"^([a-z]+|[0-9]{2})(?:\.[0-9]{1,2})?(?:-[0-9]{8})?(?:-slim)?\Z")
 _MAX_LENGTH = 1024
-_HINT = "Images are: host, debian:SUITE, the name of a recipe, REGISTRY/NAME:TAG, tar:/PATH or docker:NAME."
+_HINT = (
+    "Images are: host, code, computer, browser, debian:SUITE, the name of a recipe, REGISTRY/NAME:TAG, tar:/PATH or"
+    " docker:NAME."
+)
 _DOMAIN = re.compile(r"^(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
 _COMPONENT = re.compile(r"^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*\Z")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
@@ -41,6 +47,7 @@ class Kind(enum.StrEnum):
     HOST = "host"
     DEBIAN = "debian"
     RECIPE = "recipe"
+    ENVIRONMENT = "environment"
     OCI = "oci"
     TAR = "tar"
     DOCKER = "docker"
@@ -58,8 +65,8 @@ class Reference:
     digest: str = ""
 
     def __str__(self) -> str:
-        if self.kind is Kind.HOST:
-            return "host"
+        if self.kind in (Kind.HOST, Kind.ENVIRONMENT):
+            return self.name
         text = f"{self.registry}/{self.name}" if self.registry else self.name
         if self.digest:
             text = f"{text}@{self.digest}"
@@ -89,6 +96,8 @@ def parse(text: str, recipes: Collection[str] = ()) -> Reference:
         return _docker(rest)
     if text in recipes:
         return Reference(Kind.RECIPE, text)
+    if text in ENVIRONMENTS:
+        return Reference(Kind.ENVIRONMENT, text)
     return _oci(text)
 
 

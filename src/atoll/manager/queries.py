@@ -26,6 +26,7 @@ from atoll.manager.journal_tables import Search
 from atoll.manager.members import Member
 from atoll.manager.metrics import exposition, families
 from atoll.manager.record import Event, Record
+from atoll.manager.request import account_of
 from atoll.manager.wiring import Wiring
 from atoll.model import Limits, SandboxSpec, State, Stats
 
@@ -247,6 +248,10 @@ class Queries(abc.ABC):
         engines = (await self._context()).engines
         found = engines.get(engine or engines.name_for(spec))
         return (await found.default_limits(spec)).limits if isinstance(found, LimitDefaults) else Limits()
+
+    async def account_of(self, owner: str) -> str:
+        """Return the account that the sandboxes of this owner belong to."""
+        return account_of(await self._context(), owner)
 
     async def changeable_limits(self, engine: str) -> frozenset[str]:
         """Return the limits of sandboxes of this engine that can be changed while they run."""

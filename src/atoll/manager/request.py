@@ -206,14 +206,14 @@ class Request:
         return record if self.pool is not None else record.model_copy(update=self.ownership_fields(context))
 
     def _account(self, context: ManagerContext) -> str:
-        """Return the account of the owner, from which the owner's name cannot be derived.
+        """Return the account of the owner.
 
         A spare has no owner, hence no account, and stays without one when it is claimed, because no process is moved
         between control groups.
         """
         if self.owner is None or self.pool is not None:
             return ""
-        return fingerprint(context.settings.installation_id(), context.manager_id, self.owner)[:20]
+        return account_of(context, self.owner)
 
     def ownership_fields(self, context: ManagerContext) -> dict[str, object]:
         """Return the record fields that give a sandbox to the caller of this request."""
@@ -256,6 +256,11 @@ def _extended(config: SandboxSpec | SpecSource | Mapping[str, object], given: Ma
     for option in ("setup", "start", "ready"):
         values[option] = getattr(added, option) or getattr(spec, option)
     return SandboxSpec.of(**values)
+
+
+def account_of(context: ManagerContext, owner: str) -> str:
+    """Return the account of an owner, from which the owner's name cannot be derived."""
+    return fingerprint(context.settings.installation_id(), context.manager_id, owner)[:20]
 
 
 def fork_key(key: str, number: int) -> str:

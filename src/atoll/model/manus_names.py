@@ -14,11 +14,12 @@ from typing import Any, TypedDict
 from atoll.errors import SpecError
 from atoll.model.spelling import renamed
 
-LIMITS = ("memory_bytes", "cpus", "pids", "disk_bytes", "inodes", "open_files", "lifetime_s")
+LIMITS = ("memory_bytes", "cpus", "pids", "disk_bytes", "inodes", "open_files", "shm_bytes", "lifetime_s")
 _LIMIT_NAMES = {
     "cpu": "cpus",
     "memory": "memory_bytes",
     "disk": "disk_bytes",
+    "shm": "shm_bytes",
     "timeout": "lifetime_s",
     "lifetime": "lifetime_s",
 }

@@ -97,8 +97,9 @@ class Rule(BaseModel):
     """Ports and ranges of ports. Empty: ports 80 and 443 where `web` is allowed, else all ports."""
     protocol: Protocol | None = None
     """`web`: HTTP or TLS in which every request names the domain. `tcp`: anything, to the range or to addresses that
-    were resolved for the domain. `udp`: the same for datagrams. Default: `web` for an allowed domain, `tcp` for an
-    allowed range, and all three for a denial."""
+    were resolved for the domain. `udp`: the same for datagrams. `web` with a range opens nothing by itself: names that
+    other rules allow may then lead to addresses of this range, although it is private. Default: `web` for an allowed
+    domain, `tcp` for an allowed range, and all three for a denial."""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,8 +112,8 @@ class Rule(BaseModel):
     def _sensible(self) -> Rule:
         if (self.domain is None) == (self.cidr is None):
             raise ValueError("a rule has either a domain or a cidr")
-        if self.cidr is not None and self.protocol == "web":
-            raise ValueError("a rule of protocol 'web' needs a domain")
+        if self.cidr is not None and self.protocol == "web" and self.action == "deny":
+            raise ValueError("a denial of protocol 'web' needs a domain")
         return self
 
     @property

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from atoll.errors import SpecError
 from atoll.model import manus_names
+from atoll.model.named_specs import options_of
 from atoll.model.network_policy import NetworkPolicy, parse_policy
 from atoll.model.starting import ReadyCheck, StartCommands
 
@@ -42,6 +43,8 @@ def parse_size(value: object) -> int:
 Size = Annotated[int, BeforeValidator(parse_size)]
 MAX_BYTES = 1 << 60
 """More than any machine has. The kernel does not accept every larger number."""
+SHM_BYTES = 64 << 20
+"""The size of /dev/shm where a spec names none, which is that of Docker, too."""
 
 
 class Limits(BaseModel):
@@ -61,8 +64,18 @@ class Limits(BaseModel):
     """Files and directories."""
     open_files: Annotated[int, Field(ge=16, le=1_048_576)] | None = None
     """Open files of each process."""
+    shm_bytes: Annotated[Size, Field(ge=1 << 16, le=MAX_BYTES)] | None = None
+    """The size of `/dev/shm`, in bytes or as text such as `512m`. What is in it counts as memory of the sandbox."""
     lifetime_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds until the sandbox ends."""
+
+    @model_validator(mode="after")
+    def _shm_within_memory(self) -> Limits:
+        if self.shm_bytes is not None and self.memory_bytes is not None and self.shm_bytes > self.memory_bytes:
+            raise ValueError(
+                f"shm is {self.shm_bytes:,} bytes and counts as memory, of which there are {self.memory_bytes:,}"
+            )
+        return self
 
     def over(self, defaults: Limits) -> Limits:
         """These limits, with `defaults` where none is set."""
@@ -267,6 +280,11 @@ class SandboxSpec(BaseModel):
         if not all(isinstance(name, str) for name in values):
             raise SpecError("the names in the description of a sandbox must be strings")
         return cls.of(**values)
+
+    @classmethod
+    def named(cls, name: str) -> SandboxSpec:
+        """Return a spec that comes with Atoll, such as `manus`. Raises SpecError if there is none of that name."""
+        return cls.of(**options_of(name))
 
     @classmethod
     def of(cls, **values: Any) -> SandboxSpec:

@@ -18,6 +18,8 @@ class Capability(enum.StrEnum):
     DISK = "disk"
     INODES = "inodes"
     OPEN_FILES = "open_files"
+    SHM = "shm"
+    """The size of `/dev/shm` can be chosen."""
     VOLUMES = "volumes"
     NAMED_VOLUMES = "named_volumes"
     """Directories of a user that outlive sandboxes can be mounted by name."""
@@ -122,6 +124,9 @@ class ImageProgress:
     """Details such as the layer or package."""
     done_bytes: int = 0
     total_bytes: int | None = None
+    step: int = 0
+    """Of a build: the number of the step in progress, from 1 on."""
+    steps: int = 0
 
 
 class SandboxStatus(enum.StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from atoll.errors import SpecError
 from atoll.model import NAME_LABEL, OWN_LABELS, SandboxSpec, UndoRule, Volume
@@ -16,11 +16,20 @@ from atoll.model.network_policy import NetworkRules
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+@runtime_checkable
+class NamedImage(Protocol):
+    """An image as an object, such as `Image.build` returns."""
+
+    @property
+    def reference(self) -> str:
+        """Its name."""
+
+
 class SpecOptions(SandboxNames, total=False):
     """The description of a sandbox. None stands for the default. All times are in seconds."""
 
-    image: str | None
-    """The root file system. The default is `host`, this machine's own programs."""
+    image: str | NamedImage | None
+    """The root file system, or its name. The default is `host`, this machine's own programs."""
     isolation: str | None
     """`namespaces` or `gvisor`; the default is what the engine has."""
     memory: str | int | None
@@ -34,6 +43,8 @@ class SpecOptions(SandboxNames, total=False):
     """The limit of files and directories."""
     open_files: int | None
     """The limit of open files of each process."""
+    shm: str | int | None
+    """The size of `/dev/shm`, in bytes or as text such as `1g`. What is in it counts as memory."""
     env: Mapping[str, str] | None
     """Environment variables of all commands."""
     volumes: Mapping[str, str] | Sequence[str] | None
@@ -79,6 +90,8 @@ def spec_of(options: object) -> SandboxSpec:
         return SandboxSpec.described(options)
     given: dict[Any, Any] = {name: value for name, value in options.items() if value is not None}
     ports, name, undo = given.pop("ports", None), given.pop("name", None), given.pop("undo", None)
+    if isinstance(given.get("image"), NamedImage):
+        given["image"] = given["image"].reference
     if str(given.get("image", "")).startswith("step:"):
         raise SpecError("a step of a build cannot be used as an image", hint="Give the built image its name.")
     if ports is not None:

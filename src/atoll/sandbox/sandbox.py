@@ -27,7 +27,7 @@ from atoll.sandbox.hooks import begin, hook_of_new
 from atoll.sandbox.limit_methods import LimitMethods
 from atoll.sandbox.network_methods import NetworkMethods
 from atoll.sandbox.on_class import on_class_too
-from atoll.sandbox.options import spec_of
+from atoll.sandbox.options import NamedImage, spec_of
 from atoll.sandbox.sandbox_access import EngineChoice, SandboxAccess, new_sandbox_id
 from atoll.sandbox.saved_state_methods import SavedStateMethods, UndoHistory, id_of
 from atoll.settings import Settings
@@ -59,7 +59,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         engine: str | Engine = "auto",
         server: str | None = None,
         api_key: str | None = None,
-        image: str | None = None,
+        image: str | NamedImage | None = None,
         isolation: str | None = None,
         memory: str | int | None = None,
         cpus: float | None = None,
@@ -67,6 +67,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         disk: str | int | None = None,
         inodes: int | None = None,
         open_files: int | None = None,
+        shm: str | int | None = None,
         env: Mapping[str, str] | None = None,
         volumes: Mapping[str, str] | Sequence[str] | None = None,
         work_dir: str | None = None,
@@ -105,6 +106,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             "disk": disk,
             "inodes": inodes,
             "open_files": open_files,
+            "shm": shm,
             "env": env,
             "volumes": volumes,
             "work_dir": work_dir,

@@ -19,11 +19,14 @@ from pydantic import BaseModel
 from atoll.server import problems
 from atoll.server.middleware.auth import RUNTIME, SCHEMES
 from atoll.server.routes.openapi_parts import PREFIX
+from atoll.service.models.image_build import ImageBuildRequest
 
 PUBLIC = frozenset({f"{PREFIX}/health", f"{PREFIX}/engine-events", f"{PREFIX}/webhooks/secrets"})
 """Operations that need no credential of a user."""
 _OF_A_SANDBOX = (f"{PREFIX}/sandboxes/by-session-key", f"{PREFIX}/webhooks/{{sandbox_id}}/")
 """Operations that only the session key of a sandbox gives access to."""
+_OF_FORMS = (ImageBuildRequest,)
+"""Models of parts of forms, which routes read by themselves."""
 _PACKAGES = ("atoll.model", "atoll.server", "atoll.service", "atoll.store")
 
 
@@ -41,9 +44,16 @@ def describe(app: FastAPI) -> dict[str, Any]:
                     content = answer.get("content", {})
                     if status[0] in "45" and "application/json" in content:  # errors are problem+json and nothing else
                         answer["content"] = {problems.MEDIA_TYPE: content["application/json"]}
+        document["components"]["schemas"] |= {model.__name__: _schema_of(model) for model in _OF_FORMS}
         _describe_fields(document["components"]["schemas"])
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)  # other operations have the same
+    return schema
 
 
 def _describe_fields(schemas: dict[str, Any]) -> None:

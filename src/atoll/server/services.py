@@ -25,8 +25,11 @@ from atoll.server.telemetry.relay import Relay
 from atoll.server.tree_transfers import Transfers
 from atoll.server.webhooks.delivery import Webhooks
 from atoll.service import Identities, SandboxService, SandboxSpecService, UserService
+from atoll.service.build_carrier import BuildCarrier
 from atoll.service.credentials import TokenRules
 from atoll.service.failures import hide
+from atoll.service.image_builds import ImageBuildService
+from atoll.service.image_transfers import ImageTransfers
 from atoll.service.images import ImageService
 from atoll.service.port_watch import PortWatch
 from atoll.service.quotas import LimitCeilings
@@ -59,6 +62,10 @@ class Services:
     webhooks: Webhooks
     admissions: Admissions
     transfers: Transfers
+    image_transfers: ImageTransfers
+    contexts: Transfers
+    """The contexts of builds, which have a quota of their own."""
+    builds: ImageBuildService
     relay: Relay | None
     """Passes on the telemetry of programs in sandboxes. None: the server accepts none."""
     metrics: RequestMetrics
@@ -140,7 +147,8 @@ async def services(
             exposed_url_pattern=settings.exposed_url_pattern,
             relays_telemetry=settings.otlp_endpoint is not None,
         )
-        images = ImageService(manager, engine, specs, engine.images if isinstance(engine, ImageKeeping) else None)
+        kept_images = engine.images if isinstance(engine, ImageKeeping) else None
+        images = ImageService(manager, engine, specs, kept_images)
         await sandboxes.startups.go_on()
         public_url = settings.public_url or listens_on
         runtimes = RuntimeService(
@@ -154,6 +162,17 @@ async def services(
         rate = RateLimiter(settings.requests_per_s)
         webhooks = Webhooks(sandboxes, identities, happened, settings.webhook_hosts)
         transfers = Transfers(settings.transfers, settings.max_transfer_bytes)
+        contexts = Transfers(settings.transfers, settings.max_context_bytes)
+        builds = ImageBuildService(
+            owned_directory(settings.builds, 0o700),
+            settings.build_rules(),
+            BuildCarrier(engine, kept_images, installation),
+            manager=manager,
+            specs=specs,
+            snapshots=sandboxes.snapshots,
+            reservations=sandboxes.reservations,
+        )
+        await builds.go_on()
         admissions = Admissions(
             settings.max_requests, Budgets(settings.max_buffered_bytes, 2 * settings.max_buffered_bytes)
         )
@@ -176,6 +195,9 @@ async def services(
             webhooks,
             admissions,
             transfers,
+            ImageTransfers(kept_images, specs),
+            contexts,
+            builds,
             relay,
             metrics,
             Exposition(*sources, *([relay.metric_families] if relay is not None else [])),
@@ -186,6 +208,7 @@ async def services(
         finally:
             if relay is not None:
                 await relay.aclose()
+            await builds.aclose()
             await webhooks.aclose()
             await runtimes.aclose()
             await specs.aclose()

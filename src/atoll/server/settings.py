@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from atoll.builds.mirrors import parse as parse_mirrors
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
 from atoll.model import Limits, Size
 from atoll.resources import Resources
 from atoll.server.setting_sources import PREFIX, ServerTable, Variables, unknown_variables, variable_of
 from atoll.service.exposed_ports import check_pattern
+from atoll.service.image_builds import BuildRules
 from atoll.settings import Settings
 
 
@@ -25,6 +27,11 @@ def _http_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise ValueError("write http://HOST:PORT, without a user or a query")
     return url
+
+
+def _switch(value: object) -> object:
+    """Accept true and false in place of a list."""
+    return (["true"] if value else []) if isinstance(value, bool) else value
 
 
 class ServerSettings(BaseSettings):
@@ -100,18 +107,18 @@ class ServerSettings(BaseSettings):
     max_snapshots: Annotated[int, Field(ge=0)] = Field(
         100, description="The most snapshots of each user who has no quota of their own."
     )
-    max_images: Annotated[int, Field(ge=0)] = Field(
-        200, description="The most images of each user who has no quota of their own and is no administrator."
-    )
-    max_image_bytes: Annotated[Size, Field(ge=0)] = Field(
-        32 << 30, description="The most space that the images of each such user may take, without those of everybody."
-    )
     max_volumes: Annotated[int, Field(ge=0)] = Field(
         100, description="The most named volumes of each user who has no quota of their own."
     )
     max_volume_bytes: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         None,
         description="The most bytes that the volumes of each such user may hold; default: four times the default size.",
+    )
+    max_images: Annotated[int, Field(ge=0)] = Field(
+        200, description="The most images of each user who has no quota of their own and is no administrator."
+    )
+    max_image_bytes: Annotated[Size, Field(ge=0)] = Field(
+        32 << 30, description="The most space that the images of each such user may take, without those of everybody."
     )
     max_specs: Annotated[int, Field(ge=0)] = Field(
         100, description="The most specs of each user who has no quota of their own."
@@ -172,6 +179,34 @@ class ServerSettings(BaseSettings):
     max_upload_bytes: Annotated[int, Field(ge=1024)] = Field(4 << 30, description="The largest file or tree.")
     max_transfer_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
         8 << 30, description="The most bytes of one user's trees and snapshots in transit on the server's disk."
+    )
+    max_builds: Annotated[int, Field(ge=1)] = Field(4, description="The most builds of images at once, of all users.")
+    max_user_builds: Annotated[int, Field(ge=1)] = Field(
+        2, description="The most builds of one user at once. Further ones wait for their turn."
+    )
+    max_waiting_builds: Annotated[int, Field(ge=1)] = Field(
+        20, description="The most builds of one user that wait or run."
+    )
+    max_ended_builds: Annotated[int, Field(ge=1)] = Field(
+        50, description="How many ended builds of each user are remembered with their logs, for `keep_ended_s` at most."
+    )
+    max_build_s: Annotated[float, Field(gt=0)] = Field(
+        3600, description="The most seconds that a build may take, and so may the upload of its context."
+    )
+    max_build_log_bytes: Annotated[int, Field(ge=4096)] = Field(
+        4 << 20, description="The most output of a build that is kept."
+    )
+    max_context_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
+        4 << 30, description="The most bytes of the contexts of one user's builds that wait or run."
+    )
+    build_mirrors: Annotated[list[str], BeforeValidator(_switch)] = Field(
+        [],
+        description="Whether steps of users' builds get this machine's own configuration of apt, pip and npm: true, or"
+        " the only hosts that they may use of it.",
+    )
+    build_network: Literal["none", "all"] = Field(
+        "none",
+        description="What the steps of builds reach that name no network policy: the public network, or nothing.",
     )
     slow_s: Annotated[float, Field(gt=0)] = Field(
         30,
@@ -283,6 +318,24 @@ class ServerSettings(BaseSettings):
     def transfers(self) -> Path:
         """The directory of files in transit."""
         return self.state_dir / "transfers"
+
+    @property
+    def builds(self) -> Path:
+        """The directory of the records and logs of builds."""
+        return self.state_dir / "builds"
+
+    def build_rules(self) -> BuildRules:
+        return BuildRules(
+            at_once=self.max_builds,
+            at_once_of_one=self.max_user_builds,
+            waiting_of_one=self.max_waiting_builds,
+            kept_of_one=self.max_ended_builds,
+            kept_s=self.keep_ended_s,
+            log_bytes=self.max_build_log_bytes,
+            timeout_s=self.max_build_s,
+            network=self.build_network,
+            mirrors=parse_mirrors(",".join(self.build_mirrors)) or False,
+        )
 
     @property
     def secret_path(self) -> Path:

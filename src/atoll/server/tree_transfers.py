@@ -34,6 +34,7 @@ from atoll.walking import walk
 
 _CHUNK = 1 << 20
 _MAX_ITEMS = 1_000_000
+_ENTRY_BYTES = 256
 _OVERHEAD = 16 << 20
 """An archive is larger than its contents, because of headers and padding. Twice the disk of a sandbox and this is the
 maximum."""
@@ -122,7 +123,7 @@ async def unpack(
                 room(await workers.run(workers.TRANSFER, sparse.write, file.fileno(), piece))
             sparse.end(file.fileno())
         work = Work()
-        extracting = workers.run(workers.TRANSFER, _extract, transfer, work, max_bytes, transfer.below(most))
+        extracting = workers.run(workers.TRANSFER, unpack_archive, transfer, work, max_bytes, transfer.below(most))
         await finish_or_stop(extracting, work.cancel)
         await sandbox.copy_to(transfer.tree, path)
 
@@ -195,11 +196,19 @@ def _content(place: Path, size: int) -> Iterator[bytes]:
         yield bytes(-size % tarfile.BLOCKSIZE)
 
 
-def _extract(transfer: Transfer, work: Work, max_bytes: int, room: Callable[[int], None]) -> None:
+class _Counting(Budget):
+    """Counts each entry as some room, because a tree of empty files takes space as well."""
+
+    def spend_entry(self) -> None:
+        super().spend_entry()
+        self.spend_room(_ENTRY_BYTES)
+
+
+def unpack_archive(transfer: Transfer, work: Work, max_bytes: int, room: Callable[[int], None]) -> None:
     """Extract the archive with the same care as an untrusted image: nothing in it leads out of the tree."""
     transfer.tree.mkdir()
     limits = ImageLimits(total_bytes=max_bytes, file_bytes=max_bytes, entries=_MAX_ITEMS)
-    budget = Budget(limits, room=room)
+    budget = _Counting(limits, room=room)
     try:
         with transfer.archive.open("rb") as file, Root(transfer.tree) as root, plain(file, limits, work) as reader:
             result = extract(reader, root, budget, work, whiteouts=False, detail="archive")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from atoll.errors import (
     ForbiddenError,
+    ImageBuildNotFoundError,
     KeyNotFoundError,
     NotAuthenticatedError,
     RateLimitedError,
@@ -21,6 +22,7 @@ from atoll.errors import (
 
 __all__ = [
     "ForbiddenError",
+    "ImageBuildNotFoundError",
     "KeyNotFoundError",
     "NotAuthenticatedError",
     "RateLimitedError",

@@ -41,6 +41,13 @@ class LimitCeilings:
                     f"only administrators may give a sandbox {value:g} {words}: this server's maximum is {most:g}",
                     hint="Ask for less, or leave it out to get the default.",
                 )
+        most_memory = self._most.memory_bytes
+        if asked.shm_bytes is not None and most_memory is not None and asked.shm_bytes > most_memory:
+            raise ForbiddenError(
+                f"only administrators may give a sandbox a /dev/shm of {asked.shm_bytes:g} bytes, which count as"
+                f" memory: this server's maximum is {most_memory:g}",
+                hint="Ask for less, or leave it out to get the default.",
+            )
 
     def applied(self, caller: Caller, asked: Limits, defaults: Limits) -> Limits:
         """Return the requested limits. Where a default is above the maximum, the maximum is added."""

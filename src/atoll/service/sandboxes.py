@@ -72,7 +72,7 @@ class SandboxService:
         self.view = SandboxView(self.credentials, urls)
         self._lookup = lookup = SandboxLookup(manager)
         self.ports = PortExposure(manager, lookup, self.view, self.credentials, urls)
-        reservations = Reservations()
+        self.reservations = reservations = Reservations()
         self.limits = LimitChanges(manager, lookup, specs.ceilings, reservations)
         self.creation = SandboxCreation(
             manager,

@@ -131,16 +131,20 @@ class SnapshotService:
     async def resolved(self, caller: Caller, settings: SandboxSettings) -> SandboxSettings:
         """Return the settings with the full name of a snapshot. `snapshot:NAME` means the caller's own; for
         administrators, if there is none, that of the machine."""
-        if not settings.image.startswith(_IMAGE):
-            return settings
-        name = settings.image.removeprefix(_IMAGE)
+        return settings.model_copy(update={"image": await self.full_image(caller, settings.image)})
+
+    async def full_image(self, caller: Caller, image: str) -> str:
+        """Return the full name of an image, which differs for snapshots."""
+        if not image.startswith(_IMAGE):
+            return image
+        name = image.removeprefix(_IMAGE)
         wanted = f"{_part(caller.user_id)}/{name}"
         there = {snapshot.name for snapshot in await (await self._manager.saved_states()).snapshots()}
         if wanted not in there:
             if not caller.is_admin or name not in there:
                 raise SnapshotNotFoundError(f"there is no snapshot {name[:80]!r}", hint="`GET /snapshots` lists yours.")
             wanted = name
-        return settings.model_copy(update={"image": _IMAGE + wanted})
+        return _IMAGE + wanted
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from atoll.errors import ConflictError, SandboxError, SpecError
 from atoll.images.access import OPERATOR, Access, pulling_with
 from atoll.images.registry_login import Credentials
 from atoll.manager import SandboxManager
-from atoll.model import ImageProgress, Limits
+from atoll.model import DEFAULT_WORK_DIR, ImageProgress, Limits
+from atoll.model.named_specs import NAMED, options_of
 from atoll.model.network_policy import NetworkPolicy, opens_private
 from atoll.service.caller import Caller
 from atoll.service.exposed_ports import merged, port_of
@@ -50,6 +51,13 @@ class Recipe(BaseModel):
     def ports(self) -> list[ExposedPort]:
         """Return the ports by name. If two have the same name, as older servers allowed, the last one counts."""
         return list({port.name: port for port in self.exposed_ports}.values())
+
+
+def _built_in(name: str) -> StoredSpec:
+    """Return a spec that comes with Atoll. It is in no store and no list, and one of the same id comes before it."""
+    settings = SandboxSettings.model_validate(options_of(name))
+    made_at = datetime.fromtimestamp(0, UTC)
+    return StoredSpec(id=name, owner_id=None, body=Recipe(settings=settings).model_dump_json(), created_at=made_at)
 
 
 class SandboxSpecService:
@@ -239,12 +247,13 @@ class SandboxSpecService:
                 "only administrators may mount directories of the server's machine",
                 hint="Mount a volume by its name, without a slash: 'data:/data'.",
             )
-        if settings.image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
-            raise ForbiddenError(
-                f"only administrators may use files of the server's machine as images: {settings.image[:80]!r}"
-            )
+        self.check_image(caller, settings.image)
         self.check_network(caller, settings.network)
         self.ceilings.check(caller, settings.limits)
+
+    def check_image(self, caller: Caller, image: str) -> None:
+        if image.startswith(_OF_THE_MACHINE) and not caller.is_admin:
+            raise ForbiddenError(f"only administrators may use files of the server's machine as images: {image[:80]!r}")
 
     def check_network(self, caller: Caller, policy: NetworkPolicy) -> None:
         if opens_private(policy) and not caller.is_admin:
@@ -253,6 +262,8 @@ class SandboxSpecService:
     async def _visible(self, caller: Caller, spec_id: str) -> StoredSpec | None:
         """Return the caller's own spec, else the shared one. Administrators also see any other."""
         found = await self._store.spec(spec_id, caller.user_id) or await self._store.spec(spec_id, None)
+        if found is None and spec_id in NAMED:
+            return _built_in(spec_id)
         if found is None and caller.is_admin:
             return next(iter(await self._store.specs_named(spec_id)), None)
         return found
@@ -268,7 +279,7 @@ class SandboxSpecService:
                 "command": recipe.command,
                 "created_at": spec.created_at,
                 "initial_env": recipe.settings.env,
-                "working_dir": recipe.settings.work_dir,
+                "working_dir": recipe.settings.work_dir or DEFAULT_WORK_DIR,
                 "image": place[1],
                 "isolation": recipe.settings.isolation,
                 "limits": recipe.settings.limits,

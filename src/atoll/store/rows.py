@@ -34,16 +34,18 @@ class Quotas(BaseModel):
     """The most snapshots."""
     max_snapshot_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
     """The most space of all snapshots together."""
-    max_images: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """The most images."""
-    max_image_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
-    """The most space of all images together. Images of everybody do not count."""
     max_volumes: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """The most named volumes."""
     max_volume_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
     """The most bytes that all named volumes together may hold."""
+    max_images: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most images."""
+    max_image_bytes: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    """The most space of all images together. Images of everybody do not count."""
     max_specs: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """The most specs."""
+    max_builds: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """The most builds of images at once. Null: as many as the server allows each user. 0: none."""
     max_keys: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """The most valid API keys."""
     requests_per_s: Annotated[float, Field(gt=0, le=1_000_000)] | None = None

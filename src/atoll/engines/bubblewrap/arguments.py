@@ -29,9 +29,9 @@ from atoll.engines.host.confinement import bpf
 from atoll.engines.host.confinement.seccomp import profile
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec
+from atoll.model.spec import SHM_BYTES
 
 AGENT = "/run/atoll/agent"
-SHM_BYTES = 64 << 20
 _LONGEST_S = 1e9
 _RESERVED = (
     "/proc",
@@ -104,7 +104,7 @@ def arguments(spec: SandboxSpec, around: Surroundings) -> list[str]:
         *("--disable-userns", "--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID)),
         *("--as-pid-1", "--hostname", spec.hostname, "--info-fd", str(around.fds.info)),
         *("--seccomp", str(around.fds.filter)),
-        *_system(around),
+        *_system(around, spec.limits.shm_bytes or SHM_BYTES),
         *_binds(_own_directories(spec, around)),
         *_binds(volumes(spec)),
         *("--remount-ro", "/", "--chdir", spec.directory),
@@ -130,7 +130,7 @@ def call_filter(*, refuses_set_id: bool) -> bytes:
     return bpf.assemble(profile("refused" if refuses_set_id else "allowed"), platform.machine())
 
 
-def _system(around: Surroundings) -> list[str]:
+def _system(around: Surroundings, shm_bytes: int) -> list[str]:
     words = ["--ro-bind", f"{around.base}/usr", "/usr"]
     for path in around.directories:
         words += ["--ro-bind", path, path]
@@ -143,7 +143,7 @@ def _system(around: Surroundings) -> list[str]:
     words += ["--proc", "/proc"]
     for name in around.covered:
         words += ["--ro-bind", f"{around.base}/nothing", f"/proc/{name}"]
-    words += ["--dev", "/dev", "--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
+    words += ["--dev", "/dev", "--size", str(shm_bytes), "--perms", "1777", "--tmpfs", "/dev/shm"]  # noqa: S108
     return [*words, "--remount-ro", "/dev", "--symlink", "/tmp", "/var/tmp"]  # noqa: S108
 
 

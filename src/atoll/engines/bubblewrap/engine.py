@@ -47,7 +47,9 @@ class BubblewrapEngine(ProcessTreeEngine):
 
     name = "bubblewrap"
     directory = "process"  # the former name of the engine, under which directories of existing sandboxes were created
-    capabilities = frozenset({Capability.OPEN_FILES, Capability.VOLUMES, Capability.PAUSE, Capability.ISOLATION})
+    capabilities = frozenset(
+        {Capability.OPEN_FILES, Capability.SHM, Capability.VOLUMES, Capability.PAUSE, Capability.ISOLATION}
+    )
     isolation = "namespaces"
 
     def __init__(self, settings: Settings) -> None:

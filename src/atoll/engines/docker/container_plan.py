@@ -202,6 +202,8 @@ def _host_config(
         "RestartPolicy": {"Name": "no"},
     }
     config |= limit_options(limits)
+    if limits.shm_bytes is not None:
+        config["ShmSize"] = limits.shm_bytes
     if limits.disk_bytes is not None:
         config["StorageOpt"] = {"size": str(facts.storage.size(limits.disk_bytes, image.size_bytes))}
     return config

@@ -50,6 +50,7 @@ from atoll.engines.linux.teardown import Teardown
 from atoll.engines.linux.volume_operations import VolumeOperations
 from atoll.errors import AgentUnreachableError, SandboxError, SandboxPausedError, UnsupportedError
 from atoll.images import Images
+from atoll.images.reference import ENVIRONMENTS
 from atoll.model import Capability, EffectiveLimits, Handle, ImageProgress, Limits, Observation, SandboxSpec, Stats
 from atoll.model.network_policy import NetworkPolicy
 from atoll.network.refusals import Refusal
@@ -115,6 +116,8 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
             source = await workers.run(workers.ENGINE, self._snapshots.named, spec.image)
         if source is None and spec.image.startswith(STEP):
             source = await workers.run(workers.ENGINE, self._steps.named, spec.image)
+        if source is None and spec.image in ENVIRONMENTS:
+            await self.layout.images.ensure(spec.image)  # a build takes longer than a creation may
         record = first_record(sandbox_id, spec, launcher.name, self._defaults(spec), source)
         record = await self._construction.make(record, launcher, source)
         self._watch(record)
@@ -278,7 +281,10 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
     async def ensure_image(self, image: str, on_progress: OnImageProgress | None = None) -> None:
         def report(step: Progress) -> None:
             if on_progress is not None:
-                on_progress(ImageProgress(step.stage, step.detail, step.done_bytes, step.total_bytes))
+                counted = ImageProgress(
+                    step.stage, step.detail, step.done_bytes, step.total_bytes, step.step, step.steps
+                )
+                on_progress(counted)
 
         await self.layout.images.ensure(image, report)
 

@@ -53,6 +53,7 @@ class SandboxLayout:
         self.volumes = Volumes(settings.data_dir, settings.resources.volumes, self.records.exists)
         self.images = Images(
             settings.data_dir,
+            settings=settings,
             registry_mirrors=settings.registry_mirrors,
             blob_cache_bytes=settings.blob_cache_bytes,
         )
@@ -62,7 +63,14 @@ class SandboxLayout:
 
     def capabilities(self) -> frozenset[Capability]:
         """Return what can be enforced and offered on this machine."""
-        found = {Capability.OPEN_FILES, Capability.VOLUMES, Capability.IMAGES, Capability.USERS, Capability.ISOLATION}
+        found = {
+            Capability.OPEN_FILES,
+            Capability.SHM,
+            Capability.VOLUMES,
+            Capability.IMAGES,
+            Capability.USERS,
+            Capability.ISOLATION,
+        }
         controllers = self.hierarchy.controllers if self.hierarchy.writable() else {}
         found |= {capability for controller, capability in _BY_CONTROLLER.items() if controller in controllers}
         if network.problem() is None:

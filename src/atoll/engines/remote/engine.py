@@ -164,6 +164,11 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
         await self._tunnels.aclose()
         await self._server.aclose()
 
+    @property
+    def server(self) -> Server:
+        """The server, for parts of its API that no engine has."""
+        return self._server
+
     # --- webhooks ---------------------------------------------------------------------------------------------------
 
     def receive_at(self, url: str) -> None:

@@ -7,7 +7,7 @@ import json
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +39,9 @@ streams that wait for it. A server that has never answered may not exist, which 
 _TRY_AGAIN = frozenset({502, 503, 504})
 _MAX_BYTES = 64 << 20
 _PIECE = 1 << 20
+_MAX_LINE = 4 << 20
+_STREAM_S = 60.0
+"""How long a stream may be silent. A server sends a heartbeat more often."""
 
 
 def _kinds(kind: type[SandboxError]) -> Iterator[type[SandboxError]]:
@@ -115,6 +118,17 @@ def _problem(body: bytes) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream. One that is too long ends it."""
+    held = b""
+    async for piece in pieces:
+        *whole, held = (held + piece).split(b"\n")
+        if len(held) > _MAX_LINE:
+            raise EngineError("the server's answer is invalid: a line is too long")
+        for line in whole:
+            yield line
+
+
 async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
     while piece := await workers.run(workers.TRANSFER, source.read, _PIECE):
         yield piece
@@ -141,6 +155,7 @@ class Server:
         safe: bool = True,
         key: str | None = None,
         timeout_s: float | None = None,
+        content_type: str | None = None,
         **options: Any,
     ) -> Any:
         """Return the JSON of the answer. Raises the server's error, or EngineUnavailableError.
@@ -149,6 +164,7 @@ class Server:
         effect when they are repeated.
         """
         headers = {"Idempotency-Key": key} if key is not None else {}
+        headers |= {"Content-Type": content_type} if content_type is not None else {}
         deadline = time.monotonic() + ((_PATIENT_S if self._answered else _GIVE_UP_S) if safe else 0.0)
         pause_s = _FIRST_PAUSE_S
         if timeout_s is not None:
@@ -210,11 +226,28 @@ class Server:
         except OSError as error:
             raise EngineError(f"'{file}' could not be written: {error.strerror or error}") from error
 
-    async def upload(self, path: str, file: Path, timeout_s: float) -> Any:
+    async def lines(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events of a stream. Raises the server's error, or EngineUnavailableError if the connection breaks;
+        only then it may be opened again."""
+        try:
+            client = await self._client()
+            address, told = f"{self.url}/api/v1{path}", tracing.headers()
+            async with client.stream("GET", address, params=dict(params), headers=told, timeout=_STREAM_S) as answer:
+                if not answer.is_success:
+                    raise error_of(answer.status_code, await answer.aread())
+                async for line in _lines(answer.aiter_bytes()):
+                    event = _problem(line)
+                    if event.get("type") == "error":
+                        raise error_of(int(event.get("status") or 500), line)
+                    yield event
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError(f"the connection to {self.url} broke: {error!r}") from error
+
+    async def upload(self, path: str, file: Path, timeout_s: float, **options: Any) -> Any:
         """Upload a file. Returns the JSON of the answer."""
         try:
             with await workers.run(workers.TRANSFER, file.open, "rb") as source:
-                return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source))
+                return await self.call("PUT", path, safe=False, timeout_s=timeout_s, content=_pieces(source), **options)
         except OSError as error:
             raise EngineError(f"'{file}' cannot be read: {error.strerror or error}") from error
 

@@ -17,7 +17,7 @@ from atoll.service import RateLimitedError
 
 _UPLOADS = re.compile(
     r"/api/v1/(sandboxes/[^/]+/(files/(content|append|tree)|commands/[^/]+/stdin$|ports/.*)|snapshots/[^/]+/content$"
-    r"|volumes/[^/]+/tree$)"
+    r"|images/(builds|content)$|volumes/[^/]+/tree$)"
 )
 _SMALL = 64 << 10
 """How much of a body is read before its sender is identified."""

@@ -139,6 +139,8 @@ class SandboxOptions(LimitOptions):
     """Files and directories."""
     open_files: int | None = None
     """Open files of each process."""
+    shm: str | int | None = None
+    """The size of `/dev/shm`, in bytes or as text such as `1g`. What is in it counts as memory."""
     network: Any = None
     """What the sandbox may reach: `none`, `all` or rules."""
     volumes: list[Volume] | None = None

@@ -19,6 +19,7 @@ _FRESH_S = 30.0
 _ALWAYS = frozenset(
     {
         Capability.OPEN_FILES,
+        Capability.SHM,
         Capability.VOLUMES,
         Capability.NAMED_VOLUMES,
         Capability.IMAGES,

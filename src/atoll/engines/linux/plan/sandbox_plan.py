@@ -40,6 +40,7 @@ from atoll.engines.host.confinement.seccomp import Profile, profile, virtual_ker
 from atoll.engines.host.environment import default_environment
 from atoll.errors import SpecError
 from atoll.model import SandboxSpec, default_user
+from atoll.model.spec import SHM_BYTES
 from atoll.resources import OPEN_FILES
 
 Namespace = Literal["user", "mount", "pid", "ipc", "uts", "net", "cgroup"]
@@ -50,7 +51,6 @@ CAPABILITY_BITS = {
     "CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "FSETID": 4, "KILL": 5, "SETGID": 6, "SETUID": 7,
 }  # fmt: skip
 RANGE = 65_536
-SHM_BYTES = 64 << 20
 DEFAULT_ENV = default_environment("/root", "root")
 
 
@@ -197,6 +197,8 @@ class Plan:
     rootless: bool = False
     """Whether an ordinary user of the host makes the sandbox, see `for_rootless`."""
     labels: dict[str, str] = field(default_factory=dict)
+    shm_bytes: int = SHM_BYTES
+    """The size of /dev/shm."""
     network_path: str | None = None
     """The path of an existing network namespace to use. None: a new, empty one."""
 
@@ -257,7 +259,7 @@ def make_plan(
         machine=facts.machine,
         root=root,
         ids=ids,
-        mounts=(*_standard_mounts(), *files, *_volumes(spec, named)),
+        mounts=(*_standard_mounts(limits.shm_bytes or SHM_BYTES), *files, *_volumes(spec, named)),
         directories=(_work_dir(spec), Directory("/tmp", 0o1777), Directory("/root", 0o700)),  # noqa: S108
         namespaces=frozenset(("user", "mount", "pid", "ipc", "uts", "net", "cgroup")),
         host_owned=frozenset(("ipc", "uts", "net")),
@@ -282,6 +284,7 @@ def make_plan(
         argv=argv,
         cwd=spec.directory,
         hide_unified_cgroup=facts.hide_unified_cgroup,
+        shm_bytes=limits.shm_bytes or SHM_BYTES,
     )
 
 
@@ -334,12 +337,12 @@ def _without_tty_group(mount: Mount) -> Mount:
     return mount
 
 
-def _standard_mounts() -> tuple[Mount, ...]:
+def _standard_mounts(shm_bytes: int) -> tuple[Mount, ...]:
     return (
         STANDARD_DEVICES,
         # A terminal device belongs to group 5 (tty); 64 terminals are enough for one sandbox.
         Kernel("devpts", "/dev/pts", ("nosuid", "noexec"), "newinstance,ptmxmode=0666,mode=0620,gid=5,max=64"),
-        Kernel("tmpfs", "/dev/shm", SAFE, f"mode=1777,size={SHM_BYTES}"),  # noqa: S108
+        Kernel("tmpfs", "/dev/shm", SAFE, f"mode=1777,size={shm_bytes}"),  # noqa: S108
         Kernel("mqueue", "/dev/mqueue", SAFE),
         Kernel("sysfs", "/sys", ("ro", *SAFE)),
         Kernel("proc", "/proc", SAFE),

@@ -74,6 +74,7 @@ def virtual_config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
     """Convert a plan for an OCI runtime with a kernel of its own (gVisor, a virtual machine). Its root is the sandbox's
     root itself."""
     capabilities = [f"CAP_{name}" for name in (*plan.capabilities, "NET_BIND_SERVICE")]
+    shm = [*SAFE, "mode=1777", f"size={plan.shm_bytes}"]
     return {
         "ociVersion": "1.0.2",
         "root": {"path": str(stage / "root" / plan.root.inner), "readonly": False},
@@ -82,7 +83,7 @@ def virtual_config(plan: Plan, stage: Path, cgroup_path: str) -> Json:
             {"destination": "/proc", "type": "proc", "source": "proc", "options": list(SAFE)},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", *SAFE]},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
-            {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": [*SAFE, "mode=1777"]},  # noqa: S108
+            {"destination": "/dev/shm", "type": "tmpfs", "source": "tmpfs", "options": shm},  # noqa: S108
         ],
         "process": {
             "terminal": False,
