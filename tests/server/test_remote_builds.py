@@ -192,6 +192,7 @@ def test_the_command_builds_on_the_server(where: dict[str, Any], tmp_path: Path)
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_the_build_on_the_server(where: dict[str, Any], tmp_path: Path, client: httpx.Client) -> None:
     environment = {**os.environ, "ATOLL_URL": where["server"], "ATOLL_API_KEY": where["api_key"]}
     (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo begun; sleep 1000\n")
