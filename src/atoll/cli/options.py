@@ -127,7 +127,9 @@ class SandboxFlags:
             help="Wait until this holds: a port, a port and a path such as 8080/health, a command; also as JSON.",
         ),
     ] = None
-    sudo: Annotated[bool, typer.Option("--sudo", help="Let the account `user` inside become root by sudo.")] = False
+    sudo: Annotated[
+        bool | None, typer.Option("--sudo/--no-sudo", help="Let the account `user` inside become root by sudo.")
+    ] = None
     undo: Annotated[
         bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
     ] = False

@@ -2,8 +2,7 @@
 
 The packages come from the sources of this machine's apt, with its mirrors, proxies and keys. mmdebstrap writes the
 finished root as a tar stream, which is unpacked like any untrusted archive. Everything that mmdebstrap copies from the
-host (host name, resolver, proxies, passwords in mirror URLs) is removed, so an image reveals nothing about the machine
-that built it.
+host (host name, resolver, proxies, mirrors) is removed, so an image reveals nothing about the machine that built it.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ _PARTS = ("", "-updates", "-security")
 _APT_OPTIONS = ("Acquire::http::Proxy", "Acquire::https::Proxy", "Acquire::Check-Valid-Until", "Acquire::Retries")
 _APT_TIMEOUT_S = 20
 _MAX_SOURCES = 1 << 20
+_DEFAULTS = (("debian.sources", "etc/apt/sources.list.d/debian.sources"), ("sources.list", "etc/apt/sources.list"))
 _HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
 
@@ -63,7 +63,7 @@ def build(recipe: Recipe, draft: Draft, limits: ImageLimits, work: Work) -> Extr
             raise
         if program.status():
             raise _failed(recipe, program)
-        _anonymise(root)
+        _anonymise(root, recipe.suite)
     return result
 
 
@@ -119,7 +119,7 @@ def _apt(*argv: str) -> str:
     return done.stdout
 
 
-def _anonymise(root: Root) -> None:
+def _anonymise(root: Root, suite: str) -> None:
     for name in ("apt.conf.d/99mmdebstrap", "auth.conf.d/99mmdebstrap"):
         parts = (b"etc", b"apt", *name.encode().split(b"/"))
         if root.lstat(parts) is not None:
@@ -127,10 +127,25 @@ def _anonymise(root: Root) -> None:
     root.write("etc/hostname", b"sandbox\n")
     root.write("etc/resolv.conf", b"")
     root.write("etc/hosts", _HOSTS)
-    sources = root.read("etc/apt/sources.list", _MAX_SOURCES)
-    if sources is not None:
-        lines = (" ".join(_without_password(word) for word in line.split(" ")) for line in sources.decode().split("\n"))
+    if _has_default_sources(root, suite):
+        return
+    found = root.read("etc/apt/sources.list", _MAX_SOURCES)
+    if found is not None:
+        lines = (" ".join(_without_password(word) for word in line.split(" ")) for line in found.decode().split("\n"))
         root.write("etc/apt/sources.list", "\n".join(lines).encode())
+
+
+def _has_default_sources(root: Root, suite: str) -> bool:
+    """Give apt Debian's own sources, as its documentation in the image has them. Returns False if it has none for this
+    suite; the image then names the mirrors of this machine."""
+    for name, target in _DEFAULTS:
+        text = root.read(f"usr/share/doc/apt/examples/{name}", _MAX_SOURCES)
+        if text is not None and f" {suite} ".encode() in text.replace(b"\n", b" "):
+            if root.lstat((b"etc", b"apt", b"sources.list")) is not None:
+                root.remove((b"etc", b"apt", b"sources.list"))
+            root.write(target, text)
+            return True
+    return False
 
 
 def _without_password(word: str) -> str:

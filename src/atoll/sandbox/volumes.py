@@ -208,7 +208,7 @@ def _named(name: str) -> str:
 def _inside(path: str) -> str:
     if ".." in path.split("/"):
         raise SpecError(f"'{path}' leads out of the volume", hint="Name a path inside it.")
-    return f"{_INSIDE}/{path.strip('/')}".rstrip("/")
+    return f"{_INSIDE}/{path.lstrip('/')}" if path.strip("/") else _INSIDE
 
 
 def _size(size: str | int | None) -> int | None:

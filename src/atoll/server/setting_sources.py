@@ -22,7 +22,7 @@ from atoll.printable import printable
 PREFIX = "ATOLL_"
 TABLE = "server"
 _ELSEWHERE = re.compile(
-    r"ATOLL_(URL|API_KEY|CONFIG|DATA_DIR|RUN_DIR|DOCKER_IMAGE|DATABASE_PASSWORD"
+    r"ATOLL_(URL|API_KEY|CONFIG|DATA_DIR|RUN_DIR|DOCKER_IMAGE|IMAGE_CACHE|DATABASE_PASSWORD"
     r"|(SANDBOX|USER|TOTAL|NETWORK|TEST)_\w+)"
 )
 """The variables of other parts: of clients, of the installation, of its limits, of the gateway and of tests."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from atoll.builds.mirrors import parse as parse_mirrors
 from atoll.errors import SpecError
 from atoll.manager import OnIdle
 from atoll.model import Limits, Size
@@ -26,6 +27,11 @@ def _http_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query or parts.fragment:
         raise ValueError("write http://HOST:PORT, without a user or a query")
     return url
+
+
+def _switch(value: object) -> object:
+    """Accept true and false in place of a list."""
+    return (["true"] if value else []) if isinstance(value, bool) else value
 
 
 class ServerSettings(BaseSettings):
@@ -193,6 +199,11 @@ class ServerSettings(BaseSettings):
     max_context_bytes: Annotated[int, Field(ge=1 << 20)] = Field(
         4 << 30, description="The most bytes of the contexts of one user's builds that wait or run."
     )
+    build_mirrors: Annotated[list[str], BeforeValidator(_switch)] = Field(
+        [],
+        description="Whether steps of users' builds get this machine's own configuration of apt, pip and npm: true, or"
+        " the only hosts that they may use of it.",
+    )
     build_network: Literal["none", "all"] = Field(
         "none",
         description="What the steps of builds reach that name no network policy: the public network, or nothing.",
@@ -323,6 +334,7 @@ class ServerSettings(BaseSettings):
             log_bytes=self.max_build_log_bytes,
             timeout_s=self.max_build_s,
             network=self.build_network,
+            mirrors=parse_mirrors(",".join(self.build_mirrors)) or False,
         )
 
     @property

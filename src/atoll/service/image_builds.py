@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 from atoll import buffers, tracing, workers
 from atoll.builds import BuildEvent, BuildRequest, BuiltImage, OnBuildEvent
+from atoll.builds.mirrors import Choice, supplied
 from atoll.cancellation import finish
 from atoll.errors import BuildError, ConflictError, ImageBuildNotFoundError, LimitReachedError, SandboxError
 from atoll.images.access import Access, pulling_with
@@ -73,6 +74,8 @@ class BuildRules:
     timeout_s: float = 3600.0
     network: NetworkPolicy = "none"
     """What steps reach if the request does not say it."""
+    mirrors: Choice = False
+    """Whether steps get this machine's configuration of package managers, or what it says of these hosts."""
 
 
 class Carrier(Protocol):
@@ -255,7 +258,7 @@ class ImageBuildService:
     async def _request(self, caller: Caller, wanted: ImageBuildRequest, context: Path) -> BuildRequest:
         limits = await self._checked_limits(caller, wanted)
         most_s = self.rules.timeout_s
-        return BuildRequest(
+        request = BuildRequest(
             context=context,
             dockerfile=wanted.dockerfile if wanted.dockerfile_text is None else wanted.dockerfile_text.encode(),
             name=wanted.name,
@@ -271,6 +274,7 @@ class ImageBuildService:
             name_base=lambda name: self._name_base(caller, name),
             timeout_s=most_s if wanted.timeout_s is None else min(wanted.timeout_s, most_s),
         )
+        return await supplied(request, self.rules.mirrors)
 
     async def _name_base(self, caller: Caller, name: str) -> str:
         """Return the full name of a base image. Raises ForbiddenError and SnapshotNotFoundError."""

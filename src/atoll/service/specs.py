@@ -12,7 +12,7 @@ from atoll.errors import ConflictError, SandboxError, SpecError
 from atoll.images.access import OPERATOR, Access, pulling_with
 from atoll.images.registry_login import Credentials
 from atoll.manager import SandboxManager
-from atoll.model import ImageProgress, Limits
+from atoll.model import DEFAULT_WORK_DIR, ImageProgress, Limits
 from atoll.model.named_specs import NAMED, options_of
 from atoll.model.network_policy import NetworkPolicy, opens_private
 from atoll.service.caller import Caller
@@ -279,7 +279,7 @@ class SandboxSpecService:
                 "command": recipe.command,
                 "created_at": spec.created_at,
                 "initial_env": recipe.settings.env,
-                "working_dir": recipe.settings.work_dir,
+                "working_dir": recipe.settings.work_dir or DEFAULT_WORK_DIR,
                 "image": place[1],
                 "isolation": recipe.settings.isolation,
                 "limits": recipe.settings.limits,

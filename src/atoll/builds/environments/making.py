@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 
-from atoll import workers
 from atoll.archive.work import Progress, ProgressCallback
 from atoll.builds import Builder, BuildEvent, BuildRequest, OnBuildEvent
 from atoll.builds.environments import CONTEXT, NAMES, base, digest
-from atoll.builds.mirrors import VARIABLE, Mirrors, parse
+from atoll.builds.mirrors import VARIABLE, parse, supplied
 from atoll.engines import leases
 from atoll.errors import BuildError, ImageError
 from atoll.images import Image, Images, Kind
@@ -55,24 +53,18 @@ async def make(
 async def _built(images: Images, name: str, report: _Report, *, no_cache: bool) -> Image:
     settings = images.settings or dataclasses.replace(Settings.load(), data_dir=images.data_dir)
     choice = parse(os.environ.get(VARIABLE, ""))
-    mirrors = await workers.run(
-        workers.ENGINE, functools.partial(Mirrors.of_machine, True if choice is None else choice, suite=SUITE)
-    )
-    for note in mirrors.notes:
-        report(BuildEvent("warning", note))
     policy: NetworkPolicy = _PUBLIC if choice is False else "none"
     lease = await leases.acquire("auto", settings)
     try:
         request = BuildRequest(
             context=CONTEXT,
             dockerfile=f"{name}.Dockerfile",
-            secrets={f"mirror-{number}": secret.encode() for number, secret in enumerate(mirrors.secrets)},
             no_cache=no_cache,
             network=policy,
-            mirrors=mirrors,
             limits=LIMITS,
             timeout_s=_TIMEOUT_S,
         )
+        request = await supplied(request, True if choice is None else choice, suite=SUITE)
         built = (await Builder(lease.engine, images, settings).build(request, report)).image
     except BuildError as error:
         said = " ".join(error.output.split()[-40:])
