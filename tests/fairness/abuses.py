@@ -323,8 +323,30 @@ def connections(user: Hostile) -> None:
     inside.join(10)
 
 
+def images(user: Hostile) -> None:
+    """Pulls without end: of registries that say nothing or drip, and of names that change; and lists, and prunes."""
+    silent = SilentRegistry()
+
+    def pull(number: int) -> None:
+        name = f"127.0.0.1:{silent.port}/x/y:{random.getrandbits(60)}"
+        if number < 8:
+            user.call("POST", "/images/pull", json={"name": name})
+        elif number < 12:
+            user.vanish("POST", "/sandboxes", f'{{"settings": {{"image": "{name}"}}}}'.encode(), wait_s=0.5)
+        elif number < 14:
+            user.call("POST", "/images/prune", json={"all": True})
+        else:
+            listed = user.call("GET", "/images")
+            for image in listed.json()["items"] if listed is not None else ():
+                user.call("DELETE", "/images", params={"name": image["name"]})
+
+    user.at_once(16, pull)
+    silent.close()
+
+
 ABUSES: dict[str, Callable[[Hostile], None]] = {
     "silent registries": silent_registries,
+    "images": images,
     "text diffs": text_diffs,
     "memory of the server": memory_of_the_server,
     "sparse trees": sparse_trees,
