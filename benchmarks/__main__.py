@@ -22,6 +22,7 @@ NAMES = (
     "oci",
     "native",
     "neighbours",
+    "environments",
     "checkpoints",
     "builds",
     "docker",
