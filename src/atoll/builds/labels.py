@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from atoll.engines.contract import Engine
+from atoll.engines.contract import Building, Engine
 from atoll.engines.host.process_ref import ProcessRef, boot_id, this_process
 from atoll.errors import SandboxError
 from atoll.model import Handle
@@ -37,7 +37,9 @@ def is_left_by_a_build(handle: Handle) -> bool:
 
 async def sweep(engine: Engine) -> list[str]:
     """Delete the sandboxes of builds whose process died, and return their ids. May be repeated."""
-    removed = []
+    removed: list[str] = []
+    if not isinstance(engine, Building):  # its sandboxes may be on another machine, and so may be their builders
+        return removed
     for handle in await engine.list():
         if is_left_by_a_build(handle):
             try:

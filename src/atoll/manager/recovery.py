@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.engines import registry
-from atoll.engines.contract import Engine, GarbageCollecting
+from atoll.engines.contract import Building, Engine, GarbageCollecting
 from atoll.errors import EngineNotFoundError, SandboxError
 from atoll.manager.context import ManagerContext
 from atoll.manager.health import Health
@@ -281,7 +281,8 @@ class OrphanCollector:
                     engine.delete(handle), context.rules.delete_s, f"delete {handle.sandbox_id}"
                 )
                 removed.append(f"sandbox {handle.sandbox_id}")
-        for handle in [each for each in listed if is_left_by_a_build(each)][:_MAX_REMOVALS]:
+        builds = [each for each in listed if is_left_by_a_build(each)] if isinstance(engine, Building) else []
+        for handle in builds[:_MAX_REMOVALS]:
             await context.tasks.bounded(engine.delete(handle), context.rules.delete_s, f"delete {handle.sandbox_id}")
             removed.append(f"sandbox {handle.sandbox_id} of a build")
         return removed
