@@ -63,6 +63,7 @@ async def test_a_volume_from_python(native: LinuxEngine, tmp_path: Path) -> None
     assert await AsyncVolumes.list(engine=native) == []
 
 
+@pytest.mark.slow  # the blocks of the guides use most of these commands in every run
 @pytest.mark.timeout(240)
 def test_a_volume_by_hand(volumes: Settings, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("here")

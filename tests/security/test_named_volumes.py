@@ -12,7 +12,12 @@ import pytest
 
 from atoll.errors import ConflictError, SandboxError
 from atoll.model.spec import OWNER_LABEL
-from security.conftest import IDS, NAMESPACES, Target, inside
+from security.conftest import Target, inside
+
+_RUNC, _GVISOR = (pytest.param(name, marks=pytest.mark.again) for name in ("runc", "runsc"))
+_CRUN = pytest.param("crun", marks=pytest.mark.slow)
+NAMESPACES = pytest.mark.parametrize("target", ["native", _RUNC, _CRUN], indirect=True)
+IDS = pytest.mark.parametrize("target", ["native", _RUNC, _CRUN, _GVISOR], indirect=True)
 
 BTRFS = """
 import fcntl
