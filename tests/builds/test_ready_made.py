@@ -17,10 +17,11 @@ import pytest
 
 from atoll import AsyncSandbox
 from atoll.builds.mirrors import Mirrors, certificates
+from atoll.engines.host.machine import locate
 from atoll.images import Images, tree_view
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
-from needs import need, needs
+from needs import missing, need, needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("root", "mkfs.btrfs")]
 ENVIRONMENT = "computer"
@@ -87,8 +88,8 @@ def made(settings: Settings, **options: object) -> AsyncSandbox:
 async def test_chromium_and_both_playwrights_take_pictures_of_a_page(
     computer: Settings, isolation: str, user: str
 ) -> None:
-    if isolation == "gvisor":
-        need("runsc")
+    if isolation == "gvisor" and locate("runsc") is None:
+        missing("needs runsc: run 'scripts/setup test'")
     async with made(computer, isolation=isolation, shm="512m") as sandbox:
         home = (await sandbox.exec("mktemp -d", user=user)).stdout.strip()
         for name, text in (("colours.py", COLOURS), ("page.py", PYTHON), ("page.js", NODE)):
