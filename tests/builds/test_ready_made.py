@@ -88,7 +88,7 @@ def made(settings: Settings, **options: object) -> AsyncSandbox:
 async def test_chromium_and_both_playwrights_take_pictures_of_a_page(
     computer: Settings, isolation: str, user: str
 ) -> None:
-    if isolation == "gvisor" and locate("runsc") is None:
+    if isolation == "gvisor" and locate("runsc", computer.data_dir) is None:
         missing("needs runsc: run 'scripts/setup test'")
     async with made(computer, isolation=isolation, shm="512m") as sandbox:
         home = (await sandbox.exec("mktemp -d", user=user)).stdout.strip()
