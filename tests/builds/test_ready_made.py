@@ -65,10 +65,12 @@ def computer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     need("mmdebstrap", "npm")
     folder = Path(f"/tmp/atoll-ready-{os.getpid()}")
     settings = Settings(folder / "data", folder / "run")
-    run("image", "build", ENVIRONMENT, settings=settings)
-    yield settings
-    subprocess.run(["umount", "-q", str(settings.data_dir / "pool")], check=False)
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
+    try:
+        run("image", "build", ENVIRONMENT, settings=settings)
+        yield settings
+    finally:
+        subprocess.run(["umount", "-q", str(settings.data_dir / "pool")], check=False)
+        subprocess.run(["rm", "-rf", "--one-file-system", str(folder)], check=True)
 
 
 def run(*words: str, settings: Settings) -> str:
