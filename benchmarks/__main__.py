@@ -24,6 +24,7 @@ NAMES = (
     "neighbours",
     "environments",
     "checkpoints",
+    "builds",
     "docker",
     "manager",
     "network",

@@ -7,6 +7,7 @@ from atoll.builds.request import BuildEvent
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
+from atoll.engines.named_volumes import NamedVolumes
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
@@ -14,6 +15,7 @@ from atoll.errors import (
     CheckpointNotFoundError,
     CommandRefusedError,
     ConflictError,
+    DockerfileError,
     EngineError,
     EngineNotFoundError,
     EngineUnavailableError,
@@ -44,6 +46,7 @@ from atoll.errors import (
     StartError,
     StateError,
     StateInUseError,
+    StoredImageNotFoundError,
     StoreError,
     ToolError,
     UnsupportedError,
@@ -108,7 +111,7 @@ from atoll.openmanus import (
     create_sandbox_client,
     refuse,
 )
-from atoll.resources import Ceilings, Resources
+from atoll.resources import Ceilings, Resources, VolumeSizes
 from atoll.sandbox.command import AsyncCommand, Output
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
@@ -153,6 +156,7 @@ __all__ = [
     "CommandRefusedError",
     "ConflictError",
     "DockerSandbox",
+    "DockerfileError",
     "EffectiveLimits",
     "Engine",
     "EngineDescription",
@@ -184,6 +188,7 @@ __all__ = [
     "LocalSandboxClient",
     "ManagedSandbox",
     "ManagerClosedError",
+    "NamedVolumes",
     "NetworkRules",
     "NotAuthenticatedError",
     "Observation",
@@ -235,6 +240,7 @@ __all__ = [
     "StateInUseError",
     "Stats",
     "StoreError",
+    "StoredImageNotFoundError",
     "Terminal",
     "ToolError",
     "Undo",
@@ -245,6 +251,7 @@ __all__ = [
     "Volume",
     "VolumeInfo",
     "VolumeNotFoundError",
+    "VolumeSizes",
     "Volumes",
     "Watch",
     "WebhookNotFoundError",

@@ -133,6 +133,13 @@ MATRIX = (
     Line("GET", "/sandbox-specs/{spec_id}", "read"),
     Line("DELETE", "/sandbox-specs/{spec_id}", "manage"),
     Line("POST", "/sandbox-specs/{spec_id}/pull", "manage"),
+    # images
+    Line("GET", "/images", "read"),
+    Line("GET", "/images/inspect", "read"),
+    Line("DELETE", "/images", "manage"),
+    Line("POST", "/images/pull", "manage", body={"name": "127.0.0.1:1/a/b"}),
+    Line("POST", "/images/prune", "manage", body={}),
+    Line("PUT", "/images/sharing", "admin", body={"name": "no-such", "shared": True}),
     # events
     Line("GET", "/events", "read"),
     Line("GET", "/events/stream", "read"),

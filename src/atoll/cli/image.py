@@ -3,65 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from atoll.cli.image_contents import bill_of_materials, contents_of, versions
 from atoll.cli.image_progress import ImageBar
-from atoll.cli.target import print_json, size
-from atoll.errors import SpecError
-from atoll.images import Image, Images, Kind, ProgressCallback, Recipe
-from atoll.images.reference import ENVIRONMENTS
-from atoll.settings import Settings
+from atoll.cli.stored_images import (
+    OwnerOption,
+    Reference,
+    details,
+    images_here,
+    list_images,
+    prune,
+    pull_on_server,
+    rm,
+    show_on_server,
+)
+from atoll.cli.target import print_json, server_url, size
+from atoll.errors import SpecError, UnsupportedError
+from atoll.images import Image, Kind, ProgressCallback, Recipe
+
+T = TypeVar("T")
 
 app = typer.Typer(help="Root file systems that sandboxes start from.", no_args_is_help=True, rich_markup_mode=None)
-Reference = Annotated[
-    str,
-    typer.Argument(
-        help="host, an environment, debian:SUITE, a recipe, tar:FILE, docker:NAME or [REGISTRY/]NAME[:TAG]."
-    ),
-]
-
-
-def _images() -> Images:
-    return Images(Settings.load().data_dir)
-
-
-@app.command("ls")
-def list_images() -> None:
-    """List the images that are stored here, and the recipes that can be built."""
-    images = _images()
-    table = Table(box=None, padding=(0, 2))
-    for column in ("name", "digest", "size", "kind"):
-        table.add_column(column, header_style="bold")
-    table.add_row("host", "", "", "this machine's own /usr")
-    stored = asyncio.run(images.ls())
-    for image in stored:
-        table.add_row(image.reference, image.digest[:19], size(image.size_bytes), image.kind)
-    built = {image.reference for image in stored}
-    for name, recipe in images.recipes.all().items():
-        if name not in built and f"recipe:{name}" not in built:
-            table.add_row(name, "", "", f"recipe, not built: {recipe.suite} with {len(recipe.packages)} packages")
-    for name in ENVIRONMENTS:
-        if name not in built and name not in images.recipes.all():
-            table.add_row(name, "", "", "environment, not built: `atoll image build` does, or the first use")
-    Console(highlight=False).print(table)
+app.command("ls")(list_images)
+app.command()(rm)
+app.command()(prune)
+PlainHttpOption = Annotated[list[str] | None, typer.Option(help="Allow a registry without TLS.")]
 
 
 @app.command()
 def pull(
     reference: Reference,
-    plain_http: Annotated[list[str] | None, typer.Option(help="Allow a registry without TLS.")] = None,
+    plain_http: PlainHttpOption = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(help="Ask this mirror first: HOST, http://HOST:PORT or REGISTRY=HOST; may be repeated."),
+    ] = None,
 ) -> None:
     """Fetch an image from a registry, or from the local Docker engine, as it is now."""
-    images = Images(Settings.load().data_dir, plain_http_registries=plain_http or ())
+    if server_url() is not None:
+        pull_on_server(reference)
+        return
+    images = images_here(plain_http=tuple(plain_http or ()), mirrors=tuple(mirror or ()))
     _make(f"pulling {reference}", lambda progress: images.pull(reference, progress))
+
+
+@app.command()
+def push(
+    reference: Reference,
+    target: Annotated[
+        str, typer.Argument(metavar="[TARGET]", help="The name there, [REGISTRY/]NAME[:TAG]; default: its name here.")
+    ] = "",
+    plain_http: PlainHttpOption = None,
+) -> None:
+    """Send an image to a registry. Layers that the registry has are not sent again."""
+    images = images_here(plain_http=tuple(plain_http or ()))
+    pushed = _with_bar(f"pushing {reference}", lambda progress: images.push(reference, target, progress))
+    print(f"{pushed.reference}  {pushed.digest}  {size(pushed.sent_bytes)} sent")
+
+
+@app.command()
+def save(
+    reference: Reference,
+    oci: Annotated[Path, typer.Option(metavar="FILE", help="The archive to write.")],
+    name: Annotated[str, typer.Option(help="What the archive calls the image; default: its name here.")] = "",
+) -> None:
+    """Write an image to an archive that `atoll image load`, `docker load` and skopeo read."""
+    images = images_here()
+    written = _with_bar(f"saving {reference}", lambda progress: images.save(reference, oci, progress, name=name))
+    print(f"{oci}  {size(written)}")
+
+
+@app.command()
+def load(
+    file: Annotated[Path, typer.Argument(help="An archive of an image.", exists=True, dir_okay=False)],
+    name: Annotated[str, typer.Option(help="The name of the image; default: what the archive calls it.")] = "",
+) -> None:
+    """Make an image from an archive that `atoll image save`, `docker save` or skopeo wrote."""
+    images = images_here()
+    _make(f"loading {file}", lambda progress: images.load(file, name, progress))
 
 
 @app.command()
@@ -81,7 +105,7 @@ def build(
     """Build a ready-made environment, or an image from Debian packages."""
     if not package and ("/" in name or name == "." or Path(name).is_dir()):
         raise SpecError(f"{name!r} is a directory, which has a Dockerfile", hint=f"Run: atoll build {name}")
-    images = _images()
+    images = images_here()
     if not package and not no_cache and images.parse(name).kind is Kind.ENVIRONMENT:
         _make(f"building {name}", lambda progress: images.ensure(name, progress))
         return
@@ -95,7 +119,7 @@ def import_image(
     name: Annotated[str, typer.Option(help="The name of the image; default: tar:FILE.")] = "",
 ) -> None:
     """Make an image from a tar file."""
-    images = _images()
+    images = images_here()
     _make(f"importing {file}", lambda progress: images.import_tar(file, name, progress))
 
 
@@ -105,39 +129,32 @@ def inspect(
     sbom: Annotated[
         str, typer.Option("--sbom", metavar="FORM", help="Print a bill of materials: spdx or cyclonedx.")
     ] = "",
+    owner: OwnerOption = None,
 ) -> None:
     """Show an image as JSON: its digest, its layers and configuration, and the versions of what is in it."""
-    print_json(asyncio.run(_bill(reference, sbom) if sbom else _details(reference)))
+    if server_url() is None:
+        print_json(asyncio.run(_bill(reference, sbom) if sbom else _details(reference, owner or "")))
+    elif sbom:
+        raise UnsupportedError("a server makes no bills of materials", hint="Ask on the server's machine.")
+    else:
+        show_on_server(reference, owner)
 
 
 async def _bill(reference: str, form: str) -> dict[str, Any]:
-    images = _images()
+    images = images_here()
     return await bill_of_materials(images, await images.get(reference), form)
 
 
-async def _details(reference: str) -> dict[str, Any]:
-    images = _images()
-    image = await images.get(reference)
-    if not image.layers:
-        return {"name": "host", "notes": ["this machine's own /usr"]}
-    facts = {"name": image.reference, "kind": image.kind, "digest": image.digest, "size_bytes": image.size_bytes}
-    config = {"config": dataclasses.asdict(image.config), "notes": list(image.notes)}
-    return facts | config | {"versions": versions(await contents_of(images, image))}
-
-
-@app.command()
-def rm(reference: Reference) -> None:
-    """Remove an image that no sandbox uses."""
-    images = _images()
-    asyncio.run(images.remove(reference))
-    freed = asyncio.run(images.gc())
-    print(f"removed {reference}, {size(freed.size_bytes)} freed")
+async def _details(reference: str, owner: str) -> dict[str, Any]:
+    images = images_here()
+    image, shown = await details(images, reference, owner)
+    return shown | ({"versions": versions(await contents_of(images, image))} if image.layers else {})
 
 
 @app.command()
 def verify(reference: Reference) -> None:
     """Check every file of an image against what was stored."""
-    images = _images()
+    images = images_here()
 
     async def check(progress: ProgressCallback) -> Image:
         await images.verify(reference, progress)
@@ -147,9 +164,13 @@ def verify(reference: Reference) -> None:
 
 
 def _make(title: str, work: Callable[[ProgressCallback], Awaitable[Image]]) -> None:
-    async def run() -> Image:
+    image = _with_bar(title, work)
+    print(f"{image.reference}  {image.digest}  {size(image.size_bytes)}")
+
+
+def _with_bar(title: str, work: Callable[[ProgressCallback], Awaitable[T]]) -> T:
+    async def run() -> T:
         return await work(bar.advance)
 
     with ImageBar(title) as bar:
-        image = asyncio.run(run())
-    print(f"{image.reference}  {image.digest}  {size(image.size_bytes)}")
+        return asyncio.run(run())

@@ -10,20 +10,36 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.target import JsonOption, age, ask_server, iso_time, list_from_server, print_json, server_url, show, size
+from atoll.cli.target import (
+    JsonOption,
+    age,
+    ask_server,
+    iso_time,
+    list_from_server,
+    open_server,
+    print_json,
+    server_url,
+    show,
+    size,
+)
 from atoll.engines.contract import Building
-from atoll.errors import EngineUnavailableError
+from atoll.errors import EngineUnavailableError, ImageError
 from atoll.images import Image, Images, ImageUsage
 from atoll.images.access import OPERATOR, pulling_with
+from atoll.images.reference import ENVIRONMENTS
 from atoll.settings import Settings
 
 Reference = Annotated[
-    str, typer.Argument(help="host, debian:SUITE, a recipe, tar:FILE, docker:NAME or [REGISTRY/]NAME[:TAG].")
+    str,
+    typer.Argument(
+        help="host, an environment, debian:SUITE, a recipe, tar:FILE, docker:NAME or [REGISTRY/]NAME[:TAG]."
+    ),
 ]
 OwnerOption = Annotated[
     str | None, typer.Option("--owner", metavar="USER", help="The user of a server whose image is meant.")
 ]
 _DAY_S = 86400.0
+_POLL_S = 0.5
 _SHOWN_USERS = 3
 
 
@@ -50,13 +66,23 @@ def list_images(as_json: JsonOption = False) -> None:
     show(rows, False)
 
 
-def inspect(reference: Reference, owner: OwnerOption = None) -> None:
-    """Show an image as JSON: its digest, layers, configuration and history."""
-    if server_url() is not None:
-        params = {"name": reference} | ({"owner": owner} if owner is not None else {})
-        print_json(ask_server("GET", "/images/inspect", params=params))
-        return
-    print_json(asyncio.run(_details(reference, owner or "")))
+def show_on_server(reference: str, owner: str | None) -> None:
+    """Print what the server knows about an image."""
+    params = {"name": reference} | ({"owner": owner} if owner is not None else {})
+    print_json(ask_server("GET", "/images/inspect", params=params))
+
+
+async def details(images: Images, reference: str, owner: str) -> tuple[Image, dict[str, Any]]:
+    """Return an image that is stored here, and what is shown of it."""
+    with pulling_with(dataclasses.replace(OPERATOR, owner=owner)):
+        image = await images.get(reference)
+    if not image.layers:
+        return image, {"name": "host", "notes": ["this machine's own /usr"]}
+    usage = next(each for each in await images.usage() if _same(each.image, image))
+    layers = [{"digest": each.digest, "size_bytes": each.size_bytes} for each in await images.layer_infos(image)]
+    config = dict(json.loads(json.dumps(dataclasses.asdict(image.config))))
+    rest = {"kind": image.kind, "config": config, "layers": layers[::-1], "source": image.source}
+    return image, _shown(usage) | rest | {"notes": list(image.notes)}
 
 
 def rm(
@@ -94,6 +120,26 @@ def prune(
     for name in names:
         print(f"removed {name}")
     print(f"{size(freed)} freed")
+
+
+def pull_on_server(reference: str) -> None:
+    """Let the server pull an image, and wait until it is there. Raises ImageError if the server cannot."""
+
+    async def work() -> dict[str, Any]:
+        async with open_server() as server:
+            found = await server.call("POST", "/images/pull", json={"name": reference})
+            while found["status"] == "pulling":
+                await asyncio.sleep(_POLL_S)
+                found = await server.call("GET", "/images/inspect", params={"name": found["name"]})
+            return dict(found)
+
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"the server is pulling {reference}"):
+        found = asyncio.run(work())
+    if found["status"] == "failed" or found["detail"]:
+        raise ImageError(found["detail"] or f"the server could not pull {reference}")
+    print(f"{found['name']}  {found['digest']}  {size(found['size_bytes'])}")
 
 
 # --- inside ---------------------------------------------------------------------------------------------------------
@@ -142,25 +188,18 @@ def _row_of_recipe(name: str, what: str) -> dict[str, object]:
 
 
 def _recipes(there: set[str]) -> list[dict[str, object]]:
-    return [
+    """Return rows for what is not here but can be built."""
+    recipes = images_here().recipes.all()
+    environments = [
+        _row_of_recipe(name, "environment, not built: `atoll image build` does, or the first use")
+        for name in ENVIRONMENTS
+        if name not in there and name not in recipes
+    ]
+    return environments + [
         _row_of_recipe(name, f"recipe, not built: {recipe.suite} with {len(recipe.packages)} packages")
-        for name, recipe in images_here().recipes.all().items()
+        for name, recipe in recipes.items()
         if name not in there and f"recipe:{name}" not in there
     ]
-
-
-async def _details(reference: str, owner: str) -> dict[str, Any]:
-    images = images_here()
-    with pulling_with(dataclasses.replace(OPERATOR, owner=owner)):
-        image = await images.get(reference)
-    if not image.layers:
-        return {"name": "host", "notes": ["this machine's own /usr"]}
-    usage = next(each for each in await images.usage() if _same(each.image, image))
-    layers = [{"digest": each.digest, "size_bytes": each.size_bytes} for each in await images.layer_infos(image)]
-    config = json.loads(json.dumps(dataclasses.asdict(image.config)))
-    config["command"] = config.pop("cmd")
-    shown = _shown(usage)
-    return shown | dict(config) | {"layers": layers[::-1], "source": image.source, "notes": list(image.notes)}
 
 
 def _same(one: Image, other: Image) -> bool:

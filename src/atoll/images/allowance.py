@@ -50,7 +50,9 @@ class Allowance:
         """Return the image that was just made. If it exceeds the limit after all, its name is given back to the image
         that had it before, or removed. Raises LimitReachedError then."""
         most = self._access.most_bytes
-        if most is None or not made.owner or charged_bytes(self._store, self._mine()) <= most:
+        if most is None or not made.owner or made.owner != self._access.owner:
+            return made
+        if charged_bytes(self._store, self._mine()) <= most:
             return made
         if before is not None:
             with contextlib.suppress(ImageNotFoundError):

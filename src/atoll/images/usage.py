@@ -87,9 +87,9 @@ def prune(
     unused_s: float = 0.0,
     shared_things: bool = True,
 ) -> Pruned:
-    """Remove images without a name and users. `chosen` says which images with a name are removed as well, if nothing
-    uses them and they were made at least `unused_s` seconds ago. With `shared_things`, transferred layers that have not
-    been used for that time are removed, too. What is in use stays.
+    """Remove what nobody uses. `chosen` says which images with a name are removed, if nothing uses them and they were
+    made at least `unused_s` seconds ago. With `shared_things`, images without a name are removed as well, and
+    transferred layers that have not been used for that time. What is in use stays.
     """
     before = _stored(store)
     removed = []
@@ -101,8 +101,10 @@ def prune(
                 with contextlib.suppress(ImageError):  # a sandbox has begun to use it, or somebody else removed it
                     store.remove(image.reference, work, image.owner)
                     removed.append(image.reference)
-    store.gc(work)
-    blob_bytes = blobs.sweep(0, unused_s=unused_s) if shared_things else 0
+    blob_bytes = 0
+    if shared_things:
+        store.gc(work)
+        blob_bytes = blobs.sweep(0, unused_s=unused_s)
     after = _stored(store)
     freed = sum(size for digest, size in before.items() if digest not in after)
     return Pruned(tuple(removed), freed, blob_bytes)

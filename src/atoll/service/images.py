@@ -141,7 +141,6 @@ class ImageService:
             place = ("", place[1])
         if place in there:
             await self._images.remove_of(place[1], place[0])
-            await self._images.gc()
         elif not was_known:
             raise _unknown(name)
 

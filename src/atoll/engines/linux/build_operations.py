@@ -11,7 +11,7 @@ from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.observation import Observer
 from atoll.engines.linux.states.steps import Steps
 from atoll.errors import UnsupportedError
-from atoll.images import Image, ImageConfig
+from atoll.images import Image, ImageConfig, allowance
 from atoll.model import Handle
 
 
@@ -39,7 +39,9 @@ class BuildOperations:
         return await self.layout.images.work(lambda work: self._commit(key, name, config, owner, work))
 
     def _commit(self, key: str, name: str, config: ImageConfig, owner: str, work: Work) -> Image:
-        return self._steps.commit(key, name, config, owner, work)
+        store = self.layout.images.store
+        before = store.find(name, owner)
+        return allowance.current(store).keep_within(self._steps.commit(key, name, config, owner, work), before, work)
 
     async def prune_steps(self, keep_bytes: int = 0, *, unused_s: float = 0.0) -> int:
         if not self.layout.layers.can_save:
