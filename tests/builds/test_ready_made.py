@@ -17,10 +17,11 @@ import pytest
 
 from atoll import AsyncSandbox
 from atoll.builds.mirrors import Mirrors, certificates
+from atoll.engines.host.machine import locate
 from atoll.images import Images, tree_view
 from atoll.model import SandboxSpec
 from atoll.settings import Settings
-from needs import need, needs
+from needs import missing, need, needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("root", "mkfs.btrfs")]
 ENVIRONMENT = "computer"
@@ -64,10 +65,12 @@ def computer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     need("mmdebstrap", "npm")
     folder = Path(f"/tmp/atoll-ready-{os.getpid()}")
     settings = Settings(folder / "data", folder / "run")
-    run("image", "build", ENVIRONMENT, settings=settings)
-    yield settings
-    subprocess.run(["umount", "-q", str(settings.data_dir / "pool")], check=False)
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
+    try:
+        run("image", "build", ENVIRONMENT, settings=settings)
+        yield settings
+    finally:
+        subprocess.run(["umount", "-q", str(settings.data_dir / "pool")], check=False)
+        subprocess.run(["rm", "-rf", "--one-file-system", str(folder)], check=True)
 
 
 def run(*words: str, settings: Settings) -> str:
@@ -87,8 +90,8 @@ def made(settings: Settings, **options: object) -> AsyncSandbox:
 async def test_chromium_and_both_playwrights_take_pictures_of_a_page(
     computer: Settings, isolation: str, user: str
 ) -> None:
-    if isolation == "gvisor":
-        need("runsc")
+    if isolation == "gvisor" and locate("runsc", computer.data_dir) is None:
+        missing("needs runsc: run 'scripts/setup test'")
     async with made(computer, isolation=isolation, shm="512m") as sandbox:
         home = (await sandbox.exec("mktemp -d", user=user)).stdout.strip()
         for name, text in (("colours.py", COLOURS), ("page.py", PYTHON), ("page.js", NODE)):
