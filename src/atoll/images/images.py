@@ -239,7 +239,11 @@ class Images:
             return await self._run(send, progress)
 
     async def gc(self) -> Collected:
-        return await self._run(self.store.gc)
+        def collect(work: Work) -> Collected:
+            self._blobs.sweep()
+            return self.store.gc(work)
+
+        return await self._run(collect)
 
     async def lease(self, sandbox_id: str, digest: str) -> tuple[Path, ...]:
         """Prevent the removal of an image while a sandbox uses it. Returns its layers, topmost first."""
