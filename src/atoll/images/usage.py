@@ -88,8 +88,8 @@ def prune(
     shared_things: bool = True,
 ) -> Pruned:
     """Remove what nobody uses. `chosen` says which images with a name are removed, if nothing uses them and they were
-    made at least `unused_s` seconds ago. With `shared_things`, images without a name are removed as well, and transferred
-    layers that have not been used for that time. What is in use stays.
+    made at least `unused_s` seconds ago. With `shared_things`, images without a name are removed as well, and
+    transferred layers that have not been used for that time. What is in use stays.
     """
     before = _stored(store)
     removed = []
