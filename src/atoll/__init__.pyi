@@ -7,6 +7,7 @@ from atoll.builds.request import BuildEvent
 from atoll.compat.openmanus.policy import Answer
 from atoll.engines.checkpointing import Checkpointing
 from atoll.engines.contract import Engine, EngineDescription
+from atoll.engines.named_volumes import NamedVolumes
 from atoll.errors import (
     AgentError,
     AgentUnreachableError,
@@ -110,7 +111,7 @@ from atoll.openmanus import (
     create_sandbox_client,
     refuse,
 )
-from atoll.resources import Ceilings, Resources
+from atoll.resources import Ceilings, Resources, VolumeSizes
 from atoll.sandbox.command import AsyncCommand, Output
 from atoll.sandbox.export import Export
 from atoll.sandbox.port_forward import AsyncForward
@@ -187,6 +188,7 @@ __all__ = [
     "LocalSandboxClient",
     "ManagedSandbox",
     "ManagerClosedError",
+    "NamedVolumes",
     "NetworkRules",
     "NotAuthenticatedError",
     "Observation",
@@ -249,6 +251,7 @@ __all__ = [
     "Volume",
     "VolumeInfo",
     "VolumeNotFoundError",
+    "VolumeSizes",
     "Volumes",
     "Watch",
     "WebhookNotFoundError",

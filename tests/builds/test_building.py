@@ -213,7 +213,7 @@ async def test_configuration_of_mirrors_is_there_only_for_commands(workshop: Wor
     assert "INDEX" not in built.image.config.env
 
 
-@pytest.mark.parametrize("setting", ["", "false", "true", "mirror.test"])
+@pytest.mark.parametrize("setting", ["", "mirror.test"])
 async def test_the_setting_decides_about_mirrors(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:

@@ -203,8 +203,9 @@ def test_any_dockerfile_is_read_as_buildkit_reads_it(text: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=50_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.timeout(900)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_FILES)
-def test_fifty_thousand_dockerfiles_are_read_as_buildkit_reads_them(text: str) -> None:
+def test_ten_thousand_dockerfiles_are_read_as_buildkit_reads_them(text: str) -> None:
     assume(not _KNOWN.search(text))
     compare(text)

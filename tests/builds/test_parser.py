@@ -51,20 +51,25 @@ def test_an_instruction_knows_its_lines() -> None:
 
 def test_run_has_two_forms() -> None:
     shell, exec_form = only("RUN echo $HOME"), only('RUN ["echo", "$HOME"]')
-    assert isinstance(shell, Run) and shell.command == Command(("echo $HOME",), is_shell=True)
-    assert isinstance(exec_form, Run) and exec_form.command == Command(("echo", "$HOME"), is_shell=False)
+    assert isinstance(shell, Run)
+    assert shell.command == Command(("echo $HOME",), is_shell=True)
+    assert isinstance(exec_form, Run)
+    assert exec_form.command == Command(("echo", "$HOME"), is_shell=False)
 
 
 def test_what_is_no_json_is_a_command_line() -> None:
     run = only("RUN ['a', 'b']")
-    assert isinstance(run, Run) and run.command == Command(("['a', 'b']",), is_shell=True)
+    assert isinstance(run, Run)
+    assert run.command == Command(("['a', 'b']",), is_shell=True)
 
 
 def test_here_documents_of_run_become_its_command() -> None:
     one = only("RUN <<EOF\necho $A\nEOF")
     several = only("RUN cat <<A <<'B'\n1\nA\n2\nB")
     program = only("RUN <<EOF\n#!/bin/python\nprint()\nEOF")
-    assert isinstance(one, Run) and isinstance(several, Run) and isinstance(program, Run)
+    assert isinstance(one, Run)
+    assert isinstance(several, Run)
+    assert isinstance(program, Run)
     assert heredocs.shell_text(one) == "echo $A\n"
     assert heredocs.shell_text(several) == "cat <<A <<'B'\n1\nA\n2\nB"
     assert heredocs.script(one) is None
@@ -73,7 +78,8 @@ def test_here_documents_of_run_become_its_command() -> None:
 
 def test_tabs_before_lines_of_a_here_document_may_be_left_out() -> None:
     run = only("RUN <<-EOF\n\tone\n\t\ttwo\n  three\n\tEOF")
-    assert isinstance(run, Run) and run.heredocs[0].content == "one\ntwo\n  three\n"
+    assert isinstance(run, Run)
+    assert run.heredocs[0].content == "one\ntwo\n  three\n"
 
 
 def test_a_quoted_name_keeps_variables_in_a_here_document() -> None:
@@ -93,9 +99,11 @@ def test_flags_of_copy() -> None:
 def test_mounts_of_run() -> None:
     run = only(
         "RUN --mount=type=cache,target=/c,id=i,sharing=locked,mode=0700,uid=1,gid=2 "
-        "--mount=type=secret,id=s,required --mount=src=a,dst=/b,rw --mount=type=tmpfs,target=/t,size=2m --network=none x"
+        "--mount=type=secret,id=s,required --mount=src=a,dst=/b,rw "
+        "--mount=type=tmpfs,target=/t,size=2m --network=none x"
     )
-    assert isinstance(run, Run) and run.network == "none"
+    assert isinstance(run, Run)
+    assert run.network == "none"
     assert run.mounts == (
         Mount("cache", target="/c", id="i", writable=True, sharing="locked", mode=0o700, uid=1, gid=2),
         Mount("secret", id="s", required=True),
@@ -106,16 +114,21 @@ def test_mounts_of_run() -> None:
 
 def test_env_has_two_forms() -> None:
     pairs, one = only('ENV a=b c="d e" f=g\\ h'), only("ENV a b  c")
-    assert isinstance(pairs, Env) and pairs.variables == (("a", "b"), ("c", '"d e"'), ("f", "g\\ h"))
-    assert isinstance(one, Env) and one.variables == (("a", "b  c"),)
+    assert isinstance(pairs, Env)
+    assert pairs.variables == (("a", "b"), ("c", '"d e"'), ("f", "g\\ h"))
+    assert isinstance(one, Env)
+    assert one.variables == (("a", "b  c"),)
 
 
 def test_other_instructions() -> None:
     health, none, volume = only("HEALTHCHECK --interval=5s CMD a b"), only("HEALTHCHECK none"), only("VOLUME /a /b")
-    assert isinstance(health, Healthcheck) and health.options == {"interval": "5s"}
+    assert isinstance(health, Healthcheck)
+    assert health.options == {"interval": "5s"}
     assert health.command == Command(("a b",), is_shell=True)
-    assert isinstance(none, Healthcheck) and none.command is None
-    assert isinstance(volume, DeclaredVolumes) and volume.paths == ("/a", "/b")
+    assert isinstance(none, Healthcheck)
+    assert none.command is None
+    assert isinstance(volume, DeclaredVolumes)
+    assert volume.paths == ("/a", "/b")
 
 
 def test_the_escape_character_can_be_another_one() -> None:
@@ -167,12 +180,14 @@ def test_a_mistake_is_explained_with_file_line_and_hint(text: str, line: int, re
     error = refused(text)
     assert error.reason.startswith(f"Dockerfile:{line}: ")
     assert reason in error.reason
-    assert error.hint is not None and hint in error.hint
+    assert error.hint is not None
+    assert hint in error.hint
 
 
 def test_a_message_has_no_control_characters_and_is_short() -> None:
     error = refused("FROM a\n\x1b[31m" + 60_000 * "x" + " y")
-    assert "\x1b" not in str(error) and len(str(error)) < 300
+    assert "\x1b" not in str(error)
+    assert len(str(error)) < 300
 
 
 def test_comments_may_be_in_any_encoding_but_instructions_are_utf_8() -> None:

@@ -73,7 +73,7 @@ def computer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 def run(*words: str, settings: Settings) -> str:
     """Return what the command line prints."""
     environ = {**os.environ, "ATOLL_DATA_DIR": str(settings.data_dir), "ATOLL_RUN_DIR": str(settings.run_dir)}
-    argv = [sys.executable, "-m", "atoll", *words]
+    argv = [str(Path(sys.executable).with_name("atoll")), *words]
     return subprocess.run(argv, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

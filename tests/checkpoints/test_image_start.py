@@ -74,3 +74,15 @@ async def test_labels_that_are_wrong_are_an_error_and_leave_nothing(
     assert await native.list() == []
     async with sandbox_on(native, image="broken", volumes=USR, start=[]) as sandbox:
         assert (await sandbox.exec("true")).success
+
+
+async def test_a_program_that_died_in_the_middle_of_a_rollback_is_completed_by_the_next(
+    native: LinuxEngine, sandbox_on: MakeSandbox, image: str
+) -> None:
+    async with sandbox_on(native, image=image, volumes=USR) as sandbox:
+        saved = await sandbox.checkpoint()
+        await native.rollback(sandbox.access.handle(), saved.id)  # and nothing after it
+        another = await AsyncSandbox.attach(sandbox.id, engine=native)
+        assert [each.state for each in await another.start_commands()] == ["running"]
+        assert (await another.exec("/run/atoll/sudo id -u", user="user")).stdout == "0\n"
+        await another.detach()

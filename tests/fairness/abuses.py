@@ -68,8 +68,9 @@ class Hostile:
             return None
         return answer
 
-    def sandbox(self) -> str | None:
-        body = {"settings": {"limits": self.limits}} if self.limits is not None else {}
+    def sandbox(self, **settings: object) -> str | None:
+        wanted = settings | ({"limits": self.limits} if self.limits is not None else {})
+        body = {"settings": wanted} if wanted else {}
         made = self.call("POST", "/sandboxes", json=body)
         return f"/sandboxes/{made.json()['id']}" if made is not None else None
 
@@ -229,6 +230,31 @@ def records(user: Hostile) -> None:
     user.at_once(8, abuse)
 
 
+def volumes(user: Hostile) -> None:
+    """Volumes that come and go, copies of one that is being filled, restorations, lists, and files without end."""
+    user.call("POST", "/volumes", json={"name": "busy", "size": "512m"})
+    path = user.sandbox(volumes=[{"name": "busy", "path": "/v"}])
+    if path is None:
+        return
+
+    def abuse(number: int) -> None:
+        name = f"x{random.getrandbits(60):x}"
+        if number < 1:
+            user.run(path, "cd /v; head -c 400m /dev/urandom >f; rm f; seq 20000 | xargs touch; rm -rf /v/*")
+        elif number < 4:
+            made = user.call("POST", "/volumes", json={"name": name, "size": "1m"})
+            user.call("POST", f"/volumes/{name}/restore", json={"source": "busy"})
+            if made is not None:
+                user.call("DELETE", f"/volumes/{name}")
+        elif number < 6:
+            user.call("POST", "/volumes/busy/copies", json={"name": name, "read_only": True})
+            user.call("DELETE", f"/volumes/{name}")
+        else:
+            user.call("GET", "/volumes", params={"limit": 100})
+
+    user.at_once(8, abuse)
+
+
 _BUILDS = (
     "f() { f | f & }; while :; do f; busybox sleep 0.1; done",
     "while :; do busybox head -c 1000000000 /dev/zero > /f; busybox rm -f /f; done",
@@ -353,6 +379,7 @@ ABUSES: dict[str, Callable[[Hostile], None]] = {
     "directories": directories,
     "records": records,
     "builds": builds,
+    "volumes": volumes,
     "fork bomb": _bomb("f() { f | f & }; while :; do f; sleep 0.1; done"),
     "memory bomb": _bomb("while :; do head -c 4g /dev/zero | tail -c 4g | wc -c; done"),
     "disk bomb": _bomb("while :; do head -c 1g /dev/zero > f; rm -f f; done"),

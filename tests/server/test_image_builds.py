@@ -218,7 +218,7 @@ def test_what_is_odd_in_a_context_does_no_harm(carol: httpx.Client, native_serve
     "archive",
     [
         tar(symlink("l", "../.."), file("l/x/y", b"x"), symlink("z", "/"), file("z/etc/x", b"x")),
-        tar(deep(1100)),
+        pytest.param(tar(deep(1100)), marks=pytest.mark.again),
         tar(*(file(f"f{number}", b"") for number in range(300))),
     ],
     ids=["links up", "depth", "many files"],
@@ -273,6 +273,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_server_has_failed_builds_and_goes_on_from_the_cache(
     session_folder: Path, session_settings: Settings, need_engine: Callable[[str, Settings], None]
 ) -> None:

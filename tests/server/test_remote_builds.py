@@ -97,14 +97,24 @@ async def test_errors_are_those_of_a_build_here(where: dict[str, Any], tmp_path:
         await AsyncImage.build(tmp_path / "none", **where)
     with pytest.raises(BuildError, match="there is no snapshot 'none'"):
         await AsyncImage.build(tmp_path, dockerfile=b"FROM snapshot:none\nRUN x\n", **where)
-    sock = socket.socket(socket.AF_UNIX)
-    sock.bind(str(tmp_path / "s"))
-    sock.close()
-    with pytest.raises(SpecError, match="'s' in the context is a device, pipe or socket"):
-        await AsyncImage.build(tmp_path, dockerfile=dockerfile, **where)
-    (tmp_path / ".dockerignore").write_text("s\n")
-    with pytest.raises(BuildError):
-        await AsyncImage.build(tmp_path, dockerfile=dockerfile, **where)
+
+
+async def test_what_cannot_be_sent_is_left_out_with_a_warning(where: dict[str, Any], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(tmp_path / "socket"))
+    (tmp_path / "f").write_text("f")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 1 << 33)
+    (tmp_path / ".dockerignore").write_text("large\n")
+    seen: list[BuildEvent] = []
+    dockerfile = f"FROM {BASE}\nCOPY . /in/\nRUN ls /in\n".encode()
+    await AsyncImage.build(tmp_path, dockerfile=dockerfile, on_event=seen.append, **where)
+    warned = [event.text for event in seen if event.kind == "warning"]
+    assert warned == [
+        f"'{name}' in the context is left out: it is a device, pipe or socket" for name in ("pipe", "socket")
+    ]
+    assert "f\n" in "".join(event.text for event in seen if event.kind == "output")
 
 
 async def test_a_cancelled_caller_cancels_the_build(where: dict[str, Any], client: httpx.Client) -> None:
@@ -192,6 +202,7 @@ def test_the_command_builds_on_the_server(where: dict[str, Any], tmp_path: Path)
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_the_build_on_the_server(where: dict[str, Any], tmp_path: Path, client: httpx.Client) -> None:
     environment = {**os.environ, "ATOLL_URL": where["server"], "ATOLL_API_KEY": where["api_key"]}
     (tmp_path / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo begun; sleep 1000\n")

@@ -1,7 +1,7 @@
 """The context of a build as an archive, for a server: what `.dockerignore` leaves of a directory, piece by piece.
 
-The directory is the user's own. No link in it is followed; links are sent as links. Owners are left out, because the
-files that a build copies belong to root anyway.
+The directory is the user's own. No link in it is followed; links are sent as links. Devices, pipes and sockets are left
+out, and so are owners, because the files that a build copies belong to root anyway.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from atoll.errors import SpecError
 
 _CHUNK = 1 << 20
 _MAX_DEPTH = 120
+_MAX_NOTES = 20
 _MAX_RULES = 4 << 20
 
 
-def pieces(context: Path, dockerfile: str) -> Iterator[bytes]:
-    """Yield the archive, which never exists as a whole. Raises SpecError for what cannot be read or sent."""
+def pieces(context: Path, dockerfile: str, left_out: list[str]) -> Iterator[bytes]:
+    """Yield the archive, which never exists as a whole. The first paths that are neither files, directories nor links
+    are added to `left_out`. Raises SpecError for what cannot be read."""
     rules = ignore_rules(context, dockerfile)
-    always = {os.path.normpath(dockerfile), ".dockerignore"}
+    always = {os.path.normpath(dockerfile), f"{os.path.normpath(dockerfile)}.dockerignore", ".dockerignore"}
     held = bytearray()
-    for piece in _entries(context, "", rules, always):
+    for piece in _entries(context, "", rules, always, left_out):
         held += piece
         if len(held) >= _CHUNK:
             yield bytes(held)
@@ -50,7 +52,7 @@ def ignore_rules(context: Path, dockerfile: str) -> IgnoreRules:
     return IgnoreRules.parse(b"")
 
 
-def _entries(context: Path, below: str, rules: IgnoreRules, always: set[str]) -> Iterator[bytes]:
+def _entries(context: Path, below: str, rules: IgnoreRules, always: set[str], left_out: list[str]) -> Iterator[bytes]:
     if below.count("/") >= _MAX_DEPTH:
         raise SpecError(f"the context is more than {_MAX_DEPTH} directories deep: '{below[:80]}…'")
     try:
@@ -61,29 +63,27 @@ def _entries(context: Path, below: str, rules: IgnoreRules, always: set[str]) ->
     for entry in entries:
         path = f"{below}/{entry.name}" if below else entry.name
         is_directory = entry.is_dir(follow_symlinks=False)
-        left_out = rules.excludes(path, is_directory) and path not in always
+        is_excluded = rules.excludes(path, is_directory) and path not in always
         if is_directory:
             if not rules.may_enter(path) and not any(each.startswith(f"{path}/") for each in always):
                 continue
-            below_it = _entries(context, path, rules, always)
-            if not left_out:
+            below_it = _entries(context, path, rules, always, left_out)
+            if not is_excluded:
                 yield _head(path, entry.stat(follow_symlinks=False))
             yield from below_it
-        elif not left_out:
-            yield from _entry(context / path, path)
+        elif not is_excluded:
+            yield from _entry(context / path, path, left_out)
 
 
-def _entry(place: Path, path: str) -> Iterator[bytes]:
+def _entry(place: Path, path: str, left_out: list[str]) -> Iterator[bytes]:
     try:
         info = place.lstat()
         if stat.S_ISLNK(info.st_mode):
             yield _head(path, info, os.readlink(place))
         elif stat.S_ISREG(info.st_mode):
             yield from _file(place, path)
-        else:
-            raise SpecError(
-                f"'{path}' in the context is a device, pipe or socket", hint="Remove it, or name it in .dockerignore."
-            )
+        elif len(left_out) < _MAX_NOTES:
+            left_out.append(path)
     except OSError as error:
         raise _unreadable(path, error) from error
 

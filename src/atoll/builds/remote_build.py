@@ -43,6 +43,8 @@ async def build_on_server(server: Server, request: BuildRequest, on_event: OnBui
     except asyncio.CancelledError:
         await finish(_give_up(server, making, sending))
         raise
+    for path in sending.left_out:
+        on_event(BuildEvent("warning", f"'{path}' in the context is left out: it is a device, pipe or socket"))
     place = f"/images/builds/{build['id']}"
     try:
         over = await _follow(server, place, on_event)
@@ -99,7 +101,8 @@ class _Sending:
         self.is_sent = False
         self._options = json.dumps(options_of(request)).encode("utf-8", "surrogateescape")
         dockerfile = request.dockerfile if isinstance(request.dockerfile, str) else "Dockerfile"
-        self._pieces: Iterator[bytes] = pieces(Path(request.context), dockerfile)
+        self.left_out: list[str] = []
+        self._pieces: Iterator[bytes] = pieces(Path(request.context), dockerfile, self.left_out)
 
     async def body(self) -> AsyncIterator[bytes]:
         yield self._head("options", "application/json") + self._options

@@ -59,6 +59,9 @@ class BuildRequest:
     network: NetworkPolicy = "none"
     """What RUN steps may reach."""
     mirrors: Supplies | None = None
+    use_mirrors: bool | tuple[str, ...] | None = None
+    """Without `mirrors`: whether RUN steps get this machine's configuration of package managers, or what it says of
+    these hosts. None: as ATOLL_BUILD_MIRRORS says, by default not."""
     account: str = ""
     """Whose share of the machine the build uses."""
     owner: str = ""

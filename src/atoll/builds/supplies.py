@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from atoll import workers
+from atoll.builds.environments import SUITE
 from atoll.builds.mirrors import VARIABLE, Mirrors, parse
 from atoll.builds.reporting import Reporter
 from atoll.builds.request import BuildRequest, Supplies
@@ -19,7 +20,8 @@ async def supplies_for(request: BuildRequest, plans: Sequence[StagePlan], report
 
     The secrets in it are hidden from now on."""
     found = request.mirrors
-    if found is None and (choice := parse(os.environ.get(VARIABLE, ""))):
+    choice = parse(os.environ.get(VARIABLE, "")) if request.use_mirrors is None else request.use_mirrors
+    if found is None and choice:
         read = functools.partial(Mirrors.of_machine, choice, suite=_suite(plans))
         mirrors = await workers.run(workers.ENGINE, read)
         for note in mirrors.notes:
@@ -34,4 +36,5 @@ def _suite(plans: Sequence[StagePlan]) -> str:
     """Return the Debian suite of the base images; "" if there is none, or more than one."""
     images = [plan.image for plan in plans if plan.parent is None and plan.image is not None]
     suites = {image.reference.partition(":")[2] for image in images if image.kind is Kind.DEBIAN}
+    suites |= {SUITE for image in images if image.kind is Kind.ENVIRONMENT}
     return suites.pop() if len(suites) == 1 else ""

@@ -8,7 +8,7 @@ from atoll.guest.files import Files
 from atoll.guest.put_items import Owner
 
 _MAX_BYTES = 1 << 20
-_PASSWD = "/etc/passwd"
+_PASSWD = "/etc/passwd"  # noqa: S105
 _MAX_ID = 65_535
 """The highest id that exists in a sandbox."""
 

@@ -108,12 +108,10 @@ async def _build(request: BuildRequest, engine_name: str, progress: BuildProgres
         if engine_name not in ("auto", "remote"):
             raise SpecError(f"give either a server or the engine {engine_name!r}, not both")
         return await _build_there(request, progress)
-    from atoll.builds.mirrors import VARIABLE, parse, supplied
     from atoll.engines import leases
     from atoll.settings import Settings
 
     settings = Settings.load()
-    request = await supplied(request, parse(os.environ.get(VARIABLE, "")) or False)
     lease = await leases.acquire(engine_name, settings)
     try:
         return await _build_here(request, lease.engine, settings, progress)

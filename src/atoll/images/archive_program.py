@@ -1,7 +1,8 @@
 """Running a program whose output is an archive, so that it cannot outlive this process.
 
 The child gets SIGKILL when the thread that started it dies. As root, it also runs in its own PID namespace, so that the
-kernel kills everything that it started, too.
+kernel kills everything that it started, too, and in its own mount namespace, so that what it has mounted is gone with
+it. mmdebstrap mounts the host's /dev/shm into the tree that it makes: whoever removed that tree later would empty it.
 """
 
 from __future__ import annotations
@@ -102,5 +103,5 @@ def _tether() -> list[str]:
     if setpriv := shutil.which("setpriv"):
         tether += [setpriv, "--pdeathsig", "KILL", "--"]
     if os.geteuid() == 0 and (unshare := shutil.which("unshare")):
-        tether += [unshare, "--pid", "--fork", "--kill-child=KILL", "--"]
+        tether += [unshare, "--mount", "--pid", "--fork", "--kill-child=KILL", "--"]
     return tether

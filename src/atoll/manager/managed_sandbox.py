@@ -147,6 +147,11 @@ class ManagedSandbox(AsyncSandbox):
         """Start the sandbox's start commands and wait until it is ready. This is not a use. Raises StartError."""
         await self._start_up()
 
+    async def complete_start(self) -> None:
+        """Start the start commands of a running sandbox if the manager that ended them died before it did. This is not
+        a use."""
+        await start_up.start_missing(self.access)
+
     async def start_for_spec(self, command: StartCommand) -> None:
         """Start one more command in the way of start commands, unless there is one with its name."""
         async with self.use():

@@ -174,6 +174,8 @@ class Recovery:
         if member.record.state is State.RUNNING and member.record.paused_by is not None:
             await context.transitions.correct(member, {"paused_by": None})
         self._report.adopted.append(member.id)
+        if member.record.state is State.RUNNING:
+            context.tasks.spawn(_complete_start(member), f"complete the start of {member.id}")
         if member.waits_in_pool:
             self._pools.put_back(member)
 
@@ -228,6 +230,14 @@ def _with_changes_of(written: SandboxSpec, seen: SandboxSpec) -> SandboxSpec:
     if (written.network, written.limits) == (seen.network, seen.limits):
         return settled
     return settled.model_copy(update={"network": seen.network, "limits": seen.limits})
+
+
+async def _complete_start(member: Member) -> None:
+    try:
+        await member.sandbox.complete_start()
+    except (SandboxError, OSError) as error:
+        said = "what sandbox %s starts cannot be started again: %s"
+        _log.warning(said, member.id, error, extra={"sandbox_id": member.id})
 
 
 class OrphanCollector:

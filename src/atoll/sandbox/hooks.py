@@ -66,8 +66,8 @@ async def run_hook(access: SandboxAccess, hook: Hook) -> None:
 
 async def _judge(hook: Hook, done: CompletedProcess) -> None:
     result = await execution_result(done.exit, done.stdout, done.stderr)
-    if result.success:
-        return
+    if result.success or result.stderr == f"atoll: {FOLDER}/{hook}: not found\n":
+        return  # the latter is the answer of an older agent, in saved memory, if there is no hook
     how = (
         f"took longer than {HOOK_S:g} s"
         if result.cause is Cause.TIMEOUT

@@ -6,14 +6,15 @@ import asyncio
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
 from atoll.cancellation import finish
 from atoll.engines.contract import Engine, Leasing, PortExposing
-from atoll.errors import EngineUnavailableError, SandboxNotFoundError, SpecError
-from atoll.model import NAME_LABEL, Observation, SandboxDetails, SandboxSpec, Stats, UndoRule, manus_names
+from atoll.errors import EngineUnavailableError, SandboxError, SandboxNotFoundError, SpecError
+from atoll.model import NAME_LABEL, Observation, SandboxDetails, SandboxSpec, State, Stats, UndoRule, manus_names
 from atoll.model.checkpoint import Checkpoint, Undo
 from atoll.model.network_policy import NetworkRules
 from atoll.sandbox import naming, start_up
@@ -204,6 +205,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             sandbox.access.choice = choice
             try:
                 if await sandbox.access.find(sandbox_id):
+                    await _completed(sandbox.access)
                     sandbox._undo = UndoHistory(_undo_of(sandbox.spec))
                     return sandbox
             except EngineUnavailableError:
@@ -323,6 +325,17 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         if isinstance(engine, PortExposing):
             for name, port in self._named_ports.items():
                 await engine.expose_port(self.access.handle(), name, port)
+
+
+async def _completed(access: SandboxAccess) -> None:
+    """Complete the beginning of a running sandbox that has start commands. Errors are left to its next use."""
+    with suppress(SandboxError):
+        plan = access.start_plan()
+        if not (plan.start or plan.sudo):
+            return
+        seen = await (await access.engine()).inspect(access.handle())
+        if seen.state is State.RUNNING:
+            await start_up.start_missing(access)
 
 
 async def _forked(access: SandboxAccess) -> None:

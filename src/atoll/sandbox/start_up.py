@@ -23,6 +23,7 @@ from atoll.guest.processes import RestartState
 from atoll.guest.readiness import why_not_ready
 from atoll.model import Cause, ReadyCheck, StartCommand
 from atoll.printable import printable
+from atoll.sandbox import sudo
 from atoll.sandbox.command import new_command_id, shell_exit_code
 from atoll.sandbox.execution import run_to_end, start_request
 from atoll.sandbox.sandbox_access import SandboxAccess
@@ -78,6 +79,18 @@ async def start_up(access: SandboxAccess, slot: Slot = _no_turns) -> None:
     await _refuse_failed(access)
     if plan.ready is not None:
         await _until_ready(access, plan.ready, slot)
+
+
+async def start_missing(access: SandboxAccess) -> None:
+    """Start the start commands if none of them is known inside: the program that rolled the sandbox back may have died
+    before it did. Does not wait until the sandbox is ready."""
+    plan = access.start_plan()
+    if not (plan.start or plan.sudo) or isinstance(await access.engine(), SetsUp):
+        return
+    await sudo.allow(access)
+    if all(each.state == "missing" for each in await states(access)):
+        for command in plan.start:
+            await start(access, command)
 
 
 async def start(access: SandboxAccess, command: StartCommand) -> None:

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 
 from atoll import buffers, tracing, workers
 from atoll.builds import BuildEvent, BuildRequest, BuiltImage, OnBuildEvent
-from atoll.builds.mirrors import Choice, supplied
+from atoll.builds.mirrors import Choice
 from atoll.cancellation import finish
 from atoll.errors import BuildError, ConflictError, ImageBuildNotFoundError, LimitReachedError, SandboxError
 from atoll.images.access import Access, pulling_with
@@ -258,7 +258,7 @@ class ImageBuildService:
     async def _request(self, caller: Caller, wanted: ImageBuildRequest, context: Path) -> BuildRequest:
         limits = await self._checked_limits(caller, wanted)
         most_s = self.rules.timeout_s
-        request = BuildRequest(
+        return BuildRequest(
             context=context,
             dockerfile=wanted.dockerfile if wanted.dockerfile_text is None else wanted.dockerfile_text.encode(),
             name=wanted.name,
@@ -272,9 +272,9 @@ class ImageBuildService:
             owner=caller.user_id,
             limits=limits,
             name_base=lambda name: self._name_base(caller, name),
+            use_mirrors=self.rules.mirrors,
             timeout_s=most_s if wanted.timeout_s is None else min(wanted.timeout_s, most_s),
         )
-        return await supplied(request, self.rules.mirrors)
 
     async def _name_base(self, caller: Caller, name: str) -> str:
         """Return the full name of a base image. Raises ForbiddenError and SnapshotNotFoundError."""

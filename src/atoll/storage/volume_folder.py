@@ -30,6 +30,7 @@ from atoll.storage.volume_rules import VolumeRecord
 
 _PAUSE_S = 0.01
 _WAIT_S = 30.0
+_CACHES_BYTES = 40 << 30
 ACCOUNTS = 1 << 41
 """Accounts of volumes have numbers from here on; those of sandboxes have smaller ones."""
 
@@ -99,8 +100,11 @@ class VolumeFolder:
 
     def limit_account(self, more_bytes: int = 0) -> None:
         """Let all volumes together take as much as they may one by one, and `more_bytes` for one that is about to be
-        made. Data that outlives its volume, because another volume refers to it, counts here as well."""
-        sizes = more_bytes + sum(record.size_bytes for record in self.read_all())
+        made. Data that outlives its volume, because another volume refers to it, counts here as well. Caches may take
+        less together than one by one."""
+        records = self.read_all()
+        caches = min(_CACHES_BYTES, sum(record.size_bytes for record in records if record.is_cache))
+        sizes = more_bytes + caches + sum(record.size_bytes for record in records if not record.is_cache)
         with suppress(OSError):
             btrfs.limit_account(self.path, self.account(), max(sizes, 1 << 20))
 

@@ -164,19 +164,20 @@ class Volumes:
                 self._refuse_used(folder, record)
                 self._remove(folder, record)
 
-    def evict_caches(self, owner: str, keep_bytes: int) -> int:
-        """Remove caches of builds that no sandbox uses, the least recently used first, until the rest takes at most
-        `keep_bytes`. Return how many bytes were freed."""
+    def evict_caches(self, owner: str, keep_bytes: int, keep: int = 100) -> int:
+        """Remove caches of builds that no sandbox uses, the least recently used first, until there are at most `keep`
+        and they take at most `keep_bytes`. Return how many bytes were freed."""
         if not self._pool.exists():
             return 0
         with self._alone(owner) as folder:
             caches = [record for record in folder.read_all() if record.is_cache]
             used = {record.id: self.used_bytes(record) for record in caches}
-            total, freed = sum(used.values()), 0
+            total, freed, left = sum(used.values()), 0, len(caches)
             for record in sorted(caches, key=folder.used_at):
-                if total - freed > keep_bytes and not self.users(record):
+                if (total - freed > keep_bytes or left > keep) and not self.users(record):
                     self._remove(folder, record)
                     freed += used[record.id]
+                    left -= 1
             return freed
 
     def sweep(self) -> Sequence[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import signal
 import socket
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from atoll.archive.work import Work
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
 from atoll.images import Images, Progress, Recipe
+from atoll.images.archive_program import running
 from atoll.images.recipes import BUILT_IN, Recipes
 from needs import needs
 from unit.images.conftest import start, until
@@ -201,3 +204,13 @@ def test_recipes_are_kept_and_win_over_built_in_ones(tmp_path: Path) -> None:
     (tmp_path / "recipes/bad.json").write_text("{}")
     with pytest.raises(SpecError, match=r"bad\.json"):
         recipes.all()
+
+
+@needs("root", "mount", "unshare")
+def test_what_a_program_mounts_is_not_mounted_here(tmp_path: Path) -> None:
+    """A killed program would leave it behind, and the removal of its tree would reach what is mounted there."""
+    script = 'mount -t tmpfs none "$1" && touch "$1/inside" && echo mounted && exec sleep 100'
+    with running(["sh", "-c", script, "sh", str(tmp_path)], dict(os.environ), Work(), lambda _: None, "") as program:
+        assert program.read(8) == b"mounted\n"
+        assert not (tmp_path / "inside").exists()
+        assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()

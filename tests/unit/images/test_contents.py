@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.errors import ImageError
 from atoll.images import contents
 from atoll.images.contents import Contents, Package, read_contents
 
@@ -97,5 +98,5 @@ def test_a_tree_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(contents, "_MAX_ENTRIES", 20)
     for number in range(30):
         put(tmp_path, f"file-{number}", "")
-    with pytest.raises(contents.ImageError, match="too many"):
+    with pytest.raises(ImageError, match="too many"):
         read(tmp_path)

@@ -223,6 +223,8 @@ def test_caches_are_not_listed_and_the_oldest_go_first(volumes: Volumes, living:
     assert volumes.evict_caches("ann", 3 * _MIB) >= 2 * _MIB
     left = {record.name for record in volumes.list("ann", caches=True)}
     assert left == {names[0], names[3]}
+    volumes.evict_caches("ann", 1 << 30, keep=1)
+    assert {record.name for record in volumes.list("ann", caches=True)} == {names[0]}
 
 
 def test_of_many_who_make_the_same_volume_at_once_all_get_it(volumes: Volumes) -> None:

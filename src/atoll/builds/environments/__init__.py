@@ -14,6 +14,8 @@ from atoll.images.recipes import suite_recipe
 from atoll.images.reference import ENVIRONMENTS
 
 NAMES = ENVIRONMENTS
+SUITE = "trixie"
+"""The Debian suite of all of them."""
 CONTEXT = Path(__file__).parent / "recipes"
 _DEBIAN = "debian:"
 _COPIED = re.compile(r"^COPY\s+(\S+)\s+\S+$", re.MULTILINE)

@@ -8,7 +8,7 @@ import os
 from atoll.archive.work import Progress, ProgressCallback
 from atoll.builds import Builder, BuildEvent, BuildRequest, OnBuildEvent
 from atoll.builds.environments import CONTEXT, NAMES, base, digest
-from atoll.builds.mirrors import VARIABLE, parse, supplied
+from atoll.builds.mirrors import VARIABLE, parse
 from atoll.engines import leases
 from atoll.errors import BuildError, ImageError
 from atoll.images import Image, Images, Kind
@@ -17,8 +17,6 @@ from atoll.model import Limits
 from atoll.model.network_policy import NetworkPolicy, NetworkRules, Rule
 from atoll.settings import Settings
 
-SUITE = "trixie"
-"""The Debian suite of the environments."""
 LIMITS = Limits(disk_bytes=12 << 30, pids=2048)
 _TIMEOUT_S = 7200.0
 _PUBLIC = NetworkRules(rules=(Rule(domain="*"),))
@@ -51,6 +49,7 @@ async def make(
 
 
 async def _built(images: Images, name: str, report: _Report, *, no_cache: bool) -> Image:
+    version = digest(name)
     settings = images.settings or dataclasses.replace(Settings.load(), data_dir=images.data_dir)
     choice = parse(os.environ.get(VARIABLE, ""))
     policy: NetworkPolicy = _PUBLIC if choice is False else "none"
@@ -61,10 +60,10 @@ async def _built(images: Images, name: str, report: _Report, *, no_cache: bool) 
             dockerfile=f"{name}.Dockerfile",
             no_cache=no_cache,
             network=policy,
+            use_mirrors=True if choice is None else choice,
             limits=LIMITS,
             timeout_s=_TIMEOUT_S,
         )
-        request = await supplied(request, True if choice is None else choice, suite=SUITE)
         built = (await Builder(lease.engine, images, settings).build(request, report)).image
     except BuildError as error:
         said = " ".join(error.output.split()[-40:])
@@ -74,7 +73,7 @@ async def _built(images: Images, name: str, report: _Report, *, no_cache: bool) 
         ) from error
     finally:
         leases.release(lease)
-    named = dataclasses.replace(built, reference=name, kind=Kind.ENVIRONMENT, source=digest(name), layers=())
+    named = dataclasses.replace(built, reference=name, kind=Kind.ENVIRONMENT, source=version, layers=())
     image = await images.work(lambda work: images.store.name(named, built.digest, work))
     await images.remove_of(built.reference, "")
     return image

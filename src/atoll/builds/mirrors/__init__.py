@@ -7,16 +7,12 @@ while a RUN runs: nothing of it is in a layer, in a label, in the key of a step 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll import workers
 from atoll.builds.mirrors import apt, certificates, npm, pip
 from atoll.builds.mirrors.endpoint import Endpoint, Found, rules_for
-from atoll.builds.request import BuildRequest
 from atoll.errors import SpecError
 from atoll.model.addresses import name_of_words
 from atoll.model.network_policy import Rule
@@ -26,7 +22,6 @@ Choice = bool | tuple[str, ...]
 """Whether builds use the configuration of this machine, or only what it says of these hosts."""
 _WORDS = {"": None, "1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False}
 _WORDS["off"] = False
-_PREFIX = "atoll-mirror-"
 _ANY = Rule(domain="*")
 
 
@@ -68,16 +63,6 @@ class Mirrors:
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
-
-
-async def supplied(request: BuildRequest, choice: Choice, *, suite: str = "") -> BuildRequest:
-    """Return a request whose RUN steps get the configuration of this machine. Its credentials count as secrets of the
-    build, so that no output shows them."""
-    if choice is False:
-        return request
-    found = await workers.run(workers.ENGINE, functools.partial(Mirrors.of_machine, choice, suite=suite))
-    secrets = {f"{_PREFIX}{number}": secret.encode() for number, secret in enumerate(found.secrets)}
-    return dataclasses.replace(request, mirrors=found, secrets={**request.secrets, **secrets})
 
 
 def parse(text: str) -> Choice | None:

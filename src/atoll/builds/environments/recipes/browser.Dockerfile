@@ -16,7 +16,10 @@ RUN export DEBIAN_FRONTEND=noninteractive \
 COPY chromium-flags /etc/chromium.d/atoll
 RUN rm /etc/chromium.d/dev-shm \
     && useradd --create-home --uid 1000 --shell /bin/bash user \
-    && mkdir /workspace && chown -R user:user /home/user /workspace
+    && mkdir /workspace && chown -R user:user /home/user /workspace \
+    && ln -s /run/atoll/sudo /usr/bin/sudo
+
+LABEL atoll.sudo=true
 
 WORKDIR /workspace
 CMD ["bash"]

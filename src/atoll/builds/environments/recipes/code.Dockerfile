@@ -33,7 +33,10 @@ RUN pip install --no-cache-dir -q --progress-bar off --no-deps --target /opt/nod
 
 RUN useradd --create-home --uid 1000 --shell /bin/bash user \
     && printf 'prefix=/home/user/.npm\ncache=/home/user/.cache/npm\n' > /home/user/.npmrc \
-    && mkdir /workspace && chown -R user:user /home/user /workspace
+    && mkdir /workspace && chown -R user:user /home/user /workspace \
+    && ln -s /run/atoll/sudo /usr/bin/sudo
+
+LABEL atoll.sudo=true
 
 WORKDIR /workspace
 CMD ["bash"]
