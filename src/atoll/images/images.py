@@ -239,7 +239,11 @@ class Images:
             return await self._run(send, progress)
 
     async def gc(self) -> Collected:
-        return await self._run(self.store.gc)
+        def collect(work: Work) -> Collected:
+            self._blobs.sweep()
+            return self.store.gc(work)
+
+        return await self._run(collect)
 
     async def lease(self, sandbox_id: str, digest: str) -> tuple[Path, ...]:
         """Prevent the removal of an image while a sandbox uses it. Returns its layers, topmost first."""
@@ -271,9 +275,9 @@ class Images:
 
     def _meaning(self, reference: str) -> Reference:
         """Parse a reference. `debian:12` and the like mean an image of that name which is here, else the suite that is
-        built here."""
+        built here. The name of a recipe means the recipe."""
         suite = debian_suite(reference)
-        if not suite:
+        if not suite or reference in self.recipes.all():
             return self.parse(reference)
         named = parse_name(reference)
         return named if self._find(str(named)) is not None else Reference(Kind.DEBIAN, suite)

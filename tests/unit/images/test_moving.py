@@ -204,6 +204,11 @@ async def test_what_cannot_be_loaded_leaves_nothing(
     assert [path for path in images.store.directory.glob("*/*") if path.parent.name != "blobs"] == []
 
 
+def test_the_name_of_a_recipe_means_the_recipe(images: Images) -> None:
+    with pytest.raises(ImageNotFoundError, match="recipe:debian"):
+        asyncio.run(images.get("debian"))
+
+
 async def test_a_loaded_debian_goes_before_the_recipe(images: Images, tmp_path: Path) -> None:
     (tmp_path / "mine.tar").write_bytes(docker_archive("debian:bookworm-slim", ROOT))
     loaded = await images.load(tmp_path / "mine.tar")
