@@ -190,6 +190,7 @@ def test_a_deep_stack_is_flattened_and_stays_what_it_was(images: Images) -> None
     store = images.store
     image = expected = add(store, "base", base)
     changes: list[Fill] = [
+        writing("fresh/a"), writing("fresh/b"), removing("fresh/a"),
         writing("new/a"), writing("keep/one", "1"), removing("gone"), writing("gone/other"), removing("new"),
         removing("keep"), writing("keep"), removing("keep"), writing("keep/three"),
     ]  # fmt: skip
