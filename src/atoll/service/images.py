@@ -76,7 +76,7 @@ class ImageService:
         mine = await self._sandboxes(caller)
         there = {_place_of(each.image) for each in found}
         infos = [self._info(each, mine) for each in found]
-        waiting = [*self._pulling, *self._failed]
+        waiting = dict.fromkeys([*self._pulling, *self._failed])
         return infos + [
             self._without_files(place) for place in waiting if place not in there and _may_see(caller, place[0])
         ]
@@ -124,7 +124,7 @@ class ImageService:
             access = self._specs.access(caller, wanted.registry_login)
             with pulling_with(access):
                 task = self._pulling[place] = asyncio.create_task(self._pull(place), name=f"pull {place[1]}")
-            task.add_done_callback(lambda _: self._pulling.pop(place, None))
+            task.add_done_callback(lambda done: self._forget(place, done))
         return self._without_files(place)
 
     async def delete(self, caller: Caller, name: str, owner: str | None = None) -> None:
@@ -184,6 +184,10 @@ class ImageService:
                 self._failed.popitem(last=False)
         finally:
             self._progress.pop(place, None)
+
+    def _forget(self, place: _Place, done: asyncio.Task[None]) -> None:
+        if self._pulling.get(place) is done:
+            del self._pulling[place]
 
     def _named(self, caller: Caller, name: str, owner: str | None) -> _Place:
         """Return the place of an image: the owner's if an administrator names one, else the caller's."""
