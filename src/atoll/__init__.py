@@ -57,6 +57,7 @@ EXPORTS = {
     "Image": "atoll._sync_image",
     "ImageBuildNotFoundError": "atoll.errors",
     "ImageConfig": "atoll.images",
+    "ImageDefaults": "atoll.model",
     "ImageError": "atoll.errors",
     "ImageNotFoundError": "atoll.errors",
     "ImageUnreachableError": "atoll.errors",

@@ -5,10 +5,9 @@ Archives and registries are not trusted. `Images` is the entry point; engines us
 
 from atoll.archive.archive_limits import ImageLimits
 from atoll.archive.work import Progress, ProgressCallback
-from atoll.images.image import Collected, Image
+from atoll.images.image import Collected, Image, Pushed
 from atoll.images.images import Images
 from atoll.images.oci_documents import ImageConfig
-from atoll.images.push import Pushed
 from atoll.images.recipes import Recipe
 from atoll.images.reference import Kind, Reference, parse
 from atoll.images.usage import ImageUsage, Pruned

@@ -58,6 +58,17 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
+class Pushed:
+    """What was pushed."""
+
+    reference: str
+    digest: str
+    """The digest of the manifest: the image can be pulled as `NAME@DIGEST`."""
+    sent_bytes: int
+    """The size of the layers and documents that the registry did not have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """An image that is being made. Its directories are removed at the end, except for a committed `rootfs`."""
 

@@ -18,16 +18,14 @@ from atoll.archive.tree import Measure
 from atoll.archive.work import Progress, ProgressCallback, Work, WorkCancelledError
 from atoll.cancellation import finish, finish_or_stop
 from atoll.errors import ImageError, ImageNotFoundError, SpecError
-from atoll.images import access, environments, oci_archive, tree_view, usage
+from atoll.images import access, environments, tree_view, usage
 from atoll.images.blobs import BLOB_CACHE_BYTES, Blobs
-from atoll.images.image import HOST, Collected, Image
+from atoll.images.image import HOST, Collected, Image, Pushed
 from atoll.images.image_store import Store
 from atoll.images.layer_roots import LayerInfo
 from atoll.images.mirrors import parse_mirrors
-from atoll.images.push import Push, Pushed
 from atoll.images.recipes import Recipe, Recipes
 from atoll.images.reference import Kind, Reference, debian_suite, parse, parse_name
-from atoll.images.registry_client import RegistryClient
 from atoll.images.usage import ImageUsage, Pruned
 from atoll.settings import Settings
 from atoll.tracing import span
@@ -196,6 +194,8 @@ class Images:
     ) -> int:
         """Write an image to an archive that `docker load`, skopeo and `load` read, and return its size. The archive
         calls the image `name`, by default as it is called here."""
+        from atoll.images import oci_archive
+
         parsed = self._stored(reference)
         image = await self.get(str(parsed))
         called = oci_archive.docker_name(parse_name(name) if name else self.parse(image.reference))
@@ -216,6 +216,10 @@ class Images:
 
     async def push(self, reference: str, target: str = "", progress: ProgressCallback | None = None) -> Pushed:
         """Send an image to a registry, under its own name or as `target`. Layers that the registry has are not sent."""
+        from atoll.images import oci_archive
+        from atoll.images.push import Push
+        from atoll.images.registry_client import RegistryClient
+
         parsed = self._stored(reference)
         image = await self.get(str(parsed))
         to = parse_name(target) if target else parsed

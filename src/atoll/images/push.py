@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from atoll.archive.work import Work
 from atoll.errors import ImageError
+from atoll.images.image import Pushed
 from atoll.images.oci_archive import MANIFEST_TYPE, PackedImage
 from atoll.images.oci_documents import digest_of
 from atoll.images.registry_client import TEMPORARY, TRIES, RegistryClient
@@ -27,17 +28,6 @@ from atoll.images.transport import Body
 PART_BYTES = 16 << 20
 _RANGE = re.compile(r"^0-([0-9]{1,20})\Z")
 _BINARY = {"Content-Type": "application/octet-stream"}
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """What was pushed."""
-
-    reference: str
-    digest: str
-    """The digest of the manifest: the image can be pulled as `NAME@DIGEST`."""
-    sent_bytes: int
-    """The size of the layers and documents that the registry did not have."""
 
 
 class _Part(io.RawIOBase):

@@ -22,9 +22,13 @@ class ImageDefaults(BaseModel):
     digest: str = ""
     """The digest of the image's files. Empty for the image `host`, and where an engine does not know it."""
     user: str = ""
+    """The user of the image's commands. Empty: root."""
     work_dir: str = ""
+    """The directory where the image's commands start."""
     entrypoint: tuple[str, ...] = ()
+    """The program that the image runs, with its first arguments."""
     cmd: tuple[str, ...] = ()
+    """Its further arguments or, without an entry point, the program and its arguments."""
     exposed_ports: tuple[str, ...] = ()
     """Such as `8000/tcp`. They are shown; nothing is exposed because of them."""
     labels: dict[str, str] = {}
