@@ -108,7 +108,9 @@ def test_a_terminal_of_its_own(host: Connection, sudo: str) -> None:
     """It has the size of the caller's, and Ctrl-C ends the command and not the caller's shell."""
     stream = host.start("t", "exec sh -i", flags=2, user="user", rows=33, cols=99)
     host.until(stream, b"$ ")
-    host.data(stream, f"{sudo} sh -c 'stty size; tty; sleep 1000; echo no'\n".encode())
+    # One program does all: a shell would go on if Ctrl-C came while the program before it was ending.
+    show = "import os, time; size = os.get_terminal_size(0); print(size.lines, size.columns, os.ttyname(0), flush=True)"
+    host.data(stream, f"{sudo} python3 -c '{show}; time.sleep(1000)'\n".encode())
     assert b"33 99" in host.until(stream, b"/dev/pts/")
     host.data(stream, b"\x03")
     host.until(stream, b"$ ")

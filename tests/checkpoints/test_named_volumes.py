@@ -95,6 +95,17 @@ def test_a_directory_has_a_slash_on_the_command_line(volumes: Settings, tmp_path
         assert (done.returncode, done.stdout) == (0, shown), done.stderr
 
 
+def test_the_example_of_start_commands_does_what_it_says(
+    volumes: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ATOLL_DATA_DIR", str(volumes.data_dir))
+    monkeypatch.setenv("ATOLL_RUN_DIR", str(volumes.run_dir))
+    runpy.run_path(str(Path(__file__).parents[2] / "examples/start_and_ready.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert said.startswith("it answers 200\nit was started again: StartState(name='web'")
+    assert "the disk is missing" in said
+
+
 def test_the_example_does_what_it_says(
     volumes: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,19 @@ async def test_the_least_recently_used_steps_are_removed_first(native: LinuxEngi
     assert [await native.has_step(found) for found in steps] == [False, True, False]
 
 
+async def test_a_flood_of_new_steps_is_removed_although_they_are_new(
+    native: LinuxEngine, sandbox_on: MakeSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_image(native.layout.images)
+    command = "dd if=/dev/zero of=/big bs=1000000 count=3 2>/dev/null; echo $RANDOM >>/big"
+    steps = [await step(native, sandbox_on, "small", command) for _ in range(3)]
+    allowed = replace(native.layout.settings, step_cache_bytes=3_500_000)
+    monkeypatch.setattr(native.layout, "settings", allowed)
+    assert await native.prune_steps(None, unused_s=3600.0) > 0  # beyond twice what is allowed, their age does not count
+    assert [await native.has_step(found) for found in steps].count(True) == 2
+    assert await native.prune_steps(None, unused_s=3600.0) == 0
+
+
 @pytest.mark.parametrize("image", ["step:" + "0" * 64, "step:x"])
 def test_users_cannot_name_a_step(image: str) -> None:
     for refused in (lambda: parse(image), lambda: spec_of({"image": image}), lambda: SandboxSettings(image=image)):
@@ -259,6 +273,7 @@ async def test_where_states_cannot_be_saved_the_error_says_what_is_needed(settin
 
 _KILLED = """
 import asyncio, os, signal, sys
+from dataclasses import replace
 from pathlib import Path
 from atoll.engines.linux.native_engine import NativeEngine
 from atoll.engines.linux.states import saved_state, steps

@@ -24,8 +24,11 @@ CHECKED = frozenset({"toml", "json", "text", "tree"})
 """Languages of blocks that nothing can run. `tree` is the map in ARCHITECTURE.md, which `make check` compares."""
 REASONS = {
     "needs the internet": r"\bpip3? |https?://(?!127\.0\.0\.1)|image pull",
-    "needs a registry": r"python:3|image pull",
+    "needs a registry": r"python:3|image (pull|push|load|ls|rm|prune|inspect)",
     "needs a Debian mirror": r"image build|atoll build",
+    "needs mirrors of Debian, PyPI and npm": r"computer|manus",
+    "needs a server and a context": r"context\.tar",
+    "starts a Docker engine": r"builds\.record",
     "runs until it is stopped": r"atoll serve",
     "sets up a machine": r"\bmake (setup|run|demo)\b",
     "runs tests": r"\bmake (test|test-slow|check)\b",

@@ -31,7 +31,7 @@ from atoll.settings import Settings
         ({"volumes": ["/a:/b:rx"]}, "is not a volume"),
         ({"volumes": ["/a:/b:ro:x"]}, "is not a volume"),
         ({"volumes": [":/b"]}, "is not a volume"),
-        ({"volumes": ["relative:/b"]}, "must be an absolute path"),
+        ({"volumes": ["./relative:/b"]}, "must be an absolute path"),
         ({"volumes": {"/a": "relative"}}, "must be an absolute path"),
         ({"volumes": {"/a/../b": "/c"}}, "must be an absolute path"),
         ({"work_dir": "relative"}, "must be an absolute path"),

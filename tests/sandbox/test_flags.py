@@ -83,7 +83,7 @@ def test_flags_replace_what_a_file_says(atoll: Atoll, tmp_path: Path) -> None:
         (("run", "--memry", "1g", "--", "true"), "--memory"),
         (("rnu", "--", "true"), "'run'"),
         (("run", "--engine", "bubblerap", "--", "true"), "Did you mean 'bubblewrap'?"),
-        (("create", "--spec", "s", "--memory", "1g", "--disk", "2g"), "--spec and --memory, --disk exclude each other"),
+        (("create", "--spec", "s", "--memory", "1g", "--disk", "2g"), "there is no spec 's'"),
         (("shell", "some-id", "--name", "x"), "an existing sandbox and --name exclude each other"),
         (("create", "--label", "nonsense"), "'nonsense' is not a label"),
         (("exec", "nobody", "-e", "nonsense", "--", "true"), "'nonsense' is not a variable"),

@@ -46,8 +46,6 @@ from atoll.settings import Settings
 from atoll.tracing import traced
 from atoll.waiting import Deadline
 
-CACHE_KEEP_BYTES = 50 << 30
-"""How much all steps may use before the least recently used are removed."""
 _RECENT_S = 3600.0
 """Steps that were used within this time stay: a build that runs may need them."""
 _MAX_DOCKERFILE = 4 << 20
@@ -147,7 +145,7 @@ class Builder:
 
     async def _prune(self, able: Building, plans: list[StagePlan], owner: str) -> None:
         """Remove the steps and caches that were used longest ago, if there are too many."""
-        await able.prune_steps(CACHE_KEEP_BYTES, unused_s=_RECENT_S)
+        await able.prune_steps(None, unused_s=_RECENT_S)
         actions = [step.action for plan in plans for step in plan.steps]
         if any(isinstance(action, RunCommand) and needs_volumes(action) for action in actions):
             await workers.run(workers.ENGINE, volumes_of(self._settings).evict_caches, owner, CACHE_BYTES)

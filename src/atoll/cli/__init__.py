@@ -70,11 +70,7 @@ COMMANDS = (
     ("network", "atoll.cli.network:app", "What sandboxes may reach, and what was refused."),
     ("spec", "atoll.cli.spec:app", "The server's catalogue of specs."),
     ("key", "atoll.cli.key:app", "API keys of a server."),
-    (
-        "build",
-        "atoll.cli.build:build",
-        "Build an image from a Dockerfile. Each step runs in a sandbox, and what is known already is not done again.",
-    ),
+    ("build", "atoll.cli.build:build", "Build an image from a Dockerfile."),
     ("image", "atoll.cli.image:app", "Root file systems that sandboxes start from."),
 )
 """The name of each command, where it is, and the first sentence of its help, in the order of `atoll --help`."""

@@ -80,7 +80,7 @@ def save(
 
 @app.command()
 def load(
-    file: Annotated[Path, typer.Argument(help="An archive of an image.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="An archive of an image.")],
     name: Annotated[str, typer.Option(help="The name of the image; default: what the archive calls it.")] = "",
 ) -> None:
     """Make an image from an archive that `atoll image save`, `docker save` or skopeo wrote."""

@@ -16,7 +16,6 @@ import typer
 from atoll.cli.network import read_policy
 from atoll.cli.ports import named_ports
 from atoll.errors import SpecError
-from atoll.model.spelling import NONE
 
 if TYPE_CHECKING:
     from atoll.sandbox.sandbox import AsyncSandbox
@@ -241,14 +240,15 @@ def with_sandbox_flags(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def make_sandbox(wanted: SandboxFlags, described: Mapping[str, Any] = NONE) -> AsyncSandbox:
+def make_sandbox(wanted: SandboxFlags, described: Mapping[str, Any] | None = None) -> AsyncSandbox:
     """Return the sandbox that the flags and options describe, which does not exist yet. Flags come first. Raises
     SpecError."""
     from atoll.sandbox.sandbox import AsyncSandbox
 
     given, engine = wanted.given(), wanted.engine or "auto"
+    described = dict(described or {})
     if wanted.file is not None:
-        described = {**described, **read_spec_file(wanted.file)}
+        described |= read_spec_file(wanted.file)
     if not described:
         return AsyncSandbox(engine=engine, **given)
     ports = given.pop("ports", None)

@@ -30,7 +30,6 @@ from atoll.cli.target import (
     show,
 )
 from atoll.errors import EngineUnavailableError
-from atoll.model.named_specs import options_of
 
 if TYPE_CHECKING:
     from atoll.model import ListedSandbox
@@ -60,6 +59,8 @@ _BESIDE_SPEC = ("env", "lifetime", "name", "task_id", "labels", "ports")
 
 
 async def _create(wanted: SandboxFlags, spec: str | None) -> str:
+    from atoll.model.named_specs import options_of
+
     sandbox = make_sandbox(wanted, {} if spec is None else options_of(spec))
     await fetch_image(sandbox)
     await sandbox.create()

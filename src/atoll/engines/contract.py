@@ -248,9 +248,10 @@ class Building(Protocol):
         """Provide a descriptor of the files of a step, merged with those of its image, for reading. Nothing in it leads
         out of it if it is read with `atoll.archive.root`. Entering blocks."""
 
-    async def prune_steps(self, keep_bytes: int = 0, *, unused_s: float = 0.0) -> int:
-        """Remove the least recently used steps until the rest takes at most `keep_bytes`. Steps that sandboxes use, and
-        those used within the last `unused_s` seconds, stay. Return how many bytes were freed."""
+    async def prune_steps(self, keep_bytes: int | None = 0, *, unused_s: float = 0.0) -> int:
+        """Remove the least recently used steps until the rest takes at most `keep_bytes` (None: what the
+        settings allow). Steps that sandboxes use stay, and those used within the last `unused_s` seconds, but with None
+        only as far as they take no more than twice that. Return how many bytes were freed."""
 
 
 @runtime_checkable

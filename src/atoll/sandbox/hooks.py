@@ -6,6 +6,7 @@ the program if there is one, so the host never opens a path of the sandbox.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from atoll.engines.contract import SetsUp
@@ -57,6 +58,8 @@ async def run_hook(access: SandboxAccess, hook: Hook) -> None:
     try:
         done = await access.guest.processes.run(request, limit_bytes=_KEPT_BYTES)
     except FileNotFoundError:
+        # Until its next turn the event loop holds the error, and so the frames and objects of all callers.
+        await asyncio.sleep(0)
         return
     except AgentUnreachableError:
         await access.explain()  # raises the reason if the sandbox has ended

@@ -43,7 +43,7 @@ class BuildOperations:
         before = store.find(name, owner)
         return allowance.current(store).keep_within(self._steps.commit(key, name, config, owner, work), before, work)
 
-    async def prune_steps(self, keep_bytes: int = 0, *, unused_s: float = 0.0) -> int:
+    async def prune_steps(self, keep_bytes: int | None = 0, *, unused_s: float = 0.0) -> int:
         if not self.layout.layers.can_save:
             return 0
         return await finish(workers.run(workers.ENGINE, self._steps.prune, keep_bytes, unused_s))

@@ -126,13 +126,16 @@ class Steps:
                 os.close(fd)
             return store.commit(draft, image.with_notes(tuple(done.notes)), work, below=below)
 
-    def prune(self, keep_bytes: int, unused_s: float) -> int:
+    def prune(self, keep_bytes: int | None, unused_s: float) -> int:
+        # A flood of new steps must not fill the disk just because they are new.
+        most = float("inf") if keep_bytes is not None else 2 * self.most_bytes()
+        keep_bytes = self.most_bytes() if keep_bytes is None else keep_bytes
         found = sorted(self._links(), key=lambda link: link.used_at)
         total, count, freed, now = sum(link.saved.own_bytes for link in found), len(found), 0, time.time()
         for link in found:
             if total <= keep_bytes and count <= MAX_STEPS:
                 break
-            recent = unused_s > 0 and now - link.used_at < unused_s
+            recent = unused_s > 0 and now - link.used_at < unused_s and total <= most
             if recent or self.storage.steps.is_used(link.saved.id):
                 continue
             link.path.unlink(missing_ok=True)
@@ -163,7 +166,7 @@ class Steps:
             if records.forget(saved_id):
                 self.storage.remove(saved_id)
                 removed.append(f"incomplete step {saved_id}")
-        if freed := self.prune(self.most_bytes(), _RECENT_S):
+        if freed := self.prune(None, _RECENT_S):
             removed.append(f"steps of builds with {freed:,} bytes")
         return removed
 
