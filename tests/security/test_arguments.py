@@ -59,7 +59,7 @@ async def test_b05_b06_a_command_never_stands_outside(target: Target) -> None:
                 assert below_root, name
 
 
-@pytest.mark.parametrize("path", ["/proc/self/fd/7", "/proc/1/root", "/dev/fd/3", "/sys", "/", "x", "/a/../..", "/\0"])
+@pytest.mark.parametrize("path", ["/proc/self/fd/7", "/proc/1/root", "/dev/fd/3", "/sys", "x", "/a/../..", "/\0"])
 def test_b05_no_sandbox_works_in_the_kernels_directories(path: str) -> None:
     with pytest.raises(SpecError):
         SandboxSpec.of(work_dir=path)

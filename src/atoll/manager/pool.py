@@ -19,7 +19,7 @@ from atoll.engines.enforcement import LATER
 from atoll.errors import SandboxError, SpecError
 from atoll.manager.context import ManagerContext, Operations
 from atoll.manager.members import Member
-from atoll.manager.record import Event, fingerprint
+from atoll.manager.record import Event, fingerprint, spec_body
 from atoll.manager.request import Request
 from atoll.model import Cause, SandboxSpec, State
 
@@ -65,14 +65,19 @@ class PoolSettings:
 
     @property
     def key(self) -> str:
-        return fingerprint(*base(self.spec), self.engine or "")
+        body = spec_body(_without_what_a_claim_changes(self.spec))
+        return fingerprint(body, base(self.spec)[1], self.engine or "")
 
 
 def base(spec: SandboxSpec) -> tuple[str, str]:
     """Return the parts of a spec that a claim cannot change, and its variables, to which a claim can only add."""
-    limits = spec.limits.model_copy(update={"lifetime_s": None})
-    plain = spec.model_copy(update={"labels": {}, "env": {}, "limits": limits})
+    plain = _without_what_a_claim_changes(spec)
     return plain.model_dump_json(exclude={"account"}), repr(sorted(spec.env.items()))
+
+
+def _without_what_a_claim_changes(spec: SandboxSpec) -> SandboxSpec:
+    limits = spec.limits.model_copy(update={"lifetime_s": None})
+    return spec.model_copy(update={"labels": {}, "env": {}, "limits": limits})
 
 
 class PoolSize:

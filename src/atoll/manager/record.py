@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from atoll.engines import registry
 from atoll.model import Cause, Handle, SandboxSpec, State
+from atoll.model.spec import unnamed
 from atoll.printable import printable
 
 _MAX_REASON = 2_000
+_NEWER = ("start", "ready", "sudo", "user")
+"""Fields of a spec that earlier versions did not have, and that are None where they are not used."""
 _MAX_SHOWN = 300
 
 
@@ -160,6 +163,15 @@ class Event:
     `SandboxManager.report`."""
     data: str = ""
     """The data of a report, as JSON."""
+
+
+def spec_body(spec: SandboxSpec, unused: Iterable[str] = ()) -> str:
+    """Return the JSON of a spec for a fingerprint, as earlier versions wrote it: without newer fields that are not
+    used, and with the default work directory. `unused` are further fields to leave out."""
+    left_out = {"account", *unused} | {newer for newer in _NEWER if getattr(spec, newer) is None}
+    limits: dict[str, Any] = {"limits": {"shm_bytes"}} if spec.limits.shm_bytes is None else {}
+    written = spec.model_copy(update={"work_dir": spec.directory})
+    return written.model_dump_json(exclude={**dict.fromkeys(left_out, True), **limits, **unnamed(spec)})
 
 
 def fingerprint(*parts: object) -> str:

@@ -9,9 +9,9 @@ from typing import Any, Protocol, Unpack, runtime_checkable
 from atoll.engines import registry
 from atoll.errors import SpecError
 from atoll.manager.context import ManagerContext
-from atoll.manager.record import OnIdle, Operation, Record, fingerprint
+from atoll.manager.record import OnIdle, Operation, Record, fingerprint, spec_body
 from atoll.model import MANAGER_LABEL, NAME_LABEL, OWN_LABELS, SandboxSpec
-from atoll.model.spec import OWNER_LABEL, unnamed
+from atoll.model.spec import OWNER_LABEL
 from atoll.model.spelling import renamed
 from atoll.sandbox.options import SpecOptions, checked_name, spec_of, volumes_of
 from atoll.sandbox.sandbox_access import new_sandbox_id
@@ -109,12 +109,7 @@ class Request:
                 *(self.name, self.owner, self.lifetime_s, self.timeout_s, engine, self.origin),
                 *((self.idle_timeout_s, self.on_idle) if self.idle_timeout_s or self.on_idle else ()),
             )
-            # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
-            unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
-            unused |= {newer for newer in ("start", "ready", "sudo") if getattr(self.spec, newer) is None}
-            body = self.spec.model_dump_json(
-                exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)}
-            )
+            body = spec_body(self.spec, () if self.spec.setup else ("setup", "setup_timeout_s"))
             object.__setattr__(self, "fingerprint", fingerprint(body, *others))
 
     @classmethod
