@@ -19,7 +19,7 @@ BRIDGED = groups(
     "life_cycle", "exec", "background", "shells", "terminals", "files", "copied_trees", "port_connections", "adoption"
 )
 """What goes through the stream. The rest is the same whichever way the stream takes."""
-BUSYBOX = groups("life_cycle", "exec", "shells", "adoption")
+BUSYBOX = groups("exec", "shells")
 """What may need glibc or bash. The rest is the same whatever the image has, and left to `make test-all`."""
 
 
