@@ -111,7 +111,7 @@ class Request:
             )
             # Newer fields are left out if unused, so that the fingerprint equals that of an older version.
             unused = set() if self.spec.setup else {"setup", "setup_timeout_s"}
-            unused |= {newer for newer in ("start", "ready", "sudo") if getattr(self.spec, newer) is None}
+            unused |= {newer for newer in ("start", "ready", "sudo", "prewarm") if getattr(self.spec, newer) is None}
             body = self.spec.model_dump_json(
                 exclude={"account": True, **dict.fromkeys(unused, True), **unnamed(self.spec)}
             )
