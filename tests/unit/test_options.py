@@ -45,6 +45,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     ),
     "ready": ("8080/health", "8080/health"),
     "sudo": (True, True),
+    "prewarm": ("memory", "memory"),
     "undo": (True, True),
     "name": ("web", "web"),
     "task_id": ("t-1", "t-1"),

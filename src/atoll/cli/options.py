@@ -129,6 +129,10 @@ class SandboxFlags:
     sudo: Annotated[
         bool | None, typer.Option("--sudo/--no-sudo", help="Let the account `user` inside become root by sudo.")
     ] = None
+    prewarm: Annotated[
+        str | None,
+        typer.Option("--prewarm", metavar="memory", help="Keep the memory of a ready sandbox for the next ones."),
+    ] = None
     undo: Annotated[
         bool, typer.Option("--undo", help="Save the state before each command, so that `atoll undo` can go back.")
     ] = False
@@ -168,7 +172,7 @@ class SandboxFlags:
 
 _PLAIN = (
     *("image", "isolation", "memory", "cpus", "pids", "disk", "inodes", "open_files", "shm", "work_dir", "hostname"),
-    *("user", "lifetime", "setup_timeout", "undo", "name", "task_id"),
+    *("user", "lifetime", "setup_timeout", "prewarm", "undo", "name", "task_id"),
 )
 """The flags whose values are those of the options."""
 

@@ -107,3 +107,19 @@ class Checkpointing(Protocol):
         unpacks to more than `most_bytes`, ImageNotFoundError if the image it is based on is not on this machine, and
         ConflictError if there is a snapshot of that name.
         """
+
+
+@runtime_checkable
+class Prewarming(Protocol):
+    """An engine that can keep the memory of a ready sandbox for the next sandboxes of its spec, where the spec says
+    `prewarm`. It looks for that memory when it creates a sandbox; `Handle.is_prewarmed` says that it found some."""
+
+    async def keep_ready(self, handle: Handle) -> None:
+        """Keep the memory and the files of a sandbox that has just become ready, and that nobody has used yet.
+
+        Does nothing if such a state is kept already, or if another one is being saved. Raises the errors of
+        `checkpoint` with `memory`.
+        """
+
+    async def distrust_ready(self, handle: Handle) -> None:
+        """Keep no longer the state that this sandbox started from, because it is of no use. May be repeated."""

@@ -72,11 +72,22 @@ def refuse_unchangeable(engine: str, changeable: frozenset[str], limits: Limits)
 
 
 def refuse_unsupported(
-    engine: str, capabilities: frozenset[Capability], spec: SandboxSpec, why: Mapping[Capability, str] | None = None
+    engine: str,
+    capabilities: frozenset[Capability],
+    spec: SandboxSpec,
+    why: Mapping[Capability, str] | None = None,
+    *,
+    saves_memory: bool = False,
 ) -> None:
     """Raise UnsupportedError if the spec needs a control that is not among the capabilities. `why` gives the reasons
-    for missing capabilities, as far as they are known."""
+    for missing capabilities, as far as they are known. `saves_memory`: the engine can save the memory of the sandbox.
+    """
     limits = spec.limits
+    if spec.prewarm is not None and not saves_memory:
+        raise UnsupportedError(
+            f"engine '{engine}' cannot save the memory of this sandbox, which 'prewarm' needs",
+            hint="Use isolation='gvisor', which the engine 'oci' has, or leave 'prewarm' out.",
+        )
     asked = {
         Capability.MEMORY: limits.memory_bytes,
         Capability.CPUS: limits.cpus,
@@ -87,7 +98,7 @@ def refuse_unsupported(
         Capability.SHM: limits.shm_bytes,
         Capability.VOLUMES: [volume for volume in spec.volumes if volume.host] or None,
         Capability.NAMED_VOLUMES: spec.named_volumes or None,
-        Capability.CHECKPOINTS: spec.undo,
+        Capability.CHECKPOINTS: spec.undo or spec.prewarm,
         Capability.USERS: default_user(spec),
         Capability.NETWORK: None if spec.network == "none" else spec.network,
     }

@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from atoll.errors import AgentUnreachableError
@@ -51,10 +51,12 @@ class Guest:
         connect_timeout_s: float = 30.0,
         diagnose: Diagnose | None = None,
         user: Callable[[], str | None] = lambda: None,
+        variables: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`diagnose` raises the reason why the sandbox cannot answer, if there is one. `user` returns the user that
-        processes run as if they name none."""
+        processes run as if they name none, and `variables` those that they have besides the agent's."""
         self.default_user = user
+        self.variables = variables
         self.processes = Processes(self)
         self.files = Files(self, work_dir)
         self.ports = Ports(self)

@@ -104,13 +104,15 @@ class Processes:
         If the connection is lost, the process continues; repeating the call with the same id returns its result.
         """
         with span("agent.exec", command_id=_shown(request)) as current:
-            done = await self._run(_continuing(self._by_default_user(request)), limit_bytes, on_output, stdin)
+            done = await self._run(_continuing(self._by_default(request)), limit_bytes, on_output, stdin)
             current.set(cause=done.exit.cause)
             if done.exit.exit_code is not None:
                 current.set(exit_code=done.exit.exit_code)
             return done
 
-    def _by_default_user(self, request: StartRequest) -> StartRequest:
+    def _by_default(self, request: StartRequest) -> StartRequest:
+        if variables := self._guest.variables():
+            request = dataclasses.replace(request, env={**variables, **request.env})
         user = None if request.user is not None else self._guest.default_user()
         return request if user is None else dataclasses.replace(request, user=user)
 
@@ -144,7 +146,7 @@ class Processes:
         A program that cannot be executed ends with exit code 127 or 126.
         """
         with span("agent.start", command_id=_shown(request)):
-            return await self._start(_continuing(self._by_default_user(request)))
+            return await self._start(_continuing(self._by_default(request)))
 
     async def _start(self, request: StartRequest) -> FollowedProcess:
         connection = await self._guest.connection()

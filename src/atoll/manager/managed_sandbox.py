@@ -28,7 +28,7 @@ from atoll.manager.usage import (
 from atoll.model import Capability, Handle, SandboxDetails, SandboxSpec, StartCommand
 from atoll.model.checkpoint import Checkpoint
 from atoll.model.network_policy import NetworkPolicy, NetworkRules
-from atoll.sandbox import setup, start_up
+from atoll.sandbox import prewarm, setup, start_up
 from atoll.sandbox.command import DEFAULT_OUTPUT_BYTES, AsyncCommand
 from atoll.sandbox.hooks import Hook, begin, run_hook
 from atoll.sandbox.sandbox import DEFAULT_TIMEOUT_S, AsyncSandbox, lease_seconds
@@ -146,6 +146,15 @@ class ManagedSandbox(AsyncSandbox):
     async def start_up(self) -> None:
         """Start the sandbox's start commands and wait until it is ready. This is not a use. Raises StartError."""
         await self._start_up()
+
+    async def keep_ready(self) -> None:
+        """Keep the memory of the sandbox, which has just become ready, if its spec says so. This is not a use."""
+        await prewarm.keep(self.access)
+        await self.answer()  # it has no connection any more
+
+    async def distrust_ready(self, error: BaseException) -> None:
+        """Keep the memory that the sandbox started from no longer if it did not become ready because of this error."""
+        await prewarm.distrust(self.access, error)
 
     async def complete_start(self) -> None:
         """Start the start commands of a running sandbox if the manager that ended them died before it did. This is not

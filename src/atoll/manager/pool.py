@@ -1,7 +1,8 @@
 """Warm pools: sandboxes of one spec that are ready before they are requested.
 
 The engine makes every spare from scratch, never as a copy of another sandbox, so no user can find anything of another:
-no files, random numbers, keys or clock. A sandbox that was claimed never returns to its pool.
+no files, random numbers, keys or clock. If the spec says `prewarm`, spares have the memory of the first of them, as it
+was before anybody used it. A sandbox that was claimed never returns to its pool.
 """
 
 from __future__ import annotations

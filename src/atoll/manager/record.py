@@ -16,7 +16,7 @@ from atoll.model.spec import unnamed
 from atoll.printable import printable
 
 _MAX_REASON = 2_000
-_NEWER = ("start", "ready", "sudo", "user")
+_NEWER = ("start", "ready", "sudo", "prewarm", "user")
 """Fields of a spec that earlier versions did not have, and that are None where they are not used."""
 _MAX_SHOWN = 300
 

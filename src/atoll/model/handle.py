@@ -42,6 +42,11 @@ class Handle:
         """What the sandbox's image says about sandboxes made from it."""
         return image_defaults(self.details)
 
+    @property
+    def is_prewarmed(self) -> bool:
+        """Whether the sandbox started from the memory of one that was ready, so that everything runs already."""
+        return PREWARMED in self.details
+
     def limits(self) -> EffectiveLimits:
         """The limits that hold, whether they were asked for or are the engine's defaults."""
         return effective_limits(self.spec, self.details)
@@ -52,6 +57,8 @@ DEFAULTS, LEFT_OUT = "default_limits", "limits_left_out"
 ISOLATION = "isolation"
 """Key in the details of a handle: the isolation level that the sandbox has, whether or not its spec asked for one."""
 
+PREWARMED = "prewarmed"
+"""Key in the details of a handle: the saved state of a ready sandbox that the sandbox started from."""
 IMAGE = "image"
 """Key in the details of a handle: the `ImageDefaults` of the sandbox's image, in JSON."""
 

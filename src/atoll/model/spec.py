@@ -236,9 +236,18 @@ class SandboxSpec(BaseModel):
     sudo: bool | None = None
     """Whether the account `user` inside may become root by `sudo`. None: what the image says, and otherwise it may not.
     """
+    prewarm: Literal["memory"] | None = None
+    """Whether to keep the memory of the first sandbox of this spec once it is ready, so that the next ones start with
+    everything running. Needs `isolation="gvisor"`."""
     account: Annotated[str, Field(pattern=r"^[a-z0-9]{0,32}$")] = ""
     """Sandboxes of one account share its part of the machine. A manager gives each owner an account; an engine only
     compares accounts."""
+
+    @model_validator(mode="after")
+    def _prewarm_without_volumes(self) -> SandboxSpec:
+        if self.prewarm is not None and self.volumes:
+            raise ValueError("'prewarm' cannot be combined with volumes: what is in them may change after it was saved")
+        return self
 
     @property
     def directory(self) -> str:

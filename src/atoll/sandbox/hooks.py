@@ -27,9 +27,9 @@ _SHOWN = 200
 _FROM_STATES = ("snapshot:", "step:")
 
 
-def hook_of_new(image: str) -> Hook:
-    """Return the hook of a sandbox that was made from this image."""
-    return "forked" if image.startswith(_FROM_STATES) else "created"
+def hook_of_new(access: SandboxAccess) -> Hook:
+    """Return the hook of a sandbox that was just made."""
+    return "forked" if access.handle().is_prewarmed or access.spec.image.startswith(_FROM_STATES) else "created"
 
 
 async def begin(access: SandboxAccess, hook: Hook) -> None:

@@ -71,6 +71,9 @@ class SpecOptions(SandboxNames, total=False):
     or an object as of `ReadyCheck`."""
     sudo: bool | None
     """Whether the account `user` inside may become root by `sudo`."""
+    prewarm: str | None
+    """`memory` keeps the memory of the first sandbox of this spec that is ready, on gVisor, so that the next ones start
+    with everything running."""
     undo: bool | Undo | UndoRule | None
     """Whether, how often and before which commands to save the state, so that commands can be undone."""
     task_id: str | None

@@ -18,6 +18,7 @@ from atoll.model import NAME_LABEL, Observation, SandboxDetails, SandboxSpec, St
 from atoll.model.checkpoint import Checkpoint, Undo
 from atoll.model.network_policy import NetworkRules
 from atoll.sandbox import naming, start_up
+from atoll.sandbox import prewarm as prewarming
 from atoll.sandbox import setup as setup_commands
 from atoll.sandbox.class_methods import ClassMethods
 from atoll.sandbox.command_methods import CommandMethods
@@ -82,6 +83,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
         start: Sequence[object] | None = None,
         ready: object = None,
         sudo: bool | None = None,
+        prewarm: str | None = None,
         undo: bool | Undo | UndoRule = False,
         name: str | None = None,
         task_id: str | None = None,
@@ -120,6 +122,7 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             "start": start,
             "ready": ready,
             "sudo": sudo,
+            "prewarm": prewarm,
             "undo": None if isinstance(undo, Undo) and undo.risky is not None else undo or None,
             "name": name,
             "task_id": task_id,
@@ -177,10 +180,12 @@ class AsyncSandbox(CommandMethods, FileMethods, SavedStateMethods, NetworkMethod
             self.access.spec = self.spec.settled(handle.spec)
             await self.access.guest.connection()
             await self._expose_named()
-            await begin(self.access, hook_of_new(self.spec.image))
+            await begin(self.access, hook_of_new(self.access))
             await setup_commands.set_up(self.access)
             await self._start_up()
-        except BaseException:
+            await prewarming.keep(self.access)
+        except BaseException as error:
+            await finish(prewarming.distrust(self.access, error))
             await finish(self.cleanup())
             raise
         return self

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from atoll.engines import leases, registry
 from atoll.engines.checkpointing import Checkpointing
@@ -208,7 +208,13 @@ class SandboxAccess:
 
     def new_guest(self) -> Guest:
         # No work directory is passed: only the agent knows its real path.
-        return Guest(self.connect, diagnose=self.diagnose, user=lambda: default_user(self.spec))
+        return Guest(
+            self.connect, diagnose=self.diagnose, user=lambda: default_user(self.spec), variables=self._variables
+        )
+
+    def _variables(self) -> Mapping[str, str]:
+        """Return the variables that the agent has wrong, because its memory is that of an earlier sandbox."""
+        return {"ATOLL_SANDBOX_ID": self.sandbox_id} if self.handle().is_prewarmed else {}
 
     async def connect(self) -> ByteStream:
         """Open a new connection to the agent."""
@@ -235,6 +241,10 @@ class SandboxAccess:
 
     async def open_connections(self) -> list[str]:
         """Return the remote ends, as ADDRESS:PORT, of the sandbox's TCP connections to the outside."""
+        return await self.outside_connections()
+
+    async def outside_connections(self) -> list[str]:
+        """Return the same as `open_connections` for a sandbox that is not in use yet."""
         if self.spec.network == "none":
             return []
         from atoll.guest.socket_tables import MAX_TABLE_BYTES, TCP_TABLES, established
@@ -242,7 +252,7 @@ class SandboxAccess:
         found: list[str] = []
         for path in TCP_TABLES:
             with contextlib.suppress(OSError):
-                table = await self.files().read(path, length=MAX_TABLE_BYTES)
+                table = await self.guest.files.read(path, length=MAX_TABLE_BYTES)
                 found += established(table.decode(errors="replace"))
         return found
 

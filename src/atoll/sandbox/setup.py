@@ -29,10 +29,10 @@ def is_needed(spec: SandboxSpec) -> bool:
 
 
 async def set_up(access: SandboxAccess) -> None:
-    """Check the user of the spec and run its setup commands, unless the engine has done so. Raises SetupError, and
-    SpecError if there is no such user inside."""
+    """Check the user of the spec and run its setup commands, unless the engine has done so or they ran before the
+    memory was saved that the sandbox started from. Raises SetupError, and SpecError if there is no such user inside."""
     spec = access.spec
-    if not is_needed(spec) or isinstance(await access.engine(), SetsUp):
+    if not is_needed(spec) or access.handle().is_prewarmed or isinstance(await access.engine(), SetsUp):
         return
     await _check_user(access)
 

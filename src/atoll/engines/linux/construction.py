@@ -32,9 +32,15 @@ _UNDO_S = 30.0
 
 
 def first_record(
-    sandbox_id: str, spec: SandboxSpec, runtime: str, defaults: EffectiveLimits, source: SavedState | None
+    sandbox_id: str,
+    spec: SandboxSpec,
+    runtime: str,
+    defaults: EffectiveLimits,
+    source: SavedState | None,
+    ready_key: str = "",
 ) -> Record:
-    """Return the record of a sandbox that is about to be made. `source` is the saved state that it starts from."""
+    """Return the record of a sandbox that is about to be made. `source` is the saved state that it starts from, and
+    `ready_key` names the memory that may be kept of it once it is ready."""
     now, lifetime = time.time(), spec.limits.lifetime_s
     return Record(
         sandbox_id=sandbox_id,
@@ -53,6 +59,8 @@ def first_record(
         inherited_bytes=source.size_bytes if source is not None else 0,
         origin_bytes=source.size_bytes if source is not None else 0,
         memory=source.id if source is not None and source.memory and source.runtime == runtime else None,
+        ready_key=ready_key,
+        prewarmed=source is not None and source.kind == "ready",
     )
 
 

@@ -37,10 +37,12 @@ from atoll.engines.linux.launcher import Isolation, Launcher, Launchers
 from atoll.engines.linux.layout import SandboxLayout
 from atoll.engines.linux.linux_record import Record
 from atoll.engines.linux.observation import Observer
+from atoll.engines.linux.prewarm_operations import PrewarmOperations
 from atoll.engines.linux.resizing import Resizing
 from atoll.engines.linux.restoration import Restoration
 from atoll.engines.linux.standstill import Standstill
 from atoll.engines.linux.states.checkpoints import Checkpoints
+from atoll.engines.linux.states.ready_states import ReadyStates
 from atoll.engines.linux.states.saved_state import SavedState
 from atoll.engines.linux.states.snapshots import SNAPSHOT, Snapshots
 from atoll.engines.linux.states.state_storage import StateStorage
@@ -65,10 +67,10 @@ _DELETE_S = 30.0
 _PAUSE_S = 10.0
 
 
-class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
+class LinuxEngine(BuildOperations, PrewarmOperations, CheckpointOperations, VolumeOperations):
     """Implements `Engine`, `Pausable`, `NetworkPolicies`, `Resizable`, `ImageSource`, `LimitDefaults`, `Balancing`,
-    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Building`, `Checkpointing` and `NamedVolumes`. A subclass
-    adds a name and launchers."""
+    `LimitReporting`, `GarbageCollecting`, `IsolationLevels`, `Building`, `Checkpointing`, `Prewarming` and
+    `NamedVolumes`. A subclass adds a name and launchers."""
 
     name: str
     unsupported: Mapping[Capability, str] = MappingProxyType({})
@@ -82,6 +84,7 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
         self._checkpoints = Checkpoints(layout, storage)
         self._snapshots = Snapshots(layout, storage)
         self._steps = Steps(layout, storage)
+        self._ready = ReadyStates(layout, storage)
         self._teardown = Teardown(layout, storage, self._steps)
         self._construction = Construction(layout, self._checkpoints, self._teardown, self._has_users)
         self._standstill = Standstill(layout)
@@ -107,9 +110,15 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
         return EngineDescription(found, isolation, missing=self.unsupported, changeable_limits=can)
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> Handle:
-        return await self._create(sandbox_id, spec, None)
+        if spec.prewarm is None:
+            return await self._create(sandbox_id, spec, None)
+        launcher = self._launchers.choose(spec)
+        self._check(spec, launcher)
+        return await self._create_prewarmed(sandbox_id, spec, launcher)
 
-    async def _create(self, sandbox_id: str, spec: SandboxSpec, source: SavedState | None) -> Handle:
+    async def _create(
+        self, sandbox_id: str, spec: SandboxSpec, source: SavedState | None, ready_key: str = ""
+    ) -> Handle:
         launcher = self._launchers.choose(spec)
         self._check(spec, launcher)
         if source is None and spec.image.startswith(SNAPSHOT):
@@ -118,7 +127,7 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
             source = await workers.run(workers.ENGINE, self._steps.named, spec.image)
         if source is None and spec.image in ENVIRONMENTS:
             await self.layout.images.ensure(spec.image)  # a build takes longer than a creation may
-        record = first_record(sandbox_id, spec, launcher.name, self._defaults(spec), source)
+        record = first_record(sandbox_id, spec, launcher.name, self._defaults(spec), source, ready_key)
         record = await self._construction.make(record, launcher, source)
         self._watch(record)
         return self._handle(record)
@@ -127,7 +136,13 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
         """Raise UnsupportedError for a limit or feature that cannot be enforced, and EngineUnavailableError if the
         launcher cannot work."""
         title = self.name if launcher.name == self.name else f"{self.name}' with '{launcher.name}"
-        refuse_unsupported(title, self._capabilities(launcher.isolation), spec, self.unsupported)
+        refuse_unsupported(
+            title,
+            self._capabilities(launcher.isolation),
+            spec,
+            self.unsupported,
+            saves_memory=launcher.memory is not None,
+        )
         launcher.check()
 
     async def connect(self, handle: Handle) -> ByteStream:
@@ -269,10 +284,12 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
 
     def _check_changeable(self, record: Record, limits: Limits) -> None:
         """Raise UnsupportedError for limits that cannot be enforced for this sandbox, or not be changed."""
-        available = self._capabilities(self._launchers.named(record.runtime).isolation)
+        launcher = self._launchers.named(record.runtime)
+        available = self._capabilities(launcher.isolation)
         spec = record.spec.model_copy(update={"limits": limits})
         refuse_unchangeable(self.name, changeable_limits(available), limits)
-        refuse_unsupported(self.name, available, spec, self.unsupported)
+        can_save = launcher.memory is not None
+        refuse_unsupported(self.name, available, spec, self.unsupported, saves_memory=can_save)
 
     @property
     def images(self) -> Images:
@@ -292,6 +309,7 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
         """Remove what belongs to no sandbox, and sandboxes whose maker died before they ran. Return descriptions of
         what was removed."""
         removed = await finish(self._teardown.collect(Deadline.after(_DELETE_S)))
+        removed += await finish(workers.run(workers.ENGINE, self._ready.collect))
         if shared:
             removed += await finish(self._teardown.collect_shared())
         return removed
@@ -344,6 +362,7 @@ class LinuxEngine(BuildOperations, CheckpointOperations, VolumeOperations):
             **self._launchers.named(record.runtime).handle_details,
             **record.limit_details(),
             **record.image_details(),
+            **record.prewarm_details(),
         }
         return Handle(self.name, record.sandbox_id, record.spec, record.created_at, details)
 

@@ -21,7 +21,7 @@ from atoll.engines.host.sandbox_record import RECORD_FILE, RecordDirectory, Sand
 from atoll.errors import EngineError, SpecError
 from atoll.images import Image
 from atoll.model import EffectiveLimits, ImageDefaults, Limits, SandboxSpec
-from atoll.model.handle import IMAGE
+from atoll.model.handle import IMAGE, PREWARMED
 
 _POSITION = "position"
 _SMALLEST_LAYER_BYTES = 64 << 10
@@ -79,6 +79,10 @@ class Record(SandboxRecord):
     """The checkpoint of the last rollback. `Records.position` returns the present position."""
     memory: str | None = None
     """The saved state whose processes continue when the sandbox is started."""
+    ready_key: str = ""
+    """What names the memory that may be kept of the sandbox once it is ready. Empty: none may be kept."""
+    prewarmed: bool = False
+    """The sandbox started from the memory of one that was ready, which is its origin."""
     asleep: bool = False
     """The sandbox is hibernated: its memory is on disk under its own id, and nothing of it runs until it is resumed."""
     restoring: str | None = None
@@ -96,6 +100,10 @@ class Record(SandboxRecord):
     def image_details(self) -> dict[str, str]:
         """Return what the image says about the sandbox, as details of a handle."""
         return {} if self.base is None or not self.base.digest else {IMAGE: self.base.defaults.model_dump_json()}
+
+    def prewarm_details(self) -> dict[str, str]:
+        """Return the ready state that the sandbox started from, as details of a handle."""
+        return {PREWARMED: self.origin} if self.prewarmed and self.origin is not None else {}
 
     def limited_spec(self) -> SandboxSpec:
         return self.spec.model_copy(update={"limits": self.limits})

@@ -326,7 +326,7 @@ class RemoteEngine(RemoteStates, RemoteVolumes):
             patience_s += spec.setup_timeout_s
         else:  # servers without setup commands accept everything else
             del settings["setup"], settings["setup_timeout_s"]
-        for newer in ("start", "ready", "sudo"):
+        for newer in ("start", "ready", "sudo", "prewarm"):
             if getattr(spec, newer) is None:
                 del settings[newer]
         patience_s += spec.ready.timeout_s if spec.ready else 0.0

@@ -30,6 +30,7 @@ from atoll.manager.supervisor import MemberFactory
 from atoll.model import Capability, Cause, Handle, Limits, State
 from atoll.sandbox import setup
 from atoll.sandbox.hooks import HOOK_S, Hook, hook_of_new
+from atoll.sandbox.prewarm import KEEP_S
 from atoll.tracing import span, traced
 from atoll.workers import Shares
 
@@ -188,9 +189,11 @@ class Creator:
             if member.record.state is State.STARTING:
                 async with self._starting.slot(member.record.owner or ""):
                     handle = await self._in_engine(member)
-                await self.begin(member, hook_of_new(member.record.spec.image))
+                await self.begin(member, hook_of_new(member.sandbox.access))
                 await self._set_up(member)  # outside the slot: one user's setup may take long while others wait
                 await self.start_up(member)
+                if member.record.spec.prewarm is not None:
+                    await self._context.tasks.bounded(member.sandbox.keep_ready(), KEEP_S, f"keep {member.id} ready")
                 await self._ready(member, handle)
             else:
                 with span("manager.claim_spare", sandbox_id=member.id):
@@ -286,6 +289,7 @@ class Creator:
                 # creation.
                 with suppress(StateError):
                     await context.transitions.change(member, act=Operation.CREATE, reason=reason)
+            await member.sandbox.distrust_ready(error)
             if not isinstance(error, SpecError):
                 work = context.engine_of(member).delete(member.record.handle())
                 await context.tasks.bounded(work, context.rules.delete_s, f"undo {member.id}")

@@ -82,6 +82,9 @@ class SandboxSettings(BaseModel):
     does not hold in time, no sandbox is made."""
     sudo: bool | None = None
     """Whether the account `user` inside may become root by `sudo`. Default: what the image says."""
+    prewarm: Literal["memory"] | None = None
+    """Whether to keep the memory of the first sandbox of this spec once it is ready, so that the next ones start with
+    everything running. Needs `isolation: gvisor`. Your sandboxes share it with those of no other user."""
 
     @model_validator(mode="before")
     @classmethod
@@ -159,6 +162,8 @@ class SandboxOptions(LimitOptions):
     """
     sudo: bool | None = None
     """Whether the account `user` inside may become root by `sudo`."""
+    prewarm: Literal["memory"] | None = None
+    """Whether to keep the memory of the first sandbox of this spec once it is ready, for the next ones."""
     ports: dict[str, int] | None = None
     """Ports to expose, by name: a short form of `exposed_ports`."""
 

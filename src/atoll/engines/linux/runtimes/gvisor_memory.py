@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,3 +21,10 @@ class GvisorMemory:
         from atoll.engines.linux.runtimes import oci_runtimes  # `native` needs it for nothing else
 
         return oci_runtimes.version_of(oci_runtimes.find("gvisor", self.data_dir).program)
+
+    def program_stamp(self) -> str:
+        from atoll.engines.linux.runtimes import oci_runtimes  # see above
+
+        program = oci_runtimes.find("gvisor", self.data_dir).program
+        info = os.stat(program)
+        return f"{program} {info.st_ino} {info.st_size} {info.st_mtime_ns}"

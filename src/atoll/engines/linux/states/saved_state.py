@@ -43,9 +43,9 @@ LEASE = "saved-"
 
 class SavedState(StateRecord):
     version: Literal[1] = 1
-    kind: Literal["checkpoint", "snapshot", "origin", "step"]
-    """An `origin` is kept only for the sandboxes that started from it. A `step` belongs to the cache of builds; its
-    name is its key."""
+    kind: Literal["checkpoint", "snapshot", "origin", "step", "ready"]
+    """An `origin` is kept only for the sandboxes that started from it. A `step` belongs to the cache of builds, and
+    `ready` is the memory of a sandbox that was ready; the name of both is their key."""
     base: Base
     memory: bool = False
     runtime: str = ""
@@ -177,6 +177,17 @@ class SavedStates:
             return False
         self._path(saved_id).unlink(missing_ok=True)
         return True
+
+    def used_at(self, saved_id: str) -> float:
+        """Return when the state was written, or noted as used. 0 if there is none."""
+        try:
+            return self._path(saved_id).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def note_use(self, saved_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self._path(saved_id))
 
     def of(self, sandbox_id: str) -> list[SavedState]:
         return [saved for saved in self.all() if saved.sandbox_id == sandbox_id]

@@ -65,6 +65,9 @@ class MemoryFormat(Protocol):
         program is not installed.
         """
 
+    def program_stamp(self) -> str:
+        """Return what differs between versions of that program, which costs less than to ask it. Blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:

@@ -29,6 +29,9 @@ class StateStorage:
         self.records = SavedStates(layout.data / "saved")
         self.steps = SavedStates(layout.data / "steps")
         """The steps of builds, apart from the others, because there may be thousands."""
+        self.ready = SavedStates(layout.data / "ready")
+        """The memory of ready sandboxes, apart from the others, because each creation looks through them."""
+        self._all = (self.records, self.steps, self.ready)
 
     @contextmanager
     def new_id(self, records: SavedStates | None = None) -> Iterator[str]:
@@ -46,11 +49,12 @@ class StateStorage:
 
     def read(self, saved_id: str) -> SavedState | None:
         """Return the saved state with this id, of any kind, or None."""
-        return self.records.read(saved_id) or self.steps.read(saved_id)
+        return next((saved for records in self._all if (saved := records.read(saved_id)) is not None), None)
 
     def use(self, source: SavedState, sandbox_id: str) -> bool:
         """Keep a state for a sandbox. Returns False if it is gone already."""
-        return (self.steps if source.kind == "step" else self.records).use(source.id, sandbox_id)
+        places = {"step": self.steps, "ready": self.ready}
+        return places.get(source.kind, self.records).use(source.id, sandbox_id)
 
     def write(self, saved: SavedState) -> SavedState:
         if saved.base.digest and saved.kind == "snapshot":  # the others exist only as long as their sandbox
@@ -105,7 +109,7 @@ class StateStorage:
         tree.remove(self._layout.memory(sandbox_id))
         for saved in self.records.of(sandbox_id):
             self.delete(saved.id)
-        for records in (self.records, self.steps):
+        for records in self._all:
             for saved_id in records.used_by(sandbox_id):
                 if records.leave(saved_id, sandbox_id):
                     self.remove(saved_id)
@@ -122,7 +126,7 @@ class StateStorage:
             if saved.sandbox_id and not lives(saved.sandbox_id):
                 self.delete(saved.id)
                 removed.append(f"checkpoint {saved.id} of {saved.sandbox_id}")
-        for records in (self.records, self.steps):
+        for records in self._all:
             for saved_id in records.unused(lives):
                 self.remove(saved_id)
         for saved_id in self._layout.layers.list_saved():
@@ -136,12 +140,12 @@ class StateStorage:
             for name in os.listdir(self._layout.memory("x").parent):
                 if not self._is_known(name) and not lives(name):
                     tree.remove(self._layout.memory(name))
-        self.records.sweep()
-        self.steps.sweep()
+        for records in self._all:
+            records.sweep()
         return removed
 
     def _is_known(self, saved_id: str) -> bool:
-        return self.records.is_known(saved_id) or self.steps.is_known(saved_id)
+        return any(records.is_known(saved_id) for records in self._all)
 
     def remove(self, saved_id: str) -> None:
         tree.remove(self._layout.memory(saved_id))
