@@ -28,6 +28,7 @@ REASONS = {
     "needs a Debian mirror": r"image build|atoll build",
     "needs mirrors of Debian, PyPI and npm": r"computer|manus",
     "needs a server and a context": r"context\.tar",
+    "needs gVisor": r"gvisor",
     "starts a Docker engine": r"builds\.record",
     "runs until it is stopped": r"atoll serve",
     "sets up a machine": r"\bmake (setup|run|demo)\b",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from atoll.engines.contract import NetworkPolicies, Resizable, supporting
+from atoll.engines.contract import GarbageCollecting, NetworkPolicies, Resizable, supporting
 from atoll.manager import SandboxManager
 from atoll.model import Limits
 from manager.engines import TroubledEngine
@@ -76,3 +76,6 @@ async def test_a_cancelled_change_of_the_policy_is_whole(make_manager: Make, eng
         await asyncio.wait({task})
         [handle] = await engine.list()
         assert (await manager.describe(id)).spec.network == handle.spec.network
+    await manager.cleanup()
+    assert isinstance(engine, GarbageCollecting)
+    await engine.gc()  # ends the gateway, which no sandbox needs any more
