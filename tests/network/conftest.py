@@ -78,12 +78,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("docker"):
             item.add_marker(pytest.mark.timeout(private_engine.START_S))  # the first one starts the engine
-        if isinstance(item, pytest.Function) and item.path.name in _OF_THE_GATEWAY and _kind(item) != "native":
+        if not isinstance(item, pytest.Function):
+            continue
+        if (item.path.name in _OF_THE_GATEWAY and _kind(item) != "native") or _kind(item) == "docker":
             item.add_marker(pytest.mark.again)
 
 
 _OF_THE_GATEWAY = ("test_proxy.py", "test_secrets.py")
-"""What happens after a sandbox's packets have left it is the same on every engine."""
+"""What happens after a sandbox's packets have left it is the same on every engine. Containers have the same link and the
+same gateway as other sandboxes, so all that they repeat is left to `make test-all`."""
 
 
 def _kind(item: pytest.Function) -> str:
