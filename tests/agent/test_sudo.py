@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,12 @@ def sudo(agent: Agent, host: Connection, agent_builds: dict[str, Path], build: s
     assert host.call(Op.SUDO).end is not None
 
 
-def run(host: Connection, line: str, user: str = "user", id: str = "a") -> Answer:
+_NUMBERS = itertools.count()
+
+
+def run(host: Connection, line: str, user: str = "user") -> Answer:
+    """Each has an id of its own: one cannot be released as long as something of it still runs."""
+    id = f"line-{next(_NUMBERS)}"
     answer = host.run(id, line, user=user, cwd="/tmp", env="TERM=vt100")
     host.call(Op.RELEASE, [(Tag.ID, id)])
     return answer
