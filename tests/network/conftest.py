@@ -85,8 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _OF_THE_GATEWAY = ("test_proxy.py", "test_secrets.py")
-"""What happens after a sandbox's packets have left it is the same on every engine. Containers have the same link and the
-same gateway as other sandboxes, so all that they repeat is left to `make test-all`."""
+"""What happens after a sandbox's packets have left it is the same on every engine. Containers have the same link and
+the same gateway as other sandboxes, so all that they repeat is left to `make test-all`."""
 
 
 def _kind(item: pytest.Function) -> str:
