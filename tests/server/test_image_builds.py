@@ -27,7 +27,7 @@ pytestmark = needs("root", "busybox")
 SECRET = "a-secret-of-hers"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def carol(native_server: RunningServer) -> Iterator[httpx.Client]:
     with native_server.client() as admin:
         person: Person = new_user(admin, "carol")
@@ -36,7 +36,7 @@ def carol(native_server: RunningServer) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dave(native_server: RunningServer) -> Iterator[httpx.Client]:
     with native_server.client() as admin:
         person: Person = new_user(admin, "dave")

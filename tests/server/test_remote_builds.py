@@ -35,7 +35,7 @@ from server.running import RunningServer
 pytestmark = needs("root", "busybox")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def where(native_server: RunningServer) -> dict[str, Any]:
     """Options that say which server is meant, as a user of it."""
     with native_server.client() as admin:

@@ -20,7 +20,7 @@ from server.running import RunningServer
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def people(native_server: RunningServer) -> tuple[Person, Person]:
     need("root", "mkfs.btrfs")
     with native_server.client() as admin:
