@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.archive.work import Work
-from atoll.images.locks import same_file, try_lock
+from atoll.images.locks import remove_if_free, same_file, try_lock
 
 BLOB_CACHE_BYTES = 8 << 30
 _CHUNK = 1 << 20
@@ -118,7 +118,7 @@ class Blobs:
         for used_at, size, path in sorted(found):
             is_old = path.parent == self._partial and used_at < now - _KEEP_PARTIAL_S
             is_unused = used_at <= now - unused_s
-            if ((total - freed > most and is_unused) or is_old) and _removed(path):
+            if ((total - freed > most and is_unused) or is_old) and remove_if_free(path):
                 freed += size
         return freed
 
@@ -156,21 +156,6 @@ class Blobs:
                 os.close(fd)
                 raise
             os.close(fd)
-
-
-def _removed(path: Path) -> bool:
-    """Remove a file unless somebody is writing to it."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        free = try_lock(fd) and same_file(fd, path)
-        if free:
-            path.unlink()
-        return free
-    finally:
-        os.close(fd)
 
 
 def _digest_of(path: Path, work: Work) -> str:

@@ -87,7 +87,7 @@ def locked(path: Path, work: Work, waiting_for: str = "") -> Iterator[None]:
 
 
 def remove_if_free(path: Path) -> bool:
-    """Remove a lock file whose holder has died. Returns whether it was removed."""
+    """Remove a file unless somebody holds its lock. Returns whether it was removed."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
