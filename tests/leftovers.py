@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from atoll.engines.linux.engine import LinuxEngine
 
 _SHARED = (".base", ".users")
-_OF_SANDBOXES = ("*/.users/*", "*/.base/.*", "oci/sandboxes/*", "oci/ids/*", "oci/*/.*.*", "layers/*", "pool/layers/*")
-_NOT_OF_ENGINES = ("oci", "images", "layers", "pool", "manager", "openhands")
+_OF_SANDBOXES = (
+    *("*/.users/*", "*/.base/.*", "oci/sandboxes/*", "oci/ids/*", "oci/*/.*.*", "layers/*", "pool/layers/*"),
+    "builds/drafts/*",  # beside it are caches
+)
+_NOT_OF_ENGINES = ("oci", "images", "layers", "pool", "manager", "openhands", "builds")
 """Directories beside those of the engines `process` and `unsafe-none`, whose every entry is a sandbox."""
 
 
